@@ -70,6 +70,8 @@ def number(value: float | None) -> str:
     """The number with enough digits to compare."""
     if value is None:
         return ""
+    if isinstance(value, int):
+        return f"{value:,}"
     return (
         f"{value:,.0f}" if abs(value) >= 1000 or value == 0 else f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}"
     )

@@ -9,26 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import shutil
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 
-from benchmarks.rows import Row, arguments, of_times, report
+from benchmarks.questions.repository import make_area
+from benchmarks.rows import ROOT, Row, arguments, of_times, report
 from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import Ports
+from crow.tools import CommandAccess, Ports
 from crow.tools.mcp.client import McpToolbox, open_toolbox
+from crow.tools.sandbox import Sandbox, confiner
+from crow.tools.sandbox.bubblewrap import Bubblewrap
+from crow.tools.sandbox.confiner import Choice, KernelConfiner, choose_sandbox
+from crow.tools.sandbox.landlock import Landlock
+from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker
 from tests.support.scripted_model import Say, ScriptedModel
@@ -38,6 +50,7 @@ __all__: Sequence[str] = ()
 
 STEPS = 200
 LINES = 120_000
+COMMANDS = 40
 
 
 class NoLog:
@@ -85,7 +98,7 @@ async def toolbox(root: Path) -> AsyncIterator[McpToolbox]:
         await workspace.reap()
 
 
-async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float) -> None:
+async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float, *, sandbox: Sandbox | None = None) -> None:
     """The time of a durable step without the model: a turn with steps minus the same turn without; no two steps are
     the same."""
     taken = {}
@@ -93,14 +106,15 @@ async def steps(name: str, step: Callable[[int], ToolCall], limit_ms: float) -> 
         model = ScriptedModel(*(Say(calls=(step(index),)) for index in range(count)), Say(text=["ok"]))
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "a.txt").write_text("one\n" * 100)
-            taken[count] = await turn(Path(directory), model)
+            with confined(Path(directory), sandbox) as workspace:
+                taken[count] = await turn(Path(directory), model, workspace)
     row(f"a step with {name}, durable, mean of {STEPS}", [(taken[STEPS] - taken[0]) / STEPS], limit_ms)
 
 
-async def turn(root: Path, model: ScriptedModel) -> float:
+async def turn(root: Path, model: ScriptedModel, workspace: DiskWorkspace) -> float:
     async def load() -> None: ...
 
-    async def chosen(_: str) -> ScriptedModel:
+    async def choose(_: str) -> ScriptedModel:
         return model
 
     store = await SqliteStore.open(root / "crow.db")
@@ -108,12 +122,16 @@ async def turn(root: Path, model: ScriptedModel) -> float:
     adapters = Adapters(
         store=store,
         load=load,
-        model=chosen,
+        model=choose,
         info=lambda _: model.info,
         open_toolbox=open_toolbox,
-        settings=lambda: SessionSettings(steps_per_turn=STEPS + 2, compaction=CompactionPolicy(auto=False)),
+        settings=lambda: SessionSettings(
+            steps_per_turn=STEPS + 2,
+            compaction=CompactionPolicy(auto=False),
+            rules=user_rules(["shell"], []),
+        ),
     )
-    session = Session(adapters, NoteTaker(), DiskWorkspace(root), (), await store.open_session("s"))
+    session = Session(adapters, NoteTaker(), workspace, (), await store.open_session("s"))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(session.run)
         began = time.perf_counter()
@@ -122,6 +140,102 @@ async def turn(root: Path, model: ScriptedModel) -> float:
         await session.close()
     await store.close()
     return took
+
+
+@contextmanager
+def confined(root: Path, sandbox: Sandbox | None) -> Iterator[DiskWorkspace]:
+    """A workspace whose commands this sandbox confines; None: none."""
+    if sandbox is None:
+        yield DiskWorkspace(root)
+        return
+    with tempfile.TemporaryDirectory() as caches, chosen(sandbox):
+        yield DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(caches=Path(caches))))
+
+
+@contextmanager
+def chosen(sandbox: Sandbox) -> Iterator[None]:
+    """Commands are confined by this sandbox, whichever crow would choose."""
+    with patch.object(confiner, "choose_sandbox", lambda _: Choice(sandbox)):
+        yield
+
+
+def sandboxes() -> dict[str, Sandbox]:
+    """What can confine commands on this machine, by its name in the rows. bubblewrap stands there with and without a
+    throwaway layer over the workspace."""
+    found: dict[str, Sandbox] = {}
+    best = choose_sandbox().sandbox
+    if isinstance(best, Bubblewrap):
+        found["bubblewrap"] = replace(best, overlay="none")
+        if best.has_overlay:
+            found["bubblewrap with a layer"] = best
+    landlock = Landlock()
+    if not landlock.probe():
+        found["Landlock"] = landlock
+    return found
+
+
+async def commands() -> None:
+    """The cost of a command in each way. The floor is the same command unconfined; all of them take turns."""
+    with tempfile.TemporaryDirectory() as directory:
+        make_area(Path(directory))
+        await take_turns(Path(directory, "work"), "")
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(20_000):
+            place = Path(directory) / f"d{number % 400}"
+            place.mkdir(exist_ok=True)
+            (place / f"f{number}").write_text("")
+        await take_turns(Path(directory), ", in a tree of 20,000 files")
+    script = (
+        "import time; from crow.tools.sandbox.confiner import choose_sandbox as choose; began = time.perf_counter()"
+    )
+    probes = [printed_number(f"{script}; choose(); print(time.perf_counter() - began)") for _ in range(5)]
+    row("finding out what confines commands, once in each process", probes, None)
+
+
+async def take_turns(root: Path, where: str) -> None:
+    """Rows of the time and the processor time of a command in each way."""
+    async with AsyncExitStack() as stack:
+        runs: dict[str, Callable[[], Awaitable[object]]] = {}
+        for name, sandbox in {"unconfined": None, **sandboxes()}.items():
+            workspace = stack.enter_context(confined(root, sandbox))
+            stack.push_async_callback(workspace.close)
+            for access in accesses(sandbox):
+                runs[name if sandbox is None else f"{access}, {name}"] = partial(run_true, workspace, access)
+                await run_true(workspace, access)
+        taken: dict[str, list[float]] = {name: [] for name in runs}
+        computed = dict.fromkeys(runs, 0.0)
+        for _ in range(COMMANDS):
+            for name, run in runs.items():
+                before = cpu_s()
+                taken[name] += await timed(1, run)
+                computed[name] += cpu_s() - before
+    floor_ms = statistics.median(taken["unconfined"]) * 1e3
+    for name, times in taken.items():
+        floor = None if name == "unconfined" else floor_ms
+        ROWS.append(of_times(f"a command, {name}{where}", times, floor=floor, cpu=computed[name] / COMMANDS * 1e3))
+
+
+def accesses(sandbox: Sandbox | None) -> tuple[CommandAccess, ...]:
+    if sandbox is None:
+        return ("full",)
+    return ("read",) if sandbox.has_overlay else ("read", "write")
+
+
+async def run_true(workspace: DiskWorkspace, access: CommandAccess) -> None:
+    code, output = await workspace.run("true", access=access, timeout_s=60, on_output=unwatched)
+    assert (code, output) == (0, ""), output
+
+
+def cpu_s() -> float:
+    """CPU time of this process and of the children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def printed_number(code: str) -> float:
+    """The number that a new Python prints."""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return float(done.stdout)
 
 
 def printed(*argv: str, cwd: str) -> tuple[float, int]:
@@ -187,7 +301,11 @@ async def search(files: int) -> None:
 
 async def main(files: int) -> None:
     await steps("read_file", lambda index: call("read_file", path="a.txt", limit=index + 1), 5)
-    await steps("shell", lambda index: call("shell", command=f"echo {index}"), 8)
+    await steps("shell, unconfined", lambda index: call("shell", command=f"echo {index}"), 8)
+    for name, sandbox in sandboxes().items():
+        limit_ms = 10 if isinstance(sandbox, Landlock) else 20
+        await steps(f"shell, {name}", lambda index: call("shell", command=f"echo {index}"), limit_ms, sandbox=sandbox)
+    await commands()
     await small_calls()
     await large_edit()
     await search(files)

@@ -1,3 +1,18 @@
 """Crow: a coding agent for editors that speak the Agent Client Protocol."""
 
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in `typing`, whose import would double the time that `import crow` takes
+if TYPE_CHECKING:
+    from crow.sessions import Sessions as Sessions
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import `Sessions` with its first use, because every command of crow imports this package."""
+    if name == "Sessions":
+        from crow.sessions import Sessions
+
+        return Sessions
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,19 +7,25 @@ model. So the functions that open models and tools import what they need when th
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio.to_thread
 
 from crow.llm import EndpointMemory, Model
+from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
+from crow.tools import THE_WORKSPACE, HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
+from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
+from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.policy import SandboxOptions
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:
@@ -41,19 +47,29 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 """Returns the current settings, because the user may change them while a session is open."""
 
 
-def import_prompt_adapters() -> None:
-    """Import the packages that are first needed by a prompt. Blocks."""
+def prepare_prompts(*, confines: bool) -> None:
+    """Import the packages that are first needed by a prompt. Blocks. If commands may be confined, also try in another
+    thread how."""
+    if confines:
+        threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
 
 
-async def open_model(target: Target, memory: EndpointMemory | None) -> EndpointModel:
-    """Open an endpoint's model, with what `memory` knows about it. :raises ConfigError: its key command fails."""
+async def open_model(
+    target: Target, memory: EndpointMemory | None, on_key: Callable[[str], None] = lambda _: None
+) -> EndpointModel:
+    """Open an endpoint's model, with what `memory` knows about it. `on_key` gets the key that its key command prints.
+
+    :raises ConfigError: its key command fails.
+    """
     from crow.llm.chat_completions import ChatCompletions
 
     command = target.endpoint.api_key_command if target.endpoint.api_key is None else None
     key = await anyio.to_thread.run_sync(run_key_command, command) if command else None
+    if key is not None:
+        on_key(key)
     endpoint = endpoint_of(target, key=key)
     learned = {} if memory is None else await memory.learned(endpoint.base_url, endpoint.model)
     return ChatCompletions(endpoint, memory=memory, learned=learned)
@@ -117,11 +133,13 @@ def open_toolbox(
     from crow.tools.mcp.client import ToolSettings, open_toolbox
 
     limits = loaded().settings.limits
+    runtime = filter(os.path.isabs, [os.environ.get("XDG_RUNTIME_DIR", "")])
     settings = ToolSettings(
         start_timeout_s=limits.mcp_start_timeout_s,
         call_timeout_s=limits.mcp_call_timeout_s,
         offered=limits.offered_tools,
         skill_folders=(loaded().paths.config_file.parent / "skills",),
+        server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
         keys=lambda: hidden_keys(loaded()),
     )
@@ -132,23 +150,60 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
     paths = loaded().paths
     config = paths.config_file.parent
-    own = (paths.config_file, paths.database, paths.log_file, config / "skills", config / "commands")
-    return DiskWorkspace(cwd, directories, keys=lambda: hidden_keys(loaded()), own=own)
+    readable = (config / "skills", config / "commands")
+    own = (paths.config_file, paths.database, paths.log_file, *readable)
+    return DiskWorkspace(
+        cwd,
+        directories,
+        keys=lambda: hidden_keys(loaded()),
+        own=own,
+        own_readable=readable,
+        confiner=open_confiner(loaded(), cwd, directories),
+    )
+
+
+def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> KernelConfiner | None:
+    """What confines the commands of a workspace; None if the user has switched it off."""
+    sandbox, paths = loaded.settings.sandbox, loaded.paths
+    if sandbox.enabled == "off":
+        return None
+    config = paths.config_file.parent
+    is_own = config.name == "crow" or config == paths.data_dir
+    files = (paths.config_file, *(() if paths.trace is None else (paths.trace,)))
+    options = SandboxOptions(
+        enabled=sandbox.enabled,
+        network=sandbox.network,
+        readable=sandbox.readable,
+        writable=sandbox.writable,
+        own=(*files, *((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent),
+        caches=paths.cache_dir / "commands",
+    )
+    return KernelConfiner([Path(cwd), *map(Path, directories)], options)
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
-    """The keys that no child process may get."""
-    return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values)
+    """The keys that no child process may get, and all secrets that the results of tools must not show."""
+    return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
 
 
-def configured_servers(settings: Settings) -> tuple[McpServer, ...]:
+def protect_process(loaded: Loaded) -> None:
+    """Keep the keys from other processes of this user. Must be called before any child process is started."""
+    forbid_inspection()
+    wipe_environment(hidden_keys(loaded).hides)
+
+
+def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
     """The enabled MCP servers of the user's file."""
-    return tuple(mcp_server(name, server) for name, server in settings.mcp_servers.items() if server.enabled)
+    folder, servers = loaded.paths.config_file.parent, loaded.settings.mcp_servers
+    return tuple(mcp_server(name, server, folder) for name, server in servers.items() if server.enabled)
 
 
-def mcp_server(name: str, settings: McpServerSettings) -> McpServer:
-    """One MCP server of the user's file, with its variables replaced."""
-    settings, problem = expand_variables(settings, os.environ)
+def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:
+    """One MCP server of the user's file, with its variables replaced. A relative path of a command starts at
+    `folder`."""
+    settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
+    if settings.url is not None and settings.sandbox is not None:
+        problem = "sandbox confines a command, and this server has a url; remove sandbox"
     read_only = settings.read_only
     options = ServerOptions(
         allow=settings.allow_tools,
@@ -161,8 +216,13 @@ def mcp_server(name: str, settings: McpServerSettings) -> McpServer:
     if settings.url is not None:
         headers = tuple(settings.headers.items())
         return HttpServer(name=name, url=settings.url, headers=headers, transport=settings.transport, options=options)
+    command = settings.command or ""
+    if os.path.dirname(command):
+        command = os.path.join(folder, os.path.expanduser(command))
     env = tuple(settings.env.items())
-    return StdioServer(name=name, command=settings.command or "", args=settings.args, env=env, options=options)
+    return StdioServer(
+        name=name, command=command, args=settings.args, env=env, sandbox=settings.sandbox, options=options
+    )
 
 
 async def open_store(loaded: Loaded) -> SqliteStore:

@@ -46,9 +46,11 @@ _MODELS_LISTED = 200
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
     """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
+    adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
-        await serve_connection(StdioTransport(source, sink, observe=recorder), wiring.dependencies())
+        async with adapters.orphans_ended():
+            await serve_connection(StdioTransport(source, sink, observe=recorder), wiring.dependencies())
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
@@ -65,11 +67,14 @@ class Wiring:
         self._reload = reload
         self._recorder = recorder
         self._secrets = set(loaded.settings.secrets())
+        self._printed_keys: tuple[str, ...] = ()
         self._session_settings: SessionSettings | None = None
         self._store: Store | None = None
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
-        self._imports = BackgroundImport(adapters.import_prompt_adapters)
+        self._imports = BackgroundImport(
+            partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
+        )
         self._hooks = Hooks(find_hooks)
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
@@ -94,7 +99,8 @@ class Wiring:
             hidden_variables=lambda: adapters.hidden_keys(self._loaded).names(),
             editor_timeout_s=editor.answer_timeout_s,
             user_timeout_s=editor.user_timeout_s,
-            servers=adapters.configured_servers(self._settings),
+            has_network=self._settings.sandbox.network,
+            servers=adapters.configured_servers(self._loaded),
             log_hint=f"Details are in {self._loaded.paths.log_file}.",
         )
 
@@ -133,6 +139,8 @@ class Wiring:
             return None
         before, now = self._settings, loaded.settings
         self._loaded, self._settings, self._session_settings = loaded, now, None
+        self._add_printed_keys(*self._printed_keys)
+        adapters.protect_process(self._loaded)  # the file may name further variables that hold keys
         self._mask(now.secrets())
         if (before.model, before.models, before.providers) != (now.model, now.models, now.providers):
             self._names[:] = names_offered(now)
@@ -140,6 +148,17 @@ class Wiring:
             self._retired_models += self._models.values()
             self._models = {}
         return self.dependencies()
+
+    def _note_key(self, key: str) -> None:
+        """Hide a key that a key command has printed, like those of the settings."""
+        if key not in self._printed_keys:
+            self._printed_keys += (key,)
+            self._add_printed_keys(key)
+            self._mask([key])
+
+    def _add_printed_keys(self, *printed: str) -> None:
+        keys = self._loaded.keys
+        self._loaded = replace(self._loaded, keys=replace(keys, values=(*keys.values, *printed)))
 
     def _mask(self, secrets: Iterable[str]) -> None:
         """Mask these secrets, and all earlier ones, in the log and in the recording."""
@@ -205,7 +224,8 @@ class Wiring:
             if name == OFFLINE:
                 self._models[name] = adapters.offline_model(self._settings)
             else:
-                self._models[name] = await adapters.open_model(target_of(name, self._settings), self._store)
+                target = target_of(name, self._settings)
+                self._models[name] = await adapters.open_model(target, self._store, self._note_key)
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
@@ -215,7 +235,7 @@ class Wiring:
             return ()
         try:
             with anyio.fail_after(_MODEL_LIST_TIMEOUT_S):
-                model = await adapters.open_model(target_of(name, self._settings), self._store)
+                model = await adapters.open_model(target_of(name, self._settings), self._store, self._note_key)
                 try:
                     listed = await model.models()
                 finally:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,15 +25,20 @@ from crow import adapters
 from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
 from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
+from crow.domain.rendering import on_one_line
 from crow.llm import Model, Request, TextDelta
 from crow.llm.models import Offered
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
+from crow.settings.load import Paths
 from crow.store.importers import importable
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.foreign import session_ids
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
-from crow.tools import McpServer, Ports
+from crow.tools import CommandAccess, McpServer, Ports, SandboxStatus, Workspace
+
+_REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
+_ATTEMPT_S = 20.0
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
@@ -57,12 +70,15 @@ Report = Callable[[Finding], None]
 
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
     """Check everything, in the order in which a prompt needs it. `servers` are additional MCP servers to try."""
+    adapters.protect_process(loaded)
     report(_check_configuration(loaded))
     store = await _check_database(loaded, report)
     try:
         await _report_importable(store, report)
         await _check_model(loaded, store, report)
-        await _check_tools(loaded, servers, report)
+        async with adapters.orphans_ended():
+            await _check_tools(loaded, servers, report)
+            await check_confinement(loaded, report)
     finally:
         if store is not None:
             await store.close()
@@ -306,7 +322,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     """Start the built-in tools and each MCP server once."""
     wait_s = loaded.settings.limits.mcp_start_timeout_s + 1
     workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
-    servers = [*adapters.configured_servers(loaded.settings), *servers]
+    servers = [*adapters.configured_servers(loaded), *servers]
     ports = Ports(log=_NoSession(), plan=_NoSession())
     try:
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
@@ -323,6 +339,178 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
         else:
             advice = "Run its command by hand: is it installed, and does it need variables or a network?"
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
+
+
+async def check_confinement(loaded: Loaded, report: Report) -> None:
+    """Say what confines commands, then prove it in a scratch directory."""
+    if loaded.problem is not None:
+        report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
+        return
+    with _scratch_directory() as folder:
+        workspace = adapters.open_workspace(lambda: loaded, str(folder), ())
+        status = await workspace.sandbox_status()
+        report(_sandbox_finding(status))
+        if status.name:
+            await try_to_escape(workspace, loaded.paths, report, has_network=status.has_network)
+        await workspace.reap()
+        await workspace.close()
+
+
+async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
+    """Run commands that try to do more than their access allows. Whether they did is judged from outside wherever that
+    is possible, not by what they print. `has_network`: commands with the access `write` have it."""
+    attempts = _Attempts(workspace, paths)
+    for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
+        report(await attempt())
+    report(await attempts.network("read" if has_network else "write"))
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="crow-doctor-") as folder:
+        yield Path(folder).resolve()
+
+
+def _home(paths: Paths) -> Path:
+    """The user's home, or crow's own directory for a user without one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return paths.data_dir
+
+
+def _sandbox_finding(status: SandboxStatus) -> Finding:
+    check = "confinement"
+    if not status.name:
+        state: State = "failed" if status.setting == "required" else "warning"
+        words = "every command has full access, and asks unless a rule allows it"
+        if status.setting == "required":
+            words = "commands with the access read or write fail, as configured"
+        advice = 'Set sandbox.enabled = "auto".' if status.setting == "off" else sandbox_advice()
+        return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
+    parts = [f"{status.name} confines commands"]
+    parts.append("writes of a read command are thrown away" if status.has_overlay else "a read command writes nothing")
+    parts.append("write commands have the network" if status.has_network else "no network")
+    parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
+    parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
+    if status.problem:
+        return Finding(check, "warning", "; ".join([*parts, status.problem]), "Change it in [sandbox] of config.toml.")
+    return Finding(check, "ok", "; ".join(parts))
+
+
+def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None) -> str:
+    """What would let the kernel confine commands on this machine. `root` is where /proc and /.dockerenv are."""
+    if sys.platform != "linux":
+        return "Work in a virtual machine or container if you want to allow commands in advance."
+    if shutil.which("bwrap") is None if has_bubblewrap is None else not has_bubblewrap:
+        return "Install bubblewrap (apt, dnf, pacman, zypper or apk: the package is called bubblewrap)."
+
+    def is_set(name: str, value: str) -> bool:
+        try:
+            return (root / "proc/sys" / name).read_text().strip() == value
+        except OSError:
+            return False
+
+    if is_set("kernel/apparmor_restrict_unprivileged_userns", "1"):
+        return (
+            "This system lets only programs with an AppArmor profile make user namespaces, as Ubuntu does since 24.04. "
+            "Add a profile for bwrap with the rule `userns,`, or set the sysctl "
+            "kernel.apparmor_restrict_unprivileged_userns to 0."
+        )
+    if is_set("user/max_user_namespaces", "0"):
+        return "Set the sysctl user.max_user_namespaces to a number such as 15000; 0 forbids user namespaces."
+    if is_set("kernel/unprivileged_userns_clone", "0"):
+        return "Set the sysctl kernel.unprivileged_userns_clone to 1; 0 forbids user namespaces."
+    if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
+        return (
+            "This is a container, and its seccomp profile probably forbids user namespaces. Start it with a profile "
+            "that allows them (Docker and Podman: --security-opt seccomp=FILE). If the container itself may be thrown "
+            'away, allow commands there instead: permissions.allow = ["shell"].'
+        )
+    return "Run `bwrap --ro-bind / / true` by hand; its message says what the system forbids."
+
+
+class _Attempts:
+    """Commands that try to do more than their access allows."""
+
+    def __init__(self, workspace: Workspace, paths: Paths) -> None:
+        self._workspace = workspace
+        self._folder = Path(workspace.cwd)
+        self._paths = paths
+        self._home = _home(paths)
+
+    async def _run(self, command: str, access: CommandAccess) -> str:
+        """The output of the command. A command that cannot be started gives the reason instead."""
+        try:
+            return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=_ignore))[1]
+        except OSError as error:
+            return str(error)
+
+    async def read(self) -> Finding:
+        """A `read` command tries to change the workspace."""
+        kept, made = self._folder / "kept.txt", self._folder / "made.txt"
+        kept.write_text("kept")
+        await self._run(f"echo changed > {kept.name}; echo made > {made.name}", "read")
+        escaped = kept.read_text() != "kept" or made.exists()
+        return _verdict("read access", escaped, "a read command", "change the workspace")
+
+    async def write(self) -> Finding:
+        """A `write` command writes into the workspace, which must work, and tries to write elsewhere."""
+        inside, name = self._folder / "inside.txt", f".crow-doctor-{secrets.token_hex(8)}"
+        targets = [self._home / name, self._paths.data_dir / name]
+        command = "; ".join(f"echo made > {shlex.quote(str(target))}" for target in targets)
+        output = await self._run(f"echo made > {inside.name}; {command}", "write")
+        escaped = [target for target in targets if target.exists()]
+        for target in escaped:
+            target.unlink(missing_ok=True)  # both may be the same
+        if not inside.exists():
+            words = f"a write command could not write into its workspace: {on_one_line(output)[-300:]}"
+            return Finding("write access", "failed", words, _REPORT)
+        return _verdict("write access", bool(escaped), "a write command", "write outside of the workspace")
+
+    async def secrets(self) -> Finding:
+        """A `write` command tries to read crow's database, and to list ~/.ssh if there is one."""
+        keys = self._home / ".ssh"
+        try:
+            names = os.listdir(keys)
+        except OSError:
+            names = []
+        database = shlex.quote(str(self._paths.database))
+        output = await self._run(f"head -c 16 {database}; echo; ls -a {shlex.quote(str(keys))}", "write")
+        escaped = "SQLite format 3" in output or any(name in output.split() for name in names)
+        places = "crow's database" + (" or ~/.ssh" if names else "")
+        return _verdict("secrets", escaped, "a write command", f"read {places}")
+
+    async def processes(self) -> Finding:
+        """A `write` command sends this process a signal that is ignored by default."""
+        arrived, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGURG, arrived.set)
+        try:
+            await self._run(f"kill -URG {os.getpid()}", "write")
+        finally:
+            loop.remove_signal_handler(signal.SIGURG)
+        return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
+
+    async def network(self, access: CommandAccess) -> Finding:
+        """A command without network tries to reach a port of this process. First an unconfined one proves that the
+        attempt can succeed."""
+        check = "network"
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            command = f"exec 3<>/dev/tcp/127.0.0.1/{port} && echo reached"
+            if "reached" not in await self._run(command, "full"):
+                return Finding(check, "skipped", "not tried, because it needs bash")
+            output = await self._run(command, access)
+        return _verdict(check, "reached" in output, f"a {access} command", "connect to a port of this machine")
+
+
+def _verdict(check: str, escaped: bool, who: str, what: str) -> Finding:
+    if escaped:
+        return Finding(check, "failed", f"{who} was able to {what}", _REPORT)
+    return Finding(check, "ok", f"{who} was not able to {what}")
+
+
+async def _ignore(_output: str) -> None: ...
 
 
 class _NoSession:

@@ -1,11 +1,17 @@
-"""Settings of the interpreter and the C library: garbage collection and free memory."""
+"""Settings of this process: garbage collection, free memory, and protection from other processes."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_ENV_START = 47
+"""The position of the environment's first address in /proc/self/stat, counted after the program's name."""
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 1024 * 1024
@@ -39,11 +45,54 @@ def trim() -> None:
     _call_glibc("malloc_trim", 0)
 
 
-def _call_glibc(name: str, *arguments: int) -> None:
+def forbid_inspection() -> None:
+    """Let no other process of this user read this process's memory or initial environment, and let it leave no core
+    file. Programs that it starts are not affected, except that their limit for core files starts at 0.
+
+    Linux only; root may read them anyway.
+    """
+    _call_glibc("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # there is none on Windows
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
+    """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. Linux only.
+
+    `is_secret` gets the name and value of each variable. `os.environ` keeps them: Python has copied the values.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = map(int, fields[_ENV_START : _ENV_START + 2])
+    except (OSError, ValueError):
+        return
+    if not 0 < start < end:
+        return
+    import ctypes
+
+    at = start
+    for entry in ctypes.string_at(start, end - start).split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if value and is_secret(os.fsdecode(name), os.fsdecode(value)):
+            ctypes.memset(at + len(name) + len(equals), ord("*"), len(value))
+        at += len(entry) + 1
+
+
+def adopt_orphans() -> bool:
+    """Make this process the parent of all descendants that lose theirs. Return whether that worked. Linux only."""
+    return _call_glibc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def _call_glibc(name: str, *arguments: int) -> int | None:
+    """Call a function of the C library. Return its result; None if there is no such function."""
     import ctypes
 
     try:
         function: Any = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):  # another C library; on Windows CDLL needs a name
-        return
-    function(*arguments)
+        return None
+    result: int = function(*map(ctypes.c_long, arguments))
+    return result

@@ -45,29 +45,39 @@ class Bench:
         taken = [ms / 1e3 for ms in flush_ms(self.place, 15, rest_s=rest_s)]
         return of_times(f"  the disk's share: one flush after {rest_s * 1e3:g} ms of rest", taken)
 
-    def environment(self, home: Path) -> dict[str, str]:
+    def environment(self, home: Path, sandbox: str = "off") -> dict[str, str]:
         return {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
             "CROW_HOME": str(home),
+            "CROW_SANDBOX": sandbox,
             "CROW_MODEL": "fake-model",
             "OPENAI_BASE_URL": self.endpoint.base_url,
             "OPENAI_API_KEY": "none",
         }
 
-    def start(self, home: Path | None = None, *, floor: str | None = None) -> Agent:
-        """Start a process: crow, or a floor."""
+    def start(self, home: Path | None = None, *, floor: str | None = None, sandbox: str = "off") -> Agent:
+        """Start a process: crow, or a floor. `sandbox` is `sandbox.enabled`: without one, figures can be compared with
+        those of agents that confine nothing."""
         command = (
             ["-m", "crow", "acp"] if floor is None else [str(ROOT / "benchmarks" / "floors" / f"{floor}_agent.py")]
         )
-        return Agent([sys.executable, *command], self.environment(home or self.home()), self.place)
+        return Agent([sys.executable, *command], self.environment(home or self.home(), sandbox), self.place)
 
     @contextmanager
     def session(
-        self, home: Path | None = None, *, floor: str | None = None, servers: Sequence[Mapping[str, object]] = ()
+        self,
+        home: Path | None = None,
+        *,
+        floor: str | None = None,
+        servers: Sequence[Mapping[str, object]] = (),
+        sandbox: str = "off",
     ) -> Iterator[tuple[Agent, str]]:
-        """An agent with an idle session that has had one turn."""
-        with self.start(home, floor=floor) as agent:
+        """An agent with an idle session that has had one turn. It runs each command without asking."""
+        home = home or self.home()
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text('[permissions]\nallow = ["shell"]\n')
+        with self.start(home, floor=floor, sandbox=sandbox) as agent:
             agent.initialize()
             session = self.warm_session(agent, floor=floor, servers=servers)
             agent.settle(0.05)
@@ -80,6 +90,7 @@ class Bench:
         _, session = agent.new_session(mcpServers=list(servers))
         if floor is None:
             agent.ask("session/set_mode", {"sessionId": session, "modeId": "auto"})
+            agent.prompt(session, "/permissions allow shell")  # commands ask where nothing confines them
         agent.prompt(session, "bench {}")
         self.endpoint.wait()
         return session

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from benchmarks.process.bench import Bench
 from benchmarks.process.client import Agent, Turn
@@ -18,6 +20,8 @@ BLOCKS = 3
 ROUNDS = 7
 LIMIT_MS = 3
 REST_S = 0.1
+NAP = f"60.{os.getpid():06}"
+"""Seconds that a command sleeps; the number tells it from other programs."""
 
 
 def cancels(bench: Bench) -> list[Row]:
@@ -26,9 +30,11 @@ def cancels(bench: Bench) -> list[Row]:
     streams: list[tuple[float, float]] = []
     waits: list[float] = []
     tools: list[tuple[float, float]] = []
+    confined: list[tuple[float, float]] = []
     floors: dict[str, tuple[list[float], list[float]]] = {"raw": ([], []), "kept": ([], [])}
     with (
         bench.session() as (agent, session),
+        bench.session(sandbox="auto") as sandboxed,
         bench.session(floor="raw") as raw,
         bench.session(floor="kept") as kept,
     ):
@@ -37,6 +43,7 @@ def cancels(bench: Bench) -> list[Row]:
             streams += [streaming(bench, agent, session) for _ in range(ROUNDS)]
             waits += [waiting(bench, agent, session) for _ in range(ROUNDS)]
             tools += [running(bench, agent, session) for _ in range(ROUNDS)]
+            confined += [running(bench, *sandboxed) for _ in range(ROUNDS)]
             for (while_streaming, while_waiting), floor in zip(floors.values(), (raw, kept), strict=True):
                 while_streaming += [streaming(bench, *floor)[0] for _ in range(ROUNDS)]
                 while_waiting += [waiting(bench, *floor) for _ in range(ROUNDS)]
@@ -58,6 +65,10 @@ def cancels(bench: Bench) -> list[Row]:
         of_times("  the floor, with one row flushed to disk", floors["kept"][1]),
         of_times("cancel while a command runs → cancelled", [answered for answered, _ in tools], limit=LIMIT_MS),
         of_times("  until the command was gone", [gone for _, gone in tools]),
+        of_times(
+            "cancel while a confined command runs → cancelled", [answered for answered, _ in confined], limit=LIMIT_MS
+        ),
+        of_times("  until the command was gone", [gone for _, gone in confined]),
         bench.flush(REST_S),
     ]
 
@@ -90,20 +101,29 @@ def waiting(bench: Bench, agent: Agent, session: str) -> float:
 
 
 def running(bench: Bench, agent: Agent, session: str) -> tuple[float, float]:
-    """Start a command, which writes its process id first."""
-    file = bench.place / "pid.txt"
-    file.unlink(missing_ok=True)
+    """Start a command that runs until it is cancelled."""
     agent.settle(0.05)
-    command = '{"command": "echo $$ > pid.txt; exec sleep 60"}'
-    turn = agent.begin(session, prompt(calls=1, tool="shell", arguments=command))
-    agent.until(lambda: any(b'"in_progress"' in line for _, line in turn.lines))
-    while not file.exists() or not file.read_text().strip():
+    turn = agent.begin(session, prompt(calls=1, tool="shell", arguments=json.dumps({"command": f"exec sleep {NAP}"})))
+    found: list[int] = []
+    while not found:
         agent.settle(0.01)
+        found = sleepers()
     agent.settle(REST_S)
     at, took = cancelled(agent, turn)
     bench.endpoint.wait()
     with suppress(ProcessLookupError):
         while time.monotonic() < at + 10:
-            os.kill(int(file.read_text()), 0)
+            os.kill(found[0], 0)
             time.sleep(0.0005)
     return took, time.monotonic() - at
+
+
+def sleepers() -> list[int]:
+    """The processes that run the command, also those in a namespace of their own."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with suppress(OSError):
+                if directory.joinpath("cmdline").read_bytes() == f"sleep\0{NAP}\0".encode():
+                    found.append(int(directory.name))
+    return found

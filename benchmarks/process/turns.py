@@ -114,7 +114,33 @@ def steps(bench: Bench) -> list[Row]:
             sdk=middle(taken["sdk", tool]),
         )
         for tool, limit in (("read_file", 5), ("shell", 8))
-    ]
+    ] + confined_steps(bench)
+
+
+def confined_steps(bench: Bench) -> list[Row]:
+    """Tool steps with commands that the kernel confines, in the way that is found on this machine; and the first
+    command of a process, which waits until that way has been tried."""
+    first = []
+    for _ in range(5):
+        with bench.session(sandbox="auto") as (agent, session):
+            first.append(shell_steps(bench, agent, session, 1, "read")[0])
+    rows = [of_times("a tool step: the first shell command of a process, confined", first)]
+    with bench.session(sandbox="auto") as (agent, session):
+        shell_steps(bench, agent, session, 1, "read")
+        for access in ("read", "write"):
+            agent.settle(PAUSE_S)
+            taken = shell_steps(bench, agent, session, STEPS, access)
+            rows.append(of_times(f"a tool step: shell, confined to {access}", taken, limit=20))
+    return rows
+
+
+def shell_steps(bench: Bench, agent: Agent, session: str, steps: int, access: str) -> list[float]:
+    """Seconds from the end of each answer that calls `shell` to the next request."""
+    agent.prompt(
+        session, prompt(calls=steps, tool="shell", arguments=f'{{"command": "echo {{i}}", "access": "{access}"}}')
+    )
+    served = [bench.endpoint.wait() for _ in range(steps + 1)]
+    return [later.asked - before.last for before, later in itertools.pairwise(served)]
 
 
 def outputs(bench: Bench) -> list[Row]:

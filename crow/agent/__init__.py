@@ -56,13 +56,13 @@ class Client(Protocol):
         """Whether the editor shows a `NoticeShown`. If not, such messages belong in the history."""
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that `elicit` supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user, without a time limit. If the editor fails or its answer is invalid, return `cancel`."""
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
 
 

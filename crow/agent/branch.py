@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import anyio
 
@@ -13,7 +14,7 @@ from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
-from crow.domain.messages import Part, Text
+from crow.domain.messages import JsonObject, Part, Text
 from crow.store import SessionChanges, Store, Tail
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,12 @@ class Branch:
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""
         self.row = await self._store.update_session(self.row.id, changes)
+
+    async def merge_metadata(self, patch: JsonObject) -> None:
+        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: it is too large or
+        too deep."""
+        row = await self._store.merge_metadata(self.row.id, patch)
+        self.row = replace(self.row, metadata=row.metadata)
 
     async def set_mode(self, mode: str) -> None:
         """Change the permission mode from the next call on."""

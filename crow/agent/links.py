@@ -1,7 +1,8 @@
 """Attaches small text files of the workspace that a prompt links to.
 
-Files are read as the editor has them, including unsaved text. All other links stay as they are, and the model can open
-them with its tools. A file that cannot be read never makes a prompt fail, and the time for reading is limited.
+Files are read as the editor has them, including unsaved text. A deny rule for a file keeps it out. All other links stay
+as they are, and the model can open them with its tools. A file that cannot be read never makes a prompt fail, and the
+time for reading is limited.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
 import anyio
+import anyio.to_thread
 
+from crow.agent.permissions import Rule, may_attach
 from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace
@@ -21,23 +24,23 @@ READ_S = 3.0
 DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
-async def with_contents(parts: Sequence[Part], workspace: Workspace) -> tuple[Part, ...]:
+async def attach_files(parts: Sequence[Part], workspace: Workspace, rules: Sequence[Rule] = ()) -> tuple[Part, ...]:
     """Return the parts of a prompt. Links to small text files of the workspace are replaced by the files."""
     found = list(parts)
     with anyio.move_on_after(READ_S):
         for index, part in enumerate(parts):
             if isinstance(part, Link):
-                found[index] = await with_content(part, workspace)
+                found[index] = await with_content(part, workspace, rules)
     return tuple(found)
 
 
-async def with_content(link: Link, workspace: Workspace) -> Link | Resource:
+async def with_content(link: Link, workspace: Workspace, rules: Sequence[Rule]) -> Link | Resource:
     name = path_of(link.uri)
     if name is None:
         return link
     try:
         path = workspace.resolve(name)
-        if not workspace.contains(path):
+        if not workspace.contains(path) or not await anyio.to_thread.run_sync(may_attach, path, workspace, rules):
             return link
         found = await workspace.stat(path)
         if found.kind != "file" or found.size > MAX_BYTES or b"\0" in (data := await workspace.read_bytes(path)):

@@ -1,8 +1,8 @@
 """Whether a call may run, decided from the mode, the rules and what the call touches.
 
 The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules,
-what the mode allows. Every other call asks the user. A write to a protected path asks each time, even if a rule allows
-it. A call outside the workspace asks in every mode, unless a rule names its path.
+what the mode allows. Every other call asks the user. A protected path asks each time, even if a rule allows it. A call
+outside the workspace asks in every mode, unless a rule names its path.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 from unicodedata import normalize
 
+from crow.agent.command_line import Certainty, named_files, runs, simple_words
+from crow.agent.command_risks import find_risk
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
-from crow.tools import PlannedCall
+from crow.store import SessionRow
+from crow.tools import CommandAccess, PlannedCall, Workspace
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
 
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch")
+SEARCHES = ("grep", "list_files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +40,11 @@ class Rule:
     """A permission rule of the user. `tool` is the name of a tool or a glob of names.
 
     Without an `argument` the rule covers every call of the tool inside the workspace. Otherwise `argument` is the exact
-    argument of the call. With `is_pattern` it is the first words of a command line, a glob of paths, or a glob of other
-    arguments. `is_users` means that the rule comes from the user's file and not from the session.
+    argument of the call. With `is_pattern` it is a command line, a glob of paths, or a glob of other arguments; see
+    `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
+
+    `access` is the most that an allowed command may do; None for no limit. `cwd` is the only directory in which an
+    allow rule of a session counts; None in rules of the user's file, and in rules that an older crow stored.
     """
 
     tool: str
@@ -43,28 +52,57 @@ class Rule:
     allow: bool
     is_pattern: bool = False
     is_users: bool = False
+    access: CommandAccess | None = None
+    cwd: str | None = None
 
     def as_json(self) -> JsonObject:
         """The rule as it is stored in the session's row."""
-        plain = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
-        return plain | {"pattern": True} if self.is_pattern else plain
+        stored: dict[str, object] = {"tool": self.tool, "argument": self.argument, "allow": self.allow}
+        optional = {"pattern": self.is_pattern or None, "access": self.access, "cwd": self.cwd}
+        return stored | {name: value for name, value in optional.items() if value is not None}
 
-    def covers(self, name: str, call: PlannedCall) -> bool:
-        """Whether the rule applies to this call."""
-        if not fnmatchcase(name, self.tool) or (self.allow and call.is_protected):
+    def allows(self, name: str, call: PlannedCall) -> bool:
+        """Whether this is an allow rule that covers the call.
+
+        It covers no protected path. Outside the workspace it covers only paths that an absolute pattern names. A
+        command must be the same words, or begin with them if the pattern ends with `*`.
+        """
+        if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
-        if self.allow and call.asks_once:
+        if call.asks_once:
             return not self.is_pattern and self.argument is not None and self.argument == call.argument
         if self.argument is None:
-            return not (self.allow and call.is_outside)
+            return not call.is_outside
+        if call.access == "execute":
+            asked = call.command_access or "full"
+            if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
+                return False
+            if self.is_pattern and call.argument is not None:
+                return allows_command(self.argument, call.argument, asked)
         if not self.is_pattern:
-            return self.argument == call.argument
-        if call.access == "execute" and call.argument is not None:
-            return covers_command(self.argument, call.argument, allow=self.allow)
+            return self.argument in (call.argument, *call.rule_paths)
         if call.rule_paths:
-            matcher = path_matcher(self.argument, ignore_case=not self.allow)
-            return any(matcher.fullmatch(normalize("NFC", path)) for path in call.rule_paths)
+            return (not call.is_outside or is_absolute(self.argument)) and names_path(self.argument, call.rule_paths)
         return call.argument is not None and fnmatchcase(call.argument, self.argument)
+
+    def forbids(self, name: str, call: PlannedCall) -> Certainty:
+        """Whether this is a deny rule that covers the call.
+
+        A command is covered if it runs the pattern's command, see :func:`crow.agent.command_line.runs`. A file is
+        covered under each of its names.
+        """
+        if self.allow or not fnmatchcase(name, self.tool):
+            return "no"
+        if self.argument is None:
+            return "yes"
+        paths = (*call.rule_paths, *call.other_paths)
+        if not self.is_pattern:
+            return "yes" if self.argument in (call.argument, *paths) else "no"
+        if call.access == "execute" and call.argument is not None:
+            return runs(call.argument, self.argument)
+        if paths:
+            return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
+        return "yes" if call.argument is not None and fnmatchcase(call.argument, self.argument) else "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +114,9 @@ class Allow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The user has to decide."""
+    """The user has to decide. `each_time`: their answer cannot become a rule."""
+
+    each_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,94 +132,173 @@ Decision: TypeAlias = Allow | Ask | Refuse
 def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`."""
     name = call.rule_tool or name
-    covering = [rule for rule in rules if rule.covers(name, call)]
-    if any(not rule.allow for rule in covering) or (name == "skill" and is_unreadable(call, rules)):
-        return Refuse(words=f"The user has forbidden this call of {name}. Do it another way, or ask them.")
-    is_harmless = call.access in ("none", "read") or (call.access == "external" and call.is_read_only)
-    if mode == "plan" and not is_harmless:
-        return Refuse(
-            words=f"{name} is not available in plan mode: nothing may be changed or run. "
-            "Read, search and write the plan; the user leaves plan mode when they agree with it."
-        )
+    is_doubtful = False
+    for rule in rules:
+        match forbids(rule, name, call):
+            case "yes":
+                return Refuse(words=denial(rule, name))
+            case "maybe":
+                is_doubtful = True
+    covering = [rule for rule in rules if rule.allows(name, call)]
+    users = any(rule.is_users for rule in covering)
+    is_read_command = call.access == "execute" and call.command_access == "read"
+    if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
+        return Refuse(words=reason)
     if call.access == "none":
         return Allow(why="touches only the session")
-    if call.access == "read" and not call.is_outside and not call.asks_once:
+    is_special = call.is_outside or call.is_protected or call.asks_once
+    if is_doubtful:
+        return Ask(each_time=True)
+    if call.access == "read" and not is_special:
         return Allow(why="reads inside the workspace are free")
+    if is_read_command:
+        return Allow(why="confined: it can change nothing")
     if covering:
-        users = any(rule.is_users for rule in covering)
         return Allow(why="allowed by the user's rules" if users else "always allowed by the user in this session")
-    if call.is_outside or call.is_protected or call.asks_once:
+    if is_special:
         return Ask()
-    if mode == "auto" or (mode == "accept-edits" and call.access == "write"):
+    is_confined = call.access == "execute" and call.command_access == "write"
+    if (call.access == "write" and mode in ("accept-edits", "auto")) or (is_confined and mode == "auto"):
         return Allow(why=f"mode {mode}")
     return Ask()
 
 
-def is_unreadable(call: PlannedCall, rules: Sequence[Rule]) -> bool:
-    """Whether a deny rule for `read_file` covers the file that this call of another tool reads."""
-    return bool(call.rule_paths) and any(not rule.allow and rule.covers("read_file", call) for rule in rules)
+def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
+    """Whether a deny rule covers the call.
+
+    Searches and skills may not read what `read_file` may not. A command that names such a file may be about to read it.
+    """
+    certainty = rule.forbids(name, call)
+    reads_too = name == "skill" or (name in SEARCHES and rule.argument is not None)
+    if certainty == "no" and reads_too and call.rule_paths:
+        certainty = rule.forbids("read_file", call)
+    if certainty == "no" and call.access == "execute" and call.argument and is_path_rule(rule, "read_file"):
+        words = (os.path.expanduser(word).removeprefix("./") for word in named_files(call.argument))
+        certainty = "maybe" if names_path(rule.argument or "", words, ignore_case=True) else "no"
+    if certainty == "no" and call.has_unknown_names and is_path_rule(rule, name, *["read_file"] * reads_too):
+        certainty = "maybe"
+    return certainty
 
 
-def covers_command(pattern: str, line: str, *, allow: bool) -> bool:
-    """Whether a command line begins with the pattern's words or, for a deny rule, contains them anywhere."""
-    wanted = first_words(pattern)
-    if wanted is None:
-        return not allow and pattern in line
-    if not allow:
-        return mentions(line, wanted)
-    words = simple_words(line)
-    return bool(wanted) and words is not None and words[: len(wanted)] == wanted
+def is_path_rule(rule: Rule, *tools: str) -> bool:
+    """Whether this is a deny rule with an argument for one of these tools."""
+    return not rule.allow and rule.argument is not None and any(fnmatchcase(tool, rule.tool) for tool in tools)
+
+
+def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
+    """The absolute paths at which deny rules begin, without their wildcards."""
+    patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
+    return tuple(re.split(r"[^/]*[*?]", pattern)[0] for pattern in patterns if os.path.isabs(pattern))
+
+
+def denial(rule: Rule, name: str) -> str:
+    place = "in config.toml under [permissions]" if rule.is_users else "of this session; see /permissions"
+    return (
+        f"The user has forbidden this call of {name}, by the rule deny {rule_text(rule)} {place}. Do it another way, "
+        "or tell them: only they can remove the rule."
+    )
+
+
+def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
+    """Why plan mode refuses the call; None if it does not. `is_allowed`: a rule of the user's file allows it."""
+    plan = "Read, search and write the plan; the user leaves plan mode when they agree with it."
+    start = f"{name} is not available in plan mode"
+    if call.is_protected:
+        return f"{start} for protected paths, such as keys and settings. {plan}"
+    match call.access:
+        case "none" | "read":
+            return None
+        case "execute" if call.command_access == "read":
+            return None
+        case "execute":
+            return (
+                f"{start} with the access {call.command_access or 'full'}: nothing may be changed. Commands with the "
+                f"access read run where crow can confine them. {plan}"
+            )
+        case "external" if call.is_read_only:
+            return None
+        case "external":
+            return f"{start}, unless its server's table in config.toml names it in read_only. {plan}"
+        case "fetch" if is_allowed:
+            return None
+        case "fetch":
+            return f"{start}, unless config.toml allows the address under [permissions]. {plan}"
+    return f"{start}: nothing may be changed or run. {plan}"
+
+
+def excluded_paths(name: str, rules: Sequence[Rule]) -> tuple[str, ...]:
+    """The files that a search must leave out: regular expressions for absolute paths and paths relative to cwd."""
+    if name not in SEARCHES:
+        return ()
+    return tuple(
+        path_matcher(rule.argument, ignore_case=True).pattern
+        for rule in rules
+        if rule.argument is not None and is_path_rule(rule, "read_file", name)
+    )
+
+
+def current_rules(users: Sequence[Rule], row: SessionRow) -> tuple[Rule, ...]:
+    """The rules that count in a session: those of the user's file, and its own."""
+    return (*users, *rules_at(row.permissions, row.cwd))
+
+
+def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
+    """Whether crow may give the model a file without a call. `path` is resolved. Blocks."""
+    if workspace.read_protection(path) != "none":
+        return False
+    root = workspace.resolve(".")
+    names = (str(path), str(path.relative_to(root))) if path.is_relative_to(root) else (str(path),)
+    try:
+        return may_read(names, rules, has_other_names=path.stat().st_nlink > 1 and path.is_file())
+    except OSError:
+        return False
+
+
+def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bool = False) -> bool:
+    """Whether crow may read a file without a call, such as AGENTS.md. `paths` are its names as in `rule_paths`.
+
+    With `has_other_names`, any deny rule for paths forbids it, because the rule may mean another name.
+    """
+    denials = [rule for rule in rules if rule.argument is not None and is_path_rule(rule, "read_file")]
+    return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
+
+
+def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
+    """Whether an allow rule covers a command line. Only a single plain command is ever covered.
+
+    Without `*` at its end, the pattern is the whole command. With it, more words may follow. If the command can change
+    something, none of these words may be known to run another program or to write elsewhere.
+    """
+    wanted, words = first_words(pattern), simple_words(line)
+    if not wanted or words is None:
+        return False
+    if not has_star(pattern):
+        return words == wanted
+    if words[: len(wanted)] != wanted:
+        return False
+    return access == "read" or find_risk(words, len(wanted)) is None
+
+
+def has_star(pattern: str) -> bool:
+    """Whether a pattern of commands covers more words after its own."""
+    return pattern.rstrip().endswith((" *", ":*"))
 
 
 def first_words(pattern: str) -> tuple[str, ...] | None:
     """The words that a command line must begin with. A `*` at the end adds nothing."""
-    return simple_words(pattern[:-2] if pattern.endswith((" *", ":*")) else pattern)
+    pattern = pattern.rstrip()
+    return simple_words(pattern[:-2] if has_star(pattern) else pattern)
 
 
-BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
-"""Matches a character that has no special meaning for the shell outside of quotes."""
-PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^"\n\0$`\\!]*)"|(?P<bare>{BARE}+)""")
-SEPARATORS = re.compile(r"[\s;&|<>()`{}$'\"\\]+")
+def is_absolute(pattern: str) -> bool:
+    """Whether a glob of paths can name paths outside the workspace."""
+    return os.path.isabs(os.path.expanduser(pattern))
 
 
-def simple_words(line: str) -> tuple[str, ...] | None:
-    """The words of a single plain command, with quotes removed. None for any line in which a shell could see more than
-    that.
-
-    Allow rules use this function, so they never cover operators, substitutions, redirections, expansions or further
-    lines.
-    """
-    words: list[str] = []
-    pieces: list[str] = []
-    at = 0
-    while at < len(line):
-        found = PIECE.match(line, at)
-        if found is None or (found["bare"] is not None and not found["bare"].isprintable()):
-            return None
-        at = found.end()
-        if found["blank"] is None:
-            pieces.append(found[found.lastgroup or 0])
-        elif pieces:
-            words.append("".join(pieces))
-            pieces = []
-    return tuple([*words, "".join(pieces)] if pieces else words)
-
-
-def mentions(line: str, words: Sequence[str]) -> bool:
-    """Whether `words` occur next to each other anywhere in the line, also in quotes or behind operators.
-
-    Deny rules use this function, so they cover too much rather than too little. A program also matches if the line
-    gives its path.
-    """
-    if not words:
-        return True
-    first, *rest = words
-    for pieces in (SEPARATORS.split(line), SEPARATORS.split(re.sub(r"['\"\\]", "", line))):
-        for start in range(len(pieces) - len(rest)):
-            is_first = first in (pieces[start], pieces[start].rpartition("/")[2])
-            if is_first and pieces[start + 1 : start + len(words)] == rest:
-                return True
-    return False
+def names_path(pattern: str, paths: Iterable[str], *, ignore_case: bool = False) -> bool:
+    """Whether a glob matches one of the names of a file."""
+    matcher = path_matcher(pattern, ignore_case=ignore_case)
+    return any(matcher.fullmatch(normalize("NFC", path)) for path in paths)
 
 
 GLOB = re.compile(r"\*\*/|\*\*|\*|\?|[^*?]+")
@@ -212,8 +331,8 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
     )
 
 
-def typed_rule(text: str, *, allow: bool) -> Rule:
-    """Parse a rule for the session that the user typed.
+def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
+    """Parse a rule for the session that the user typed. An allow rule counts only in `cwd`.
 
     :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
     """
@@ -236,10 +355,11 @@ def typed_rule(text: str, *, allow: bool) -> Rule:
         )
     if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(
-            f"`{text}` would allow nothing: a command is allowed by its first words, without operators, variables or "
-            "wildcards, such as `shell(git status)`."
+            f"`{text}` would allow nothing: a command is allowed by its words, without operators and variables, such "
+            "as `shell(git status)`, or `shell(make *)` for any words after `make`."
         )
-    return Rule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None)
+    scope = normal_cwd(cwd) if allow else None
+    return Rule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None, cwd=scope)
 
 
 def rule_text(rule: Rule) -> str:
@@ -250,13 +370,41 @@ def rule_text(rule: Rule) -> str:
     return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
 
 
-def rule_for(name: str, call: PlannedCall, *, allow: bool) -> Rule:
-    """The rule to store when the user answers "always" for this call. For a file outside the workspace, the rule covers
-    only that file."""
-    name = call.rule_tool or name
-    if call.is_outside and call.rule_paths and "*" not in call.rule_paths[0] and "?" not in call.rule_paths[0]:
-        return Rule(tool=name, argument=call.rule_paths[0], allow=allow, is_pattern=True)
-    return Rule(tool=name, argument=call.argument, allow=allow)
+def scope_text(rule: Rule, cwd: str) -> str:
+    """What limits an allow rule besides its text, in words; "" if nothing does."""
+    if not rule.allow:
+        return ""
+    limits = []
+    if rule.argument is not None and fnmatchcase("shell", rule.tool):
+        if rule.is_pattern:
+            limits.append("these words and more" if has_star(rule.argument) else "exactly these words")
+        limits.append("any access" if rule.access in (None, "full") else f"access {rule.access}")
+    if rule.cwd is not None:
+        limits.append(f"in {rule.cwd}" if rule.cwd == normal_cwd(cwd) else f"only in {rule.cwd}, so not here")
+    return ", ".join(limits)
+
+
+def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
+    """The rule to store when the user answers "always" for this call.
+
+    For a file outside the workspace, it covers only that file. For a command, it covers only that command line with at
+    most the same access. An allow rule counts only in `cwd`.
+    """
+    rule = Rule(
+        tool=call.rule_tool or name,
+        argument=call.argument,
+        allow=allow,
+        access=call.command_access if allow else None,
+        cwd=normal_cwd(cwd) if allow else None,
+    )
+    if not call.is_outside or not call.rule_paths:
+        return rule
+    path = call.rule_paths[0]
+    return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
+
+
+def normal_cwd(cwd: str) -> str:
+    return os.path.normpath(cwd)
 
 
 def rule_words(rule: Rule) -> str:
@@ -264,8 +412,9 @@ def rule_words(rule: Rule) -> str:
     if rule.argument is None:
         return f"every {rule.tool} call in this session"
     line = " ".join(rule.argument.split())
-    shown = f"`{line if len(line) <= 60 else line[:57] + '...'}` in this session"
-    return f"{rule.tool} of {shown}" if rule.is_pattern else shown
+    shown = f"`{line if len(line) <= 60 else line[:57] + '...'}`"
+    limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""
+    return f"{rule.tool} of {shown} in this session" if rule.is_pattern else f"{shown}{limit} in this session"
 
 
 def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
@@ -273,9 +422,33 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
     return tuple(rule for value in values if (rule := rule_from(value)) is not None)
 
 
+def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
+    """The rules of a session's row that count in `cwd`. A rule without a directory counts: `bind_rules` has given one
+    to those that were stored elsewhere."""
+    here = normal_cwd(cwd)
+    return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
+
+
+def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
+    """The rules of a session's row before the session moves from `cwd` to another directory. Allow rules that an older
+    crow stored without a directory get this one."""
+    return tuple(
+        {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
+        for value in values
+    )
+
+
 def rule_from(value: JsonObject) -> Rule | None:
     """A rule of the session's row; None if it is invalid."""
     tool, argument, allow = value.get("tool"), value.get("argument"), value.get("allow")
-    if isinstance(tool, str) and isinstance(allow, bool) and (argument is None or isinstance(argument, str)):
-        return Rule(tool=tool, argument=argument, allow=allow, is_pattern=value.get("pattern") is True)
+    access, cwd = value.get("access"), value.get("cwd")
+    if (
+        isinstance(tool, str)
+        and isinstance(allow, bool)
+        and (argument is None or isinstance(argument, str))
+        and (access is None or access in ACCESSES)
+        and (cwd is None or isinstance(cwd, str))
+    ):
+        is_pattern = value.get("pattern") is True
+        return Rule(tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, access=access, cwd=cwd)
     return None

@@ -13,19 +13,19 @@ import platform
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio.to_thread
 
 from crow.agent import new_remark
 from crow.agent.branch import Branch
+from crow.agent.workspace import INSTRUCTION_FILE
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-INSTRUCTION_FILE = "AGENTS.md"
 INSTRUCTION_BYTES = 64 * 1024
 GIT_FILE_BYTES = 4_096
 GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
@@ -52,8 +52,10 @@ Work like a careful engineer:
 MODES = {
     "ask": "Mode ask: you may read freely; the user is asked before each change, command and external tool.",
     "accept-edits": "Mode accept-edits: edits in the workspace run without asking; commands and external tools ask.",
-    "plan": "Mode plan: you may not change or run anything. Read, search, and work out a plan with the user.",
-    "auto": "Mode auto: changes and commands inside the workspace run without asking, so be especially careful.",
+    "plan": "Mode plan: you may not change anything. Read, search, run commands with the access read where they can be "
+    "confined, and work out a plan with the user.",
+    "auto": "Mode auto: edits and confined commands in the workspace run without asking, so be especially careful. The "
+    "user is asked about commands with full access, fetch, external tools and other places.",
 }
 
 SECTIONS = ("date", "mode", "servers", "skills", "instructions")
@@ -102,7 +104,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     blocks = [role if isinstance(role, str) else ROLE]
     blocks += [tagged(name, text) for name, text in sections.items() if text]
     blocks += [extra] if isinstance(extra, str) and extra else []
-    return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model)
+    return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
@@ -152,25 +154,57 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def read_instructions(cwd: Path) -> str:
-    """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none."""
+def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: True) -> str:
+    """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none.
+
+    If a file is not trusted, only the reason is told. `may_read` tells whether a resolved path may be read.
+    """
     blocks = []
     for directory in reversed([cwd, *cwd.parents]):
         file = directory / INSTRUCTION_FILE
         try:
+            path = file.resolve()
             # skip links that lead elsewhere: their target's content would be sent to the endpoint
-            if not file.is_file() or not file.resolve().is_relative_to(directory.resolve()):
+            if not path.is_file() or not path.is_relative_to(directory.resolve()):
                 continue
-            with file.open("rb") as stream:
-                data = stream.read(INSTRUCTION_BYTES + 1)
+            reason = distrust(path, directory, cwd) or ("" if may_read(path) else "the user's rules forbid reading it")
+            data = b"" if reason else read_start(path, INSTRUCTION_BYTES + 1)
         except OSError:
             continue
-        text = data[:INSTRUCTION_BYTES].decode("utf-8", "replace").strip()
+        text = f"(left out: {reason})" if reason else data[:INSTRUCTION_BYTES].decode("utf-8", "replace").strip()
         if len(data) > INSTRUCTION_BYTES:
             text += f"\n(cut: {file} is larger than {INSTRUCTION_BYTES // 1024} KiB)"
         if text and b"\0" not in data:  # binary files are ignored
             blocks.append(f"# {file}\n\n{text}")
     return "\n\n".join(blocks)
+
+
+def distrust(path: Path, directory: Path, cwd: Path) -> str:
+    """Why the file in a directory does not count as the user's instructions; "" if it does.
+
+    It must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to it or
+    to its directory. :raises OSError: it cannot be read.
+    """
+    if not hasattr(os, "geteuid"):  # Windows
+        return ""
+    found = path.stat()
+    if found.st_uid not in (os.geteuid(), 0, cwd.stat().st_uid):
+        return f"it belongs to another user, with the id {found.st_uid}"
+    if any(each.stat().st_mode & stat.S_IWOTH for each in (directory, path.parent)):
+        return "all users can write to its directory"
+    return "all users can write to it" if found.st_mode & stat.S_IWOTH else ""
+
+
+def read_start(path: Path, limit: int) -> bytes:
+    """At most `limit` bytes of a regular file. :raises OSError: it is not one, or the path now leads elsewhere."""
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
+        opened = os.fstat(file.fileno())
+        if not stat.S_ISREG(opened.st_mode) or os.path.realpath(path) != str(path):
+            raise OSError(f"{path} is not a regular file")
+        if not os.path.samestat(opened, path.lstat()):
+            raise OSError(f"{path} now leads elsewhere")
+        return file.read(limit)
 
 
 def git_state(cwd: str) -> str:
@@ -212,6 +246,7 @@ class Briefing:
         self._tools: tuple[ToolSpec, ...] = ()
         self._facts: dict[str, str] | None = None
         self._instructions = ""
+        self._may_read: Callable[[Path], bool] = lambda _: True
         self.look_back()
 
     def look_back(self) -> None:
@@ -220,19 +255,26 @@ class Briefing:
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
-    def read(self) -> None:
-        """Read the AGENTS.md files. Called before each turn. Blocks."""
-        self._instructions = read_instructions(Path(self._branch.row.cwd))
+    def read(self, may_read: Callable[[Path], bool]) -> None:
+        """Read the AGENTS.md files. Called before each turn. Blocks. `may_read` tells whether the model may get a file,
+        by its resolved path."""
+        self._may_read = may_read
+        self._instructions = read_instructions(Path(self._branch.row.cwd), may_read)
 
     async def begin_turn(
         self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[SkillInfo]
     ) -> None:
         """Remember the current facts, and write a prompt entry if the newest one is out of date."""
         row = self._branch.row
-        self._facts = facts_now(row.mode, self._instructions, servers, skills)
+        offered = [one for one in skills if not one.is_from_workspace or self._may_read(Path(one.source))]
+        self._facts = facts_now(row.mode, self._instructions, servers, offered)
         self._tools = tuple(tools)
         newest = self._branch.prompt
-        if newest is not None and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools):
+        if (
+            newest is not None
+            and newest.recorded_here
+            and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools)
+        ):
             return
         entries = [NewEntry(body=await self.fresh_prompt())]
         if newest is not None and newest.cwd != row.cwd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -20,7 +21,7 @@ from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
-from crow.agent.templates import ParsedCommand, filled
+from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
@@ -41,7 +42,7 @@ class TurnRunner:
         self._adapters = session.adapters
         self._branch = session.branch
         self._briefing = Briefing(session.branch)
-        self._permissions = Permissions(session.branch, session.client)
+        self._permissions = Permissions(session.branch, session.client, session.workspace)
         self._hooks = session.adapters.hooks() if session.adapters.hooks is not None else Hooks()
         self._prefetch: BackgroundTask | None = None
         log = BranchLog(session.adapters.store, session.branch)
@@ -105,7 +106,7 @@ class TurnRunner:
         prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
-            parts = await filled(await self.tools.toolbox(), typed, prompt.parts)
+            parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
         except (ArgumentError, ToolServerError) as error:
             body = Command(text=prompt.text, answer=str(error), message_id=prompt.message_id)
             await self._branch.record([NewEntry(body=body)])
@@ -147,7 +148,8 @@ class TurnRunner:
     async def _look_up(self) -> None:
         """Read AGENTS.md, the skills and the learned context window while the servers start."""
         toolbox = await self.tools.toolbox()
-        await toolbox.wait_ready(SERVER_GRACE_S, beside=self._briefing.read)
+        self._permissions.rules = self._adapters.settings().rules
+        await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
     async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:

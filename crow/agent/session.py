@@ -20,12 +20,13 @@ from crow.agent.background import BackgroundTask, after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
-from crow.agent.links import with_contents
-from crow.agent.templates import ParsedCommand, called
+from crow.agent.links import attach_files
+from crow.agent.permissions import Rule, current_rules
+from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
-from crow.domain.messages import Part, Text
+from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.rendering import parts_text
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
@@ -60,6 +61,7 @@ class PendingPrompt:
     message_id: str
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
+    metadata: JsonObject = field(default_factory=dict)
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -94,6 +96,7 @@ class Session:
         self.closing = False
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
+        self._remarks: list[str] = []
         self._queue: deque[PendingPrompt] = deque()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
@@ -125,17 +128,24 @@ class Session:
         """Submit a prompt and wait for its turn to end."""
         return await self.answer(self.submit(parts))
 
-    def submit(self, parts: Sequence[Part]) -> PendingPrompt:
+    def submit(self, parts: Sequence[Part], metadata: JsonObject | None = None) -> PendingPrompt:
         """Queue a prompt at once, so that a cancel request right after it finds it. `answer` waits for its turn to end.
+        `metadata` is merged into that of the session before the turn.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         """
         if self.closing:
             raise NoSuchSession(self.id)
         text = parts[0].text.strip() if parts and isinstance(parts[0], Text) else ""
-        prompt = PendingPrompt(parts=parts, text=text, message_id=new_message_id(), command=commands.parse(text))
+        prompt = PendingPrompt(
+            parts=parts,
+            text=text,
+            message_id=new_message_id(),
+            command=commands.parse(text),
+            metadata=metadata or {},
+        )
         if self.servers:
-            prompt.called = called(text)
+            prompt.called = parse_prompt_call(text)
         self._queue.append(prompt)
         return prompt
 
@@ -145,8 +155,10 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
         try:
+            if prompt.metadata:
+                await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
-                prompt.parts = await with_contents(self._expand_template(prompt), self.workspace)
+                prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
                 prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
@@ -163,6 +175,9 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _rules(self) -> tuple[Rule, ...]:
+        return current_rules(self.adapters.settings().rules, self.branch.row)
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
         """Return the prompt's parts. If the prompt calls a user-defined command, that command's text replaces it."""
@@ -182,7 +197,7 @@ class Session:
         if self._turn is None:
             return False
         message_id = new_message_id()
-        parts = await with_contents(parts, self.workspace)
+        parts = await attach_files(parts, self.workspace, self._rules())
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
@@ -217,6 +232,10 @@ class Session:
         else:
             prompt.scope.cancel()
 
+    def remark_later(self, notice: NoticeShown) -> None:
+        """Add this notice to the history when the next turn begins. For editors that show no notices."""
+        self._remarks.append(f"{notice.title}. {notice.description}".strip())
+
     def warm(self) -> None:
         """Start the MCP servers before the first prompt needs them."""
         if self.servers:
@@ -243,6 +262,7 @@ class Session:
                 if self._runner is not None:
                     self._runner.tools.close()
                 self.tools_wanted.set()
+            await self.workspace.close()
         finally:
             self.closing = True
             for prompt in self._queue:
@@ -365,6 +385,9 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if self._remarks:
+            remarks, self._remarks = self._remarks, []
+            await branch.record([new_remark(text) for text in remarks])
         if moved:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()

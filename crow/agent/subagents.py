@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +25,13 @@ from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model
 from crow.store import NewSession, SessionChanges
 from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
+from crow.tools.limits import FairLimiter
 
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
+TASKS_PER_TURN = 50
+SLOTS = FairLimiter(32, each=8)
+"""Sub-agents that run at once, in the whole process and for each session. Holders are the sessions' branches."""
+
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000
 ROLE = (
@@ -39,7 +45,8 @@ class SubAgents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
     A task's conversation is stored like a session, with `parent_id`. Its calls are announced under the session's id,
-    and the session's permissions apply to them. `running` holds the ids of the tasks that run now.
+    and the session's permissions apply to them. `running` holds the ids of the tasks that run now. `started` counts
+    the tasks of each turn.
     """
 
     adapters: Adapters
@@ -49,9 +56,20 @@ class SubAgents:
     permissions: Permissions
     compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
     running: set[str] = field(default_factory=set)
+    started: Counter[int] = field(default_factory=Counter)
 
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:  # noqa: ARG002
         """See :class:`crow.tools.SubagentRunner`."""
+        turn = self.parent.turn
+        if self.started[turn] >= TASKS_PER_TURN:
+            raise ArgumentError(
+                f"task: this turn has started {TASKS_PER_TURN} tasks, and no turn may start more; do the rest yourself"
+            )
+        self.started[turn] += 1
+        async with SLOTS.slot(self.parent):
+            return await self._delegate(task, toolbox, on_output)
+
+    async def _delegate(self, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
         client = SubAgentClient(self.client, self.log, on_output)
         client.branch = branch = await self._open(task, client)
@@ -106,7 +124,7 @@ class SubAgents:
         try:
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch)
-            await anyio.to_thread.run_sync(briefing.read)
+            await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             compactor = await self.compactor(branch, model, briefing)
             steps = self.adapters.settings().steps_per_turn
@@ -157,7 +175,7 @@ class SubAgentClient:
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
         self.ask = client.ask
         self.elicit = client.elicit
-        self.elicited = client.elicited
+        self.finish_question = client.finish_question
         self.takes_notices = False
         self.answers: list[int] = []
         self.branch: Branch | None = None
@@ -172,9 +190,9 @@ class SubAgentClient:
         self._usage: list[Usage] = []
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
-        return self._client.elicits
+        return self._client.question_kinds
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""

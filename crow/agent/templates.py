@@ -78,13 +78,13 @@ class ParsedCommand:
     argument: str
 
 
-def called(text: str) -> ParsedCommand | None:
+def parse_prompt_call(text: str) -> ParsedCommand | None:
     """Parse `text` as a call of a server's prompt. Return None if it is not one."""
     found = CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 
 
-async def filled(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
+async def fill_prompt(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the prompt that the server makes from these `parts`, or `parts` unchanged if no server has the prompt.
 
     :raises ArgumentError: a required argument is missing.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -14,23 +15,40 @@ from crow.agent import Client, PermissionQuestion
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge
-from crow.agent.permissions import Allow, Ask, Refuse, Rule, decide, rule_for, rule_words, rules_in
+from crow.agent.permissions import (
+    Allow,
+    Ask,
+    Refuse,
+    Rule,
+    current_rules,
+    decide,
+    excluded_paths,
+    is_path_rule,
+    may_attach,
+    named_places,
+    rule_for,
+    rule_words,
+)
 from crow.domain.entries import Assistant, CallRef, NewEntry, Skill, Started, ToolResult
 from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.tools import Outcome, PlannedCall, Toolbox
+from crow.tools import Outcome, PlannedCall, Toolbox, Workspace
 
 CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
 SOON_S = 0.05
 """The `started` entry of a call that only reads is stored together with its result. If the call still runs after this
 delay (in seconds), the entry is stored without waiting."""
-REJECTED = "The user did not allow this call. Do not try it again unasked; ask them what they want instead."
+REJECTED = (
+    "The user did not allow this call. Do not try it again unasked; ask them what they want instead. If they change "
+    "their mind, they can allow it when you ask again, or with /permissions."
+)
 CANNOT_ASK = (
     "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
-    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]."
+    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]. Protected paths "
+    "always need an editor that asks."
 )
 UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
@@ -123,6 +141,7 @@ class Calls:
         if plan.fault is not None:
             await self._answer(opened, Outcome(text=plan.fault, is_error=True))
             return None
+        plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
             case Allow(why=why):
                 return why, plan
@@ -206,20 +225,39 @@ class Permissions:
     instance of their session. `rules` are those of the user's file.
     """
 
-    def __init__(self, branch: Branch, client: Client, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, branch: Branch, client: Client, workspace: Workspace, rules: Sequence[Rule] = ()) -> None:
         self._branch = branch
         self._client = client
+        self._workspace = workspace
         self.rules = tuple(rules)
+
+    def may_read(self) -> Callable[[Path], bool]:
+        """Tells whether crow may give the model a file of the workspace without a call. The function blocks."""
+        return partial(may_attach, workspace=self._workspace, rules=current_rules(self.rules, self._branch.row))
+
+    async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
+        """Add what the rules need and imply: all names of a file with hard links, and what a search must leave out."""
+        name = plan.rule_tool or call.name
+        rules = current_rules(self.rules, self._branch.row)
+        if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
+            path = Path(plan.rule_paths[0])
+            names, is_complete = (await self._workspace.find_names([path], named_places(rules)))[path]
+            root = self._workspace.resolve(".")
+            inside = [str(Path(name).relative_to(root)) for name in names if Path(name).is_relative_to(root)]
+            others = (*plan.other_paths, *names, *inside)
+            plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
+        return replace(plan, excluded_paths=excluded_paths(name, rules))
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        decision = decide(call.name, plan, row.mode, (*self.rules, *rules_in(row.permissions)))
-        return await self._ask(ref, call, plan) if isinstance(decision, Ask) else decision
+        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
-    async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
-        can_last = not plan.is_protected and not plan.asks_once
-        always = rule_words(rule_for(call.name, plan, allow=True)) if can_last else ""
+    async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
+        can_last = not plan.is_protected and not plan.asks_once and not ask.each_time
+        cwd = self._branch.row.cwd
+        always = rule_words(rule_for(call.name, plan, allow=True, cwd=cwd)) if can_last else ""
         answer = await self._client.ask(
             PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, plan=plan, always=always)
         )
@@ -227,7 +265,7 @@ class Permissions:
             return None
         allows = answer in ("allow_once", "allow_always")
         if (can_last and answer in ("allow_always", "reject_always")) or (allows and plan.asks_once):
-            rule, known = rule_for(call.name, plan, allow=allows).as_json(), self._branch.row.permissions
+            rule, known = rule_for(call.name, plan, allow=allows, cwd=cwd).as_json(), self._branch.row.permissions
             if rule not in known:
                 await self._branch.change(SessionChanges(permissions=(*known, rule)))
         if allows:

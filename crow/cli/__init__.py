@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crow import __version__
 from crow.domain.errors import CrowError, UserError
+from crow.domain.rendering import safe
 from crow.log import start_logging
 from crow.runtime import importing
 
@@ -191,7 +192,7 @@ def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
 
 
 def _fail(error: Exception | str, code: int) -> int:
-    print(f"crow: {error}", file=sys.stderr)
+    print(f"crow: {safe(str(error))}", file=sys.stderr)
     return code
 
 

@@ -45,8 +45,9 @@ async def import_file(context: SessionsContext) -> None:
     """`crow sessions import` of a file that crow exported. Sessions that already exist are not changed."""
     for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
-        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new}
-        _report(context, [values], *(f"{name}: {result}" for name in one.sessions))
+        values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
+        cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
+        _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
 
 
 def import_defaults(context: SessionsContext) -> ImportDefaults:

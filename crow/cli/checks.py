@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from dataclasses import asdict
 
@@ -65,4 +66,5 @@ def _server(command: str) -> StdioServer:
         raise ArgumentError(f"--mcp {command}: {error}; quote it as in a shell.") from None
     if not words:
         raise ArgumentError('--mcp is empty; expected a command, such as "npx -y some-server".')
-    return StdioServer(name=words[0].rpartition("/")[2], command=words[0], args=tuple(words[1:]))
+    program = os.path.abspath(words[0]) if os.path.dirname(words[0]) else words[0]
+    return StdioServer(name=os.path.basename(program), command=program, args=tuple(words[1:]))

@@ -71,12 +71,14 @@ class PlanItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """The system message and tool specs. They were built for `cwd` and `model`, and are sent unchanged until another
-    prompt entry replaces them."""
+    prompt entry replaces them. `recorded_here` is false for an imported entry: it is never sent, because the next turn
+    begins with a new one."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
     model: str
+    recorded_here: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

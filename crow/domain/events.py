@@ -152,7 +152,7 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. `Client.elicited` is called with its `id` when the page is no longer needed."""
+    """A page for the user to visit. When it is no longer needed, `Client.finish_question` is called with its `id`."""
 
     message: str
     url: str

@@ -8,6 +8,21 @@ from typing import Literal, TypeAlias
 
 JsonObject: TypeAlias = Mapping[str, object]
 
+MAX_DEPTH = 200
+"""How deep objects and arrays of a foreign JSON value may nest: far above any real value, far below Python's recursion
+limit."""
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether a JSON value nests deeper than `MAX_DEPTH`. Uses no recursion."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [item for parent in containers for item in (parent.values() if isinstance(parent, dict) else parent)]
+        if not level:
+            return False
+    return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:

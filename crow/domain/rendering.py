@@ -5,9 +5,11 @@ A rendering depends only on the stored body and the constants here, so an entry 
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import assert_never
 
 from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
@@ -211,35 +213,140 @@ def code(text: str) -> str:
 
 
 MASK = "…"
+RESULT_MASK = "[secret hidden by crow]"
+"""Stands for a secret in the results of tools. Files do not contain this text by chance, so tools that write can tell
+that the model has copied it."""
+
 _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
 
 
-class SecretMask:
-    """Replaces secrets in a text: the given ones, and anything that looks like a secret."""
+_EDGE_CHARS = 4
+"""A part of a secret at the edge of a text is only recognised if it has this many characters."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._secrets = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+
+class SecretMask:
+    """Replaces secrets in a text by `mask`: the given ones, also as base64, and whatever looks like one if
+    `is_guessing`."""
+
+    def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
+        given = {secret for secret in secrets if len(secret) >= 4}
+        forms = given | {form for secret in given for form in _base64_forms(secret)}
+        self.mask = mask
+        self._secrets = sorted(given, key=len, reverse=True)
+        self._forms = sorted(forms, key=len, reverse=True)
+        self._is_guessing = is_guessing
 
     def __call__(self, text: str) -> str:
-        """The text with `MASK` in place of every secret."""
-        for secret in self._secrets:
-            text = text.replace(secret, MASK)
-        return _LOOKS_SECRET.sub(MASK, text)
+        """The text with the mask in place of every secret."""
+        for form in self._forms:
+            text = text.replace(form, self.mask)
+        return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
+
+    def unfinished(self, text: str) -> int:
+        """How many characters at the end of the text may be the beginning of a secret, of which the rest is missing."""
+        return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
+
+    def cut_off(self, text: str) -> int:
+        """How many characters at the beginning of the text may be the end of a secret, of which the rest is missing."""
+        return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+def _overlap(first: str, second: str, secret: str) -> int:
+    """How many characters `first` ends and `second` begins with, fewer than the secret has; 0 if they are few."""
+    longest = min(len(first), len(second), len(secret) - 1)
+    return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
+
+
+def _base64_forms(secret: str) -> Iterator[str]:
+    """The texts of which one occurs wherever base64 encodes the secret, alone or between other bytes."""
+    if len(secret) < 8:
+        return
+    data = secret.encode("utf-8", "surrogatepass")
+    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes in front of it; the first character that is all its own
+        encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
+        yield encoded
+        yield encoded.replace("+", "-").replace("/", "_")
+
+
+_ALWAYS_HIDDEN = (
+    *((0x00, 0x08), (0x0B, 0x0C), (0x0E, 0x1F), (0x7F, 0x9F)),  # control characters, except line ends and tabs
+    *((0x061C, 0x061C), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069)),  # change the direction of writing
+    (0x2028, 0x2029),  # line ends for some programs only
+    # These draw nothing.
+    *((0xAD, 0xAD), (0x034F, 0x034F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x200B, 0x200B)),
+    *((0x2060, 0x2065), (0x206A, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0E), (0xFEFF, 0xFEFF)),
+    *((0xFFA0, 0xFFA0), (0xFFF0, 0xFFFB), (0xFFFE, 0xFFFF), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+    (0xE0000, 0xE0FFF),
+    (0xD800, 0xDFFF),  # halves of surrogate pairs
+)
+"""Ranges of code points."""
+
+_JOINERS = "\u200c\u200d"
+_EMOJI_STYLE = "\ufe0f"
+_LAST_LATIN = "\u02ff"
+_HIDDEN = re.compile(
+    f"[{_JOINERS}{_EMOJI_STYLE}" + "".join(f"{chr(first)}-{chr(last)}" for first, last in _ALWAYS_HIDDEN) + "]"
+)
+_LONE_CR = re.compile(r"\r(?!\n)")
+_SOMETIMES_HIDDEN = re.compile(f"[{_JOINERS}]+|{_EMOJI_STYLE}")
 
 
 def safe(text: str) -> str:
-    """Replace each control character except line ends and tabs with a visible symbol."""
-    return _CONTROL.sub(_picture, text)
+    """Replace each character that could hide, reorder or forge text by an escape such as `\\u202e`.
+
+    These are control characters (except line ends and tabs), marks that change the direction of writing, characters
+    that draw nothing, and unusual line separators. Joiners inside words of other scripts and inside emoji stay.
+    """
+    if "\r" in text:
+        text = _LONE_CR.sub(r"\\r", text)
+    if not _HIDDEN.search(text):
+        return text
+    return _SOMETIMES_HIDDEN.sub(_escape_unless_joined, text).translate(_escapes())
 
 
 def on_one_line(text: str) -> str:
-    """`text` without line ends, tabs and control characters."""
+    """`text` without line ends and tabs, and with hidden characters escaped."""
     return safe(" ".join(text.split()))
 
 
-def _picture(control: re.Match[str]) -> str:
-    code_point = ord(control[0])
-    return chr(0x2400 + code_point) if code_point < 0x20 else "␡" if code_point == 0x7F else "\ufffd"
+TITLE_CHARS = 200
+
+
+def title_line(text: str, limit: int = TITLE_CHARS) -> str:
+    """The first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of the
+    title says how much: `make … (+2 lines)`."""
+    first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
+    shown = limit
+    while len(title := safe(first[:shown])) > limit:  # escapes take more room
+        shown = shown * 3 // 4
+    marks = [f"+{len(first) - shown:,} characters"] if len(first) > shown else []
+    if more:
+        marks.append(f"+{len(more):,} line{'s' * (len(more) > 1)}")
+    title = title.replace("\t", " ")
+    return f"{title} … ({', '.join(marks)})" if marks else title
+
+
+@cache
+def _escapes() -> Mapping[int, str]:
+    """The escapes of all characters that are always hidden. A table is much faster than a function for each match."""
+    return {point: _escape(point) for first, last in _ALWAYS_HIDDEN for point in range(first, last + 1)}
+
+
+def _escape(point: int) -> str:
+    return f"\\x{point:02x}" if point < 0x100 else f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def _escape_unless_joined(found: re.Match[str]) -> str:
+    """A joiner between two characters of one word or emoji, or a mark that a symbol is an emoji, as it is."""
+    chars, text = found[0], found.string
+    before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
+    if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):
+        return chars
+    if chars in (*_JOINERS,) and _is_joined(before) and _is_joined(after):
+        return chars
+    return "".join(_escape(ord(char)) for char in chars)
+
+
+def _is_joined(char: str) -> bool:
+    """Whether a joiner beside this character may be part of a word or an emoji."""
+    return char > _LAST_LATIN and (char == _EMOJI_STYLE or not _HIDDEN.match(char))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.rendering import safe
 from crow.frontend.client import ClientConnection, RequestParams
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestId
@@ -28,6 +29,7 @@ from crow.frontend.params import (
     fork_entry,
     open_request_from,
     session_alias,
+    session_metadata,
     wants_archived,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
@@ -287,10 +289,11 @@ class AcpAgent:
         return {}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
-        session = self._sessions.get(params["sessionId"])
+        session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
         is_first = session.branch.prompt is None
         # Submit the prompt before the first await, so that a cancellation that follows immediately finds it.
-        prompt = session.submit(without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first))
+        parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first)
+        prompt = session.submit(parts, metadata)
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
             with self.idle.turn():
@@ -365,5 +368,5 @@ def _request_error(error: CrowError) -> RequestError:
 
 def _error(code: int, message: str, **data: object) -> RequestError:
     """An error with its text in `message` and in `data.details`, since clients show one or the other."""
-    message = limit_text(message, MESSAGE_BYTES)
+    message = limit_text(safe(message), MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})

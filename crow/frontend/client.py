@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Literal, TypeAlias, assert_never
 
 import anyio
@@ -15,13 +15,15 @@ from crow.agent import PermissionQuestion
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.domain.rendering import title_line
 from crow.domain.replay import Replay
 from crow.frontend import tool_calls
 from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
+from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.frontend.transport import StdioTransport
 from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
+from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 PermissionAnswer: TypeAlias = Literal[
     "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
 ]
+MAX_WAITING_QUESTIONS = 16
+"""How many questions of MCP servers wait until the user has answered the one that is shown."""
+
 PERMISSION_KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
 
 
@@ -129,7 +134,11 @@ class ClientConnection:
 class SessionClient:
     """See :class:`crow.agent.Client`.
 
-    `options` returns the session's current config options, and `commands` its current commands.
+    `options` returns the session's current config options, and `commands` its current commands. `has_network`: confined
+    commands with the access `write` may use the network.
+
+    The user sees one permission request and one question of a server at a time, so no dialog replaces another while
+    they answer.
     """
 
     def __init__(
@@ -142,6 +151,7 @@ class SessionClient:
         options: Callable[[], list[dict[str, Any]]],
         commands: Callable[[], list[dict[str, Any]]],
         user_timeout_s: float,
+        has_network: bool = False,
     ) -> None:
         self._session_id = session_id
         self._connection = connection
@@ -150,6 +160,11 @@ class SessionClient:
         self._options = options
         self._commands = commands
         self._user_timeout_s = user_timeout_s
+        self._has_network = has_network
+        self._asking = anyio.Lock()
+        self._eliciting = FairLimiter(1)
+        self._has_declined = False
+        self._page_ids: set[str] = set()
         self._is_known = asyncio.Event()
         self._updating = asyncio.Lock()
         self._replayed_to = 0
@@ -214,10 +229,18 @@ class SessionClient:
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
         """See :class:`crow.agent.Client`."""
         await self._is_known.wait()
-        params = permission_params(self._session_id, question)
+        params = permission_params(self._session_id, question, has_network=self._has_network)
+        async with self._asking:
+            return await self._ask(question, params)
+
+    async def _ask(self, question: PermissionQuestion, params: dict[str, Any]) -> PermissionAnswer:
+        call = params["toolCall"]
+        content = self._live.question_content(question.call, call.pop("content", []))
+        call |= {"content": content} if content else {}
+        offered = [option["kind"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return permission_answer(await self._connection.request("session/request_permission", params))
+                return permission_answer(await self._connection.request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
         except ConnectionError:
@@ -232,16 +255,35 @@ class SessionClient:
         return self._caps.notices
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """See :class:`crow.agent.Client`."""
-        return self._caps.elicits
+        return self._caps.question_kinds
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`."""
         params = elicitation_params(self._session_id, question)
-        if params["mode"] not in self.elicits or json_bytes(params) > PART_BYTES:
+        if params["mode"] not in self.question_kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
         await self._is_known.wait()
+        if self._eliciting.waiting >= MAX_WAITING_QUESTIONS:
+            await self._decline(params["message"])
+            return ElicitationAnswer(action="decline")
+        async with self._eliciting.slot():
+            if not self._eliciting.waiting:
+                self._has_declined = False
+            return await self._elicit(params)
+
+    async def _decline(self, message: str) -> None:
+        """Tell the user, once for each time that the queue is full, that a question was declined."""
+        if not self._has_declined:
+            self._has_declined = True
+            title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions wait for your answer already."
+            described = f"Further ones are declined, such as: {title_line(message)}"
+            await self.publish(events.NoticeShown(severity="warning", title=title, description=described))
+
+    async def _elicit(self, params: dict[str, Any]) -> ElicitationAnswer:
+        if params["mode"] == "url":
+            self._page_ids.add(params["elicitationId"])
         try:
             with anyio.fail_after(self._user_timeout_s):
                 return elicitation_answer(await self._connection.request("elicitation/create", params))
@@ -249,9 +291,10 @@ class SessionClient:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
-        if "url" in self.elicits:
+        if question_id in self._page_ids:
+            self._page_ids.discard(question_id)
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
@@ -259,34 +302,41 @@ class SessionClient:
             await self.send(update)
 
 
-def permission_params(session_id: str, question: PermissionQuestion) -> dict[str, Any]:
+def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
     """The parameters of `session/request_permission`.
 
-    They repeat everything about the call, because many clients build their dialog from this request alone.
+    They repeat everything about the call, because many clients build their dialog from this request alone. A call that
+    is too large to be shown whole can only be allowed or rejected once.
     """
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
-    content = tool_calls.diff_contents(announcement.diffs)
-    if question.plan.review_text:
-        content.append(tool_calls.text_content(tool_calls.fenced(limit_text(question.plan.review_text))))
+    content, is_whole = tool_calls.question_contents(
+        question.plan, question.name, question.arguments, has_network=has_network
+    )
     if content:
         call["content"] = content
-    labels = ("Allow", f"Always allow {question.always}", "Reject", f"Always reject {question.always}")
+    always = title_line(question.always) if is_whole else ""
+    labels = ("Allow", f"Always allow {always}", "Reject", f"Always reject {always}")
     options = [
         {"optionId": kind, "kind": kind, "name": label}
         for kind, label in zip(PERMISSION_KINDS, labels, strict=True)
-        if question.always or kind.endswith("once")
+        if always or kind.endswith("once")
     ]
     return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
 
 
-def permission_answer(result: object) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear is a rejection."""
+def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
+    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
+
+    An "always" answer that is not `offered` counts once.
+    """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
             return "cancelled"
         case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            return next((kind for kind in PERMISSION_KINDS if kind == chosen), "reject_once")
+            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
+            once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
+            return kind if kind in offered else once
         case _:
             return "reject_once"
 

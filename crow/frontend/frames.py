@@ -9,13 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from crow.domain.messages import MAX_DEPTH, is_too_deep
+
 Message: TypeAlias = dict[str, Any]
 RequestId: TypeAlias = int | str | None
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-MAX_DEPTH = 200
-"""How deep objects and arrays may nest: far above any real message, far below Python's recursion limit."""
-
 MAX_ID_CHARS = 1000
 """The maximum length of an id. Responses and error messages repeat the id."""
 
@@ -145,7 +144,7 @@ def describe(value: object) -> str:
 def _decode(line: bytes) -> Any:
     value = json.loads(line.decode(), parse_constant=_reject_constant)
     # Counting brackets is cheap, and nearly all lines have too few to be nested too deeply.
-    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and _is_too_deep(value):
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_too_deep(value):
         raise RecursionError
     # Lone surrogates cannot be encoded as UTF-8, so neither the store nor a request to a model could contain them.
     return _map_leaves(value, _without_surrogates) if _SURROGATE_ESCAPE.search(line) else value
@@ -153,16 +152,6 @@ def _decode(line: bytes) -> Any:
 
 def _reject_constant(name: str) -> Any:
     raise json.JSONDecodeError(f"{name} is not a JSON value", name, 0)
-
-
-def _is_too_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        containers = [item for item in level if isinstance(item, dict | list)]
-        level = [item for parent in containers for item in (parent.values() if isinstance(parent, dict) else parent)]
-        if not level:
-            return False
-    return True
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:

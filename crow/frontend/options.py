@@ -7,13 +7,15 @@ from typing import Any
 
 from crow.agent.permissions import MODES, Mode
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import title_line
 from crow.frontend.frames import describe
+from crow.frontend.tool_calls import is_plain
 
 _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
     "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
-    "plan": ("Plan", "Reads and plans only; writes, runs and fetches nothing"),
-    "auto": ("Auto", "Asks only outside the workspace"),
+    "plan": ("Plan", "Reads and plans only; changes nothing"),
+    "auto": ("Auto", "Asks only for full access, the network, MCP tools, protected paths and other places"),
 }
 """Name and description of each mode."""
 
@@ -43,7 +45,7 @@ def config_options(
     options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]
     names = _offered(model, models)
     if names:
-        choices = [{"value": name, "name": name} for name in names]
+        choices = [{"value": name, "name": title_line(name)} for name in names]
         if not model:
             choices.insert(0, {"value": _NO_MODEL, "name": "None chosen yet"})
         text = "The model for the next prompt and later ones"
@@ -105,4 +107,6 @@ def _select(option_id: str, name: str, text: str, current: str, choices: list[di
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for name in (*models, model) if name))
+    """The names to choose from. An endpoint's model whose name has hidden characters is left out."""
+    plain = (name for name in models if is_plain(name))
+    return tuple(dict.fromkeys(name for name in (*plain, model) if name))

@@ -15,6 +15,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
 from crow.frontend.frames import describe
+from crow.store.codec import merged_metadata
 from crow.tools import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
@@ -35,7 +36,7 @@ class ClientCapabilities:
     notices: bool = False
     compaction: bool = False
     boolean_options: bool = False
-    elicits: frozenset[ElicitationKind] = frozenset()
+    question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
@@ -53,7 +54,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
-        elicits=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
+        question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
     )
 
 
@@ -68,7 +69,7 @@ class OpenRequest:
     """A request that opens a session.
 
     If `model` is None, the session's stored model is used, else the configured one. `config` is stored with the
-    session.
+    session. `metadata` is merged into that of the session.
     """
 
     cwd: str
@@ -76,6 +77,7 @@ class OpenRequest:
     servers: tuple[McpServer, ...]
     model: str | None = None
     config: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
 
 def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
@@ -94,6 +96,7 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
         servers=mcp_servers_from(params.get("mcpServers")),
         model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
         config=_system_prompt(meta.get("systemPrompt")) | _max_turns(options.get("maxTurns")),
+        metadata=session_metadata(params),
     )
 
 
@@ -125,6 +128,22 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
             f'_meta.crow.alias: expected a name of 1 to {MAX_NAME_CHARS} characters, such as "cli:default".'
         )
     return alias
+
+
+def session_metadata(params: Mapping[str, Any]) -> JsonObject:
+    """`_meta.crow.metadata`: what to merge into the session's metadata; null removes a member.
+
+    :raises ArgumentError: not an object, too large or too deep.
+    """
+    metadata = _crow_meta(params).get("metadata")
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise ArgumentError(
+            f'_meta.crow.metadata is {describe(metadata)}; expected an object such as {{"task": "42"}}.'
+        )
+    merged_metadata({}, metadata)
+    return metadata
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:

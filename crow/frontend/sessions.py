@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -17,16 +18,20 @@ import anyio.to_thread
 
 from crow.agent import Adapters, new_session_id
 from crow.agent.commands import COMMANDS
+from crow.agent.permissions import bind_rules
 from crow.agent.session import Session
 from crow.agent.templates import hint_of
+from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox, notice_of_workspace
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
 from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.rendering import title_line
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store.codec import merged_metadata
 from crow.tools import McpServer, StdioServer, Workspace
 
 logger = logging.getLogger(__name__)
@@ -49,6 +54,7 @@ class ServerDependencies:
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
     - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
+    - `has_network`: confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -69,16 +75,19 @@ class ServerDependencies:
     log_hint: str
     editor_timeout_s: float
     user_timeout_s: float
+    has_network: bool = False
     hidden_variables: Callable[[], Sequence[str]] = tuple
     servers: Sequence[McpServer] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """An open session and the client object that sends its updates to the editor."""
+    """An open session and the client object that sends its updates to the editor. `contents` is set if the user has not
+    worked in its directory before."""
 
     session: Session
     client: SessionClient
+    contents: WorkspaceContents | None = None
 
 
 class OpenSessions:
@@ -102,6 +111,8 @@ class OpenSessions:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
+        self._known_directories: set[str] = set()
+        self._has_checked_sandbox = False
         self._is_warm = False
 
     async def store(self) -> Store:
@@ -130,6 +141,7 @@ class OpenSessions:
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
+            contents = await self._inspect_if_new(store, request.cwd)
             new = NewSession(
                 id=new_session_id(),
                 cwd=request.cwd,
@@ -138,9 +150,11 @@ class OpenSessions:
                 additional_directories=request.directories,
                 alias=alias,
                 config=request.config,
+                metadata=merged_metadata({}, request.metadata),
             )
             try:
-                return self._start(Tail(row=await store.create_session(new), entries=()), request)
+                tail = Tail(row=await store.create_session(new), entries=())
+                return self._start(tail, request, contents)
             except ArgumentError:  # another process may have just created it
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
@@ -151,11 +165,17 @@ class OpenSessions:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         store = await self.store()
+        contents = await self._inspect_if_new(store, request.cwd)
         async with self._lock(session_id):
             row = await store.fork_session(
-                session_id, new_session_id(), entry=entry, cwd=request.cwd, additional_directories=request.directories
+                session_id,
+                new_session_id(),
+                entry=entry,
+                cwd=request.cwd,
+                additional_directories=request.directories,
+                metadata=request.metadata,
             )
-        return self._start(await store.open_session(row.id), request)
+        return self._start(await store.open_session(row.id), request, contents)
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
@@ -168,18 +188,26 @@ class OpenSessions:
         async with self._lock(session_id):
             live = self._open.get(session_id)
             has_unstored = live is not None and not await live.session.settle()
+            if request.metadata:
+                if live is None:
+                    await store.merge_metadata(session_id, request.metadata)
+                else:
+                    await live.session.branch.merge_metadata(request.metadata)
 
             def stays_open() -> bool:
                 return live is not None and (has_unstored or live.session.busy)
 
             if not stays_open():
+                contents = await self._inspect_if_new(store, request.cwd)
                 tail = await store.open_session(session_id)
                 tail = Tail(row=await self._update_row(store, tail.row, request), entries=tail.entries)
             if live is not None and stays_open():  # a prompt may have arrived while the lines above waited
                 yield live
                 self._warn_about_cwd(live, request)
                 return
-            opened = self._start(tail, request)  # before the next await, since the next request may be a prompt
+            opened = self._start(
+                tail, request, contents
+            )  # before the next await, since the next request may be a prompt
             if live is not None:
                 with anyio.CancelScope(shield=True):
                     await self._close(live)
@@ -230,6 +258,7 @@ class OpenSessions:
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
+        await self._warn_about_sandbox()
         await self._add_models()
 
     def reload_settings(self) -> None:
@@ -259,7 +288,7 @@ class OpenSessions:
             mode=row.mode, model=model, models=self.models, config=config, booleans=caps.boolean_options
         )
 
-    def _start(self, tail: Tail, request: OpenRequest) -> OpenSession:
+    def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
         assert self._adapters is not None, "the store is open"
         row, dependencies, caps = tail.row, self._dependencies, self.caps
         client = SessionClient(
@@ -270,6 +299,7 @@ class OpenSessions:
             options=lambda: self.options(session),
             commands=lambda: self._commands(session),
             user_timeout_s=dependencies.user_timeout_s,
+            has_network=dependencies.has_network,
         )
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
@@ -279,7 +309,9 @@ class OpenSessions:
             workspace = EditorWorkspace(workspace, editor, caps, hidden)
         servers = _merge_servers(dependencies.servers, request.servers)
         session = Session(self._adapters, client, workspace, servers, tail)
-        self._open[row.id] = opened = OpenSession(session=session, client=client)
+        if contents is not None and contents.concerns_agents and not caps.notices:
+            session.remark_later(notice_of_workspace(contents))
+        self._open[row.id] = opened = OpenSession(session=session, client=client, contents=contents)
         self._tasks.start_soon(self._run, opened)
         return opened
 
@@ -308,12 +340,39 @@ class OpenSessions:
         model = request.model or row.model or self._dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
             return row
+        rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
         try:
-            changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model)
+            changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return await store.update_session(row.id, changes)
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
-            return replace(row, cwd=cwd, additional_directories=directories, model=model)
+            return replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+
+    async def _inspect_if_new(self, store: Store, cwd: str) -> WorkspaceContents | None:
+        """What the directory holds if the user has not worked there before, else None. Asked once per process."""
+        if cwd in self._known_directories:
+            return None
+        self._known_directories.add(cwd)
+        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
+        if await store.is_known_directory(paths):
+            return None
+        return await anyio.to_thread.run_sync(inspect_workspace, cwd)
+
+    async def _warn_about_sandbox(self) -> None:
+        """Warns once per process, in the first session, if nothing confines commands.
+
+        If the editor shows no notices, the history of a new session says so instead.
+        """
+        opened = next(iter(self._open.values()), None)
+        if opened is None or self._has_checked_sandbox:
+            return
+        self._has_checked_sandbox = True
+        is_new = opened.session.branch.leaf is None
+        notice = notice_of_sandbox(await opened.session.workspace.sandbox_status())
+        if notice is not None and opened.client.takes_notices:
+            await opened.client.publish(notice)
+        elif notice is not None and is_new:
+            opened.session.remark_later(notice)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
         """Tells the user, after the response, that a running session cannot move to another directory."""
@@ -336,11 +395,14 @@ class OpenSessions:
             logger.warning("The context could not be measured: %s", error)
         row = session.branch.row
         if row.title is not None:
-            title = {"title": row.title, "updatedAt": _iso_time(row.updated_ms)}
+            title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         client.open()
+        if opened.contents is not None and client.takes_notices:
+            await client.publish(notice_of_workspace(opened.contents))
         if self._is_warm:
             session.warm()
+            await self._warn_about_sandbox()
 
     def _commands(self, session: Session) -> list[dict[str, Any]]:
         """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
@@ -351,8 +413,8 @@ class OpenSessions:
             *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
         ]
         return [
-            {"name": name, "description": description, **({"input": {"hint": hint}} if hint else {})}
-            for name, description, hint in commands
+            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
+            for name, text, hint in commands
         ]
 
     async def _add_models(self) -> None:
@@ -427,9 +489,11 @@ def session_info(row: SessionRow) -> dict[str, Any]:
     """A session as `session/list` shows it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
     if row.title is not None:
-        info["title"] = row.title
+        info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
+    if row.metadata:
+        info["_meta"] = {"crow": {"metadata": dict(row.metadata)}}
     return info
 
 

@@ -10,12 +10,14 @@ import re
 import textwrap
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, Attachment, Diff, ToolResult
-from crow.domain.rendering import in_title
+from crow.domain.messages import is_too_deep
+from crow.domain.rendering import in_title, safe, title_line
+from crow.tools import PlannedCall
 
 Fields: TypeAlias = dict[str, Any]
 
@@ -31,7 +33,11 @@ PIECE_BYTES = 400_000
 PART_BYTES = 900_000
 """The size limit of a value that can be neither cut nor split. It leaves room for the rest of the line."""
 
-_TITLE_CHARS = 200
+QUESTION_CHARS = 16_000
+"""A question shows at most this many characters of a command, a URL or arguments."""
+
+_TITLE_CHARS = 280
+_NAME_CHARS = 200
 _MAX_LOCATIONS = 40
 _MAX_ATTACHMENTS = 40
 _URI_CHARS = 2_000
@@ -43,28 +49,54 @@ def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arg
     """Id, title, kind and locations of a call; also its name and input if they are given."""
     fields: Fields = {
         "toolCallId": call_id,
-        "title": _one_line(announcement.title) or name or "Tool call",
+        "title": title_line(announcement.title, _TITLE_CHARS) or title_line(name) or "Tool call",
         "kind": announcement.kind,
         "locations": [
             {"path": location.path} | ({} if location.line is None else {"line": max(1, location.line)})
             for location in announcement.locations[:_MAX_LOCATIONS]
+            if is_plain(location.path)  # an escaped path would lead nowhere
         ],
     }
     if name:
-        fields["name"] = name
-        fields["_meta"] = {"tool_name": name}
+        fields["name"] = title_line(name)
+        fields["_meta"] = {"tool_name": fields["name"]}
     if arguments is not None:
         fields["rawInput"] = raw_input(arguments)
     return fields
 
 
 def raw_input(arguments: str) -> object:
-    """The arguments as an object with long texts cut."""
+    """The arguments as an object, with hidden characters escaped and long texts cut."""
+    value = parsed_arguments(arguments)
+    short = limit_json({"arguments": arguments} if value is None else value, _INPUT_BYTES)
+    return limit_json(_escaped(short), _INPUT_BYTES)
+
+
+def parsed_arguments(arguments: str) -> Fields | None:
+    """The arguments as an object; None if they are not a JSON object or nest too deeply."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
-        value = None
-    return limit_json(value if isinstance(value, dict) else {"arguments": arguments}, _INPUT_BYTES)
+        return None
+    return value if isinstance(value, dict) and not is_too_deep(value) else None
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text is one line without hidden characters."""
+    return "\n" not in text and "\r" not in text and safe(text) == text
+
+
+def _escaped(value: object) -> object:
+    """A JSON value with hidden characters escaped in its strings and keys."""
+    match value:
+        case str():
+            return safe(value)
+        case dict():
+            return {safe(key): _escaped(item) for key, item in value.items()}
+        case list():
+            return [_escaped(item) for item in value]
+        case _:
+            return value
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
@@ -72,7 +104,7 @@ def announcement_from(name: str, arguments: str) -> Announcement:
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
-        return Announcement(title=" ".join(texts["command"].split()), kind="execute")
+        return Announcement(title=in_title(title_line(texts["command"])), kind="execute")
     subject = next((texts[key] for key in _SUBJECTS if texts.get(key)), None)
     return Announcement(title=name if subject is None else f"{name} {in_title(subject)}")
 
@@ -111,9 +143,14 @@ def text_content(text: str) -> Fields:
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
+def shown_text(text: str) -> str:
+    """A text of a tool, with hidden characters escaped, cut if it is long."""
+    return _cut(text, _TEXT_BYTES, safe)[0]
+
+
 def console_block(text: str) -> str:
     """Command output as a Markdown code block."""
-    return fenced(limit_text(text), "console")
+    return fenced(shown_text(text), "console")
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -131,7 +168,7 @@ def _result_text(result: ToolResult) -> str:
         return ""
     if kind == "execute":
         return console_block(text)
-    text = limit_text(text)
+    text = shown_text(text)
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
@@ -139,21 +176,68 @@ def _result_text(result: ToolResult) -> str:
     return text
 
 
-def _one_line(title: str) -> str:
-    lines = [line.strip() for line in title.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    line = lines[0]
-    if len(line) > _TITLE_CHARS:
-        return line[: _TITLE_CHARS - 1] + "…"
-    return f"{line} …" if len(lines) > 1 else line
+ACCESS_WORDS = {
+    "read": "It is confined: it changes no files, and has no network.",
+    "write": "It is confined: it may change files in the workspace, and has no network.",
+    "write with network": "It is confined: it may change files in the workspace, and use the network.",
+    "full": "It is not confined: it can do everything that you can.",
+    "full because nothing confines": (
+        "It is not confined, because commands cannot be confined here: it can do everything that you can."
+    ),
+}
+"""What a command may do, for the user who has to allow it."""
+
+
+def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_network: bool) -> tuple[list[Fields], bool]:
+    """The content of a permission request: all that the call would do. Also whether all of it is shown.
+
+    `has_network`: commands with the access `write` may use the network.
+    """
+    contents, hidden_changes = diff_view(plan.announcement.diffs)
+    hidden = 0
+    blocks: list[str] = []
+
+    def add(text: str, language: str = "") -> None:
+        nonlocal hidden
+        part, left_out = _head_and_tail(text, QUESTION_CHARS)
+        blocks.append(fenced(safe(part), language))
+        hidden += left_out
+
+    match plan.access:
+        case "execute" if plan.argument is not None:
+            add(plan.argument, "sh")
+        case "external":
+            inner = parsed_arguments(arguments)
+            blocks.append(f"It calls {in_title(title_line(plan.rule_tool or name))} with:")
+            add(arguments if inner is None else json.dumps(inner, ensure_ascii=False, indent=2), "json")
+        case _ if plan.review_text:
+            add(plan.review_text)
+        case _ if title_line(plan.announcement.title, _TITLE_CHARS) != plan.announcement.title:
+            add(plan.announcement.title)
+    if hidden:
+        blocks.append(f"{hidden:,} characters are not shown.")
+    if plan.command_access is not None:
+        blocks.append(ACCESS_WORDS[_access_key(plan, has_network=has_network)])
+    if blocks:
+        contents.append(text_content("\n\n".join(blocks)))
+    return contents, not hidden and not hidden_changes
+
+
+def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
+    match plan.command_access:
+        case "write" if has_network:
+            return "write with network"
+        case "full" if plan.requested_access not in (None, "full"):
+            return "full because nothing confines"
+        case access:
+            return str(access)
 
 
 def _attachment_block(attachment: Attachment, room: int) -> Fields:
     """The attachment as a content block; if its data takes more than `room` bytes, as a link or in words."""
-    name, mime_type = attachment.name[:_TITLE_CHARS], (attachment.mime_type or "")[:_TITLE_CHARS]
+    name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
-    uri = attachment.uri if attachment.uri is not None and len(attachment.uri) <= _URI_CHARS else None
+    uri = attachment.uri if is_link(attachment.uri) else None
     if attachment.data and len(attachment.data) <= room:
         if mime_type.startswith(("audio/", "image/")):
             return {"type": mime_type[:5], "data": attachment.data, "mimeType": mime_type}
@@ -165,36 +249,72 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
     return {"type": "text", "text": f"({name}, {mime_type or 'unknown type'}, {size}: not shown)"}
 
 
+def is_link(uri: str | None) -> bool:
+    """Whether a client may offer the URI to be opened: a web page or a file of this machine, not too long."""
+    if uri is None or len(uri) > _URI_CHARS or not is_plain(uri):
+        return False
+    return uri.lower().startswith(("https://", "http://", "file:///"))
+
+
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
     """Diffs of whole texts or, if these are too large together, the changed regions and a note that says so."""
+    return diff_view(diffs)[0]
+
+
+def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
+    """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
     diffs = tuple(diffs)
-    if sum(json_bytes(diff.old_text or "") + json_bytes(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
-        return [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
-    contents, room = [], _DIFF_BYTES
+    if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
+        whole = [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
+        if sum(map(json_bytes, whole)) <= _DIFF_BYTES + 1_000 * len(whole):
+            return whole, 0
+    contents, room, hidden = [], _DIFF_BYTES, 0
     for diff in diffs:
         regions = changed_regions(diff.old_text or "", diff.new_text)
-        lines: list[str] = []
-        for region in regions:
-            content = _diff(diff.path, region.old_text, region.new_text)
-            if json_bytes(content) > room:
-                if lines or room <= _DIFF_BYTES // 2:
-                    continue
-                # A single change that is larger than the limit: both sides are cut.
-                old_text, new_text = (limit_text(text, room // 3) for text in (region.old_text, region.new_text))
-                content = _diff(diff.path, old_text, new_text)
-            room -= json_bytes(content)
-            contents.append(content)
-            lines.append(str(region.new_line))
+        shown, left_out = _fitting_regions(diff.path, regions, room)
+        room -= sum(map(json_bytes, shown.values()))
+        hidden += left_out
+        contents += [shown[at] for at in sorted(shown)]
         size = len(diff.new_text.encode(errors="replace"))
-        note = f"{diff.path} is large ({size:,} bytes); shown: {len(lines)} of {len(regions)} changed regions"
+        path = title_line(diff.path)
+        note = f"{path} is large ({size:,} bytes); shown: {len(shown)} of {len(regions)} changed regions"
+        lines = [str(regions[at].new_line) for at in sorted(shown)]
         where = f", from lines {', '.join(lines[:20])}" if lines else ""
-        contents.append(text_content(f"{note}{where}."))
-    return contents
+        rest = f" {left_out:,} characters of the change are not shown." if left_out else ""
+        contents.append(text_content(f"{note}{where}.{rest}"))
+    return contents, hidden
+
+
+def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple[dict[int, Fields], int]:
+    """The regions at the beginning and end that take at most `room` bytes together, by index, and how many characters
+    of the regions these do not show."""
+    shown: dict[int, Fields] = {}
+    left = room
+    hidden = 0
+    count = len(regions)
+    for at in (index for pair in zip(range(count), reversed(range(count)), strict=True) for index in pair):
+        if at in shown:
+            continue
+        old_text, new_text = regions[at].old_text, regions[at].new_text
+        is_large = len(old_text) + len(new_text) > left
+        content = _diff(path, "", "") if is_large else _diff(path, old_text, new_text)
+        if is_large or json_bytes(content) > left:
+            if shown or left <= _DIFF_BYTES // 2:
+                break
+            # A single change that is larger than the limit: both sides are cut.
+            (old_text, old_hidden), (new_text, new_hidden) = (
+                _cut(text, left // 3, safe) for text in (old_text, new_text)
+            )
+            content, hidden = _diff(path, old_text, new_text), old_hidden + new_hidden
+        left -= json_bytes(content)
+        shown[at] = content
+    hidden += sum(len(one.old_text) + len(one.new_text) for at, one in enumerate(regions) if at not in shown)
+    return shown, hidden
 
 
 def _diff(path: str, old_text: str, new_text: str) -> Fields:
     # Some clients show no diff without the key oldText, even for a new file.
-    return {"type": "diff", "path": path, "oldText": old_text, "newText": new_text}
+    return {"type": "diff", "path": safe(path), "oldText": safe(old_text), "newText": safe(new_text)}
 
 
 def json_bytes(value: object) -> int:
@@ -204,16 +324,30 @@ def json_bytes(value: object) -> int:
 
 def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
     """`text`, or its beginning and end around a marker if it is larger than `limit` bytes of JSON."""
-    if _fits(text, limit):
-        return text
+    return _cut(text, limit)[0]
+
+
+def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
+    """See `limit_text`; `change` is applied to what is shown. Also returns how many characters are left out."""
+    if len(text) <= limit and _fits(shown := change(text), limit):
+        return shown, 0
     keep = min(limit, len(text))
     while True:
-        head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
-        omitted = len(text) - len(head) - len(tail)
-        shown = f"{head}\n[… {omitted:,} characters are not shown here …]\n{tail}"
-        if keep < 2 or json_bytes(shown) <= limit:
-            return shown
-        keep = keep * 3 // 4
+        shown, omitted = _head_and_tail(text, keep)
+        shown = change(shown)
+        size = json_bytes(shown)
+        if keep < 2 or size <= limit:
+            return shown, omitted
+        keep = min(keep * limit // size, keep - 1) * 15 // 16
+
+
+def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
+    """`text`, or `keep` of its characters, from both ends, around a marker. Also how many characters are left out."""
+    if len(text) <= keep:
+        return text, 0
+    head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
+    omitted = len(text) - len(head) - len(tail)
+    return f"{head}\n[… {omitted:,} characters are not shown here …]\n{tail}", omitted
 
 
 def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:

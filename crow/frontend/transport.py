@@ -52,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]:
+def claim_stdio() -> Iterator[tuple[int, int]]:
     """Moves stdin and stdout to private descriptors that children do not inherit, and closes these at the end.
 
-    Yields (read, write). Meanwhile descriptor 0 is empty, and descriptor 1 and `sys.stdout` write to `stray_output`,
-    such as the log file, or nowhere: no stray print can break the protocol.
+    Yields (read, write). Meanwhile descriptor 0 is empty, and descriptor 1 and `sys.stdout` write nowhere: no stray
+    print can break the protocol.
 
     :raises EditorError: stdin or stdout is closed.
     """
@@ -67,7 +67,7 @@ def claim_stdio(*, stray_output: int | None = None) -> Iterator[tuple[int, int]]
     try:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
-        os.dup2(null if stray_output is None else stray_output, 1)
+        os.dup2(null, 1)
         os.close(null)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -10,15 +10,28 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
+from crow.domain.rendering import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import Fields, call_fields, diff_contents, limit_text, split_text, text_content
+from crow.frontend.tool_calls import (
+    Fields,
+    call_fields,
+    diff_contents,
+    limit_text,
+    shown_text,
+    split_text,
+    text_content,
+)
 
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
 """How much output is streamed to a client's terminal. The rest is sent when the command ends, cut if it is long."""
+
+NOTICE_CHARS = 500
+STEP_CHARS = 1_000
+"""How much of the title of a notice, and of a step of the plan, is shown."""
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -99,7 +112,7 @@ class LiveUpdates:
             case events.PlanChanged(plan=items):
                 return plan_updates(items)
             case events.TitleChanged(title=title):
-                return (_update("session_info_update", title=title),)
+                return (_update("session_info_update", title=None if title is None else title_line(title)),)
             case events.ModeChanged(mode=mode):
                 return (_update("current_mode_update", currentModeId=mode),)
             case events.OptionsChanged() | events.CommandsChanged():
@@ -123,6 +136,17 @@ class LiveUpdates:
             updates += self._call_updates(call, opened)
         return tuple(updates)
 
+    def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
+        """The content of a permission request for an announced call: `content`, then the call's terminal if there is
+        one. A client that shows the request replaces the call's content with it."""
+        opened = self._calls.get(call)
+        if opened is None:
+            return content
+        if opened.in_terminal is not None:
+            content = [*content, _terminal_content(call)]
+        opened.content = content
+        return content
+
     def _open_message(self, message_id: str) -> _OpenMessage:
         if self._message.message_id != message_id:
             self._message = _OpenMessage(message_id)
@@ -137,7 +161,7 @@ class LiveUpdates:
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(answer=answer, message_id=message_id):
-                return _text_updates(message_id, answer)
+                return _text_updates(message_id, safe(answer))
             case entries.Checkpoint(compaction_id=compaction_id, reason=reason) as checkpoint:
                 if self._caps.compaction or reason == "command":
                     return ()  # already shown by CompactionChanged or by the command's answer
@@ -159,7 +183,7 @@ class LiveUpdates:
         if opened.in_terminal is not None:
             terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
-            opened.content = [{"type": "terminal", "terminalId": call.call_id}]
+            opened.content = [_terminal_content(call)]
         if opened.content:
             fields["content"] = opened.content
         update = _update("tool_call", status=opened.status) | fields
@@ -173,6 +197,8 @@ class LiveUpdates:
         if opened is not None:
             opened.status = "in_progress"
             changed = _changed_fields(call, opened, announcement) if announcement is not None else {}
+            if opened.in_terminal is not None and opened.content != [_terminal_content(call)]:  # the question is over
+                opened.content = changed["content"] = [_terminal_content(call)]
             return (_call_update(call, "in_progress") | changed,)
         if announcement is None:  # the call has already ended for this client
             return ()
@@ -212,9 +238,9 @@ class LiveUpdates:
         if opened is None:
             return ()
         update = _call_update(event.call, "failed")
-        content = [text_content(limit_text(event.text))] if event.text else []
+        content = [text_content(shown_text(event.text))] if event.text else []
         if opened.in_terminal is not None:
-            content = [{"type": "terminal", "terminalId": event.call.call_id}, *content]
+            content = [_terminal_content(event.call), *content]
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
         return (update | {"content": content},)
 
@@ -223,8 +249,8 @@ class LiveUpdates:
         if not title:
             return ()
         if self._caps.notices:
-            update = _update("notice", severity=event.severity, title=limit_text(title))
-            return (update | ({"description": limit_text(event.description)} if event.description else {}),)
+            update = _update("notice", severity=event.severity, title=title_line(title, NOTICE_CHARS))
+            return (update | ({"description": shown_text(event.description)} if event.description else {}),)
         if event.severity == "info":
             return ()
         words = f"{title} {event.description}" if event.description and event.description != title else title
@@ -275,7 +301,7 @@ class ReplayUpdates:
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
-                return (*typed, *_text_updates(message_id, answer))
+                return (*typed, *_text_updates(message_id, safe(answer)))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
@@ -293,7 +319,7 @@ class ReplayUpdates:
         if announcement == Announcement(title=announced.name):  # an older version stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
         fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        content = [*diff_contents(announcement.diffs), text_content(limit_text(event.text))]
+        content = [*diff_contents(announcement.diffs), text_content(shown_text(event.text))]
         return (_update("tool_call", status="failed") | fields | {"content": content},)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
@@ -319,7 +345,10 @@ def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
     """The complete plan; nothing for None."""
     if items is None:
         return ()
-    plan = [{"content": item.content, "priority": item.priority, "status": item.status} for item in items]
+    plan = [
+        {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
+        for item in items
+    ]
     return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
 
 
@@ -343,8 +372,8 @@ def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """A remark by crow: a separate paragraph, even in clients that join all chunks."""
-    return _text_updates(message_id, f"{words}\n\n")
+    """A remark by crow: a separate paragraph, even in clients that join all chunks. It may quote hostile text."""
+    return _text_updates(message_id, f"{safe(words)}\n\n")
 
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
@@ -365,7 +394,7 @@ def _compaction_update(compaction_id: str, status: str = "completed", detail: st
     if detail and status == "completed":
         update["summary"] = [{"type": "text", "text": piece} for piece in split_text(limit_text(detail))]
     elif detail and status == "failed":
-        update["error"] = limit_text(detail)
+        update["error"] = shown_text(detail)
     return update
 
 
@@ -373,6 +402,10 @@ def _token_change(body: entries.Checkpoint | entries.Mask) -> str:
     counts = (body.tokens_before, body.tokens_after)
     before, after = (f"{round(count / 1000)}k" if count >= 10_000 else str(count) for count in counts)
     return f"{before} → {after} tokens"
+
+
+def _terminal_content(call: CallRef) -> Fields:
+    return {"type": "terminal", "terminalId": call.call_id}
 
 
 def _call_update(call: CallRef, status: str) -> Update:

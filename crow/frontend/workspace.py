@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from crow.frontend.client import SendRequest, refusal_text
 from crow.frontend.frames import METHOD_NOT_FOUND
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.tools import CommandAccess, FileStat, OnOutput, Workspace
+from crow.tools import CommandAccess, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
 """While the editor has not answered a write, the disk is checked this often: some editors write and never answer."""
@@ -79,12 +80,18 @@ class EditorWorkspace:
         self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
         self.cwd = disk.cwd
+        self.directories = disk.directories
         self.resolve = disk.resolve
         self.contains = disk.contains
         self.protection = disk.protection
+        self.read_protection = disk.read_protection
+        self.find_names = disk.find_names
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
+        self.start_confined = disk.start_confined
+        self.end_confined = disk.end_confined
+        self.close = disk.close
 
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""
@@ -139,6 +146,18 @@ class EditorWorkspace:
     def confines(self) -> bool:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
         return self._disk.confines and not self._in_terminals
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        return "" if self._in_terminals else self._disk.explain_failure(access, output)
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
+        status = await self._disk.sandbox_status()
+        if not self._in_terminals:
+            return status
+        problem = "Commands run in the editor's terminals (`editor.terminals`), which nothing confines."
+        return replace(status, name="", problem=problem, has_overlay=False)
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput

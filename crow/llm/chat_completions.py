@@ -46,6 +46,8 @@ from crow.llm.stream import MAX_ADAPTATIONS, ChatStream, RetryTiming
 
 _MAX_ENCODERS = 64
 _MAX_BUFFERED_BYTES = 256 * 1024
+_MAX_ERROR_BYTES = 256 * 1024
+_ERROR_S = 10.0
 _MODELS_TIMEOUT_S = 3.0
 _LISTING_TIMEOUT_S = 1.5
 _CLOSE_TIMEOUT_S = 1.0
@@ -277,7 +279,9 @@ class ChatCompletions:
             if response.is_success:
                 return _HttpBody(response, self.origin)
             try:
-                refusal = parse_error_response(response.status_code, await response.aread())
+                refusal = parse_error_response(
+                    response.status_code, await _read_start(response, min(_ERROR_S, self.timeouts.idle_s))
+                )
             finally:
                 await response.aclose()
         except _CONNECT_ERRORS as error:
@@ -301,6 +305,18 @@ class ChatCompletions:
             names = tuple(each.name for each in await self.models())
         near = difflib.get_close_matches(self._endpoint.model, names, n=3, cutoff=0.4) or names[:5]
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
+
+
+async def _read_start(response: httpx2.Response, timeout_s: float) -> bytes:
+    """Read the body of an HTTP error: at most its first `_MAX_ERROR_BYTES`, and what arrives within `timeout_s`."""
+    body = bytearray()
+    with anyio.move_on_after(timeout_s):
+        async with aclosing(response.aiter_bytes()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) >= _MAX_ERROR_BYTES:
+                    break
+    return bytes(body[:_MAX_ERROR_BYTES])
 
 
 def _certificates(file: str) -> ssl.SSLContext:

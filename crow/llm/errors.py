@@ -179,7 +179,8 @@ def find_error(body: object) -> ErrorBody | None:
     """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
     there is no error."""
     if isinstance(body, list):
-        return next((found for item in body if (found := find_error(item)) is not None), None)
+        items = (item for item in body if not isinstance(item, list))  # lists may nest without end
+        return next((found for item in items if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
         return None
     if body.get("error"):

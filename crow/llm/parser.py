@@ -22,7 +22,7 @@ from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_tit
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
 from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone, replace_lone_in
 from crow.llm.text_tool_calls import CallDetector
-from crow.llm.tool_calls import CallAssembler, new_call_id
+from crow.llm.tool_calls import MAX_CALLS, CallAssembler, new_call_id
 
 MAX_CHARS = 4_000_000
 """The limit for one answer in characters. Text, reasoning and tool arguments count together."""
@@ -88,11 +88,14 @@ class StreamParser:
                     self._read(event_data)
         finally:
             self._read_content()
-        if self._size > MAX_CHARS:
+        limit = f"{MAX_CHARS:,} characters of text, reasoning and tool arguments" if self._size > MAX_CHARS else ""
+        if self._calls.has_too_many:
+            limit = f"{MAX_CALLS:,} tool calls"
+        if limit:
             self._error = AnswerTooLong(
-                f"The answer from {self._origin.endpoint} was cut off after {MAX_CHARS:,} characters of text, "
-                "reasoning and tool arguments; the model may be repeating itself. The part that was shown is kept, "
-                "but none of its tool calls ran. Prompt again, or limit answers with max_output_tokens."
+                f"The answer from {self._origin.endpoint} was cut off after {limit}; the model may be repeating "
+                "itself. The part that was shown is kept, but none of its tool calls ran. Prompt again, or limit "
+                "answers with max_output_tokens."
             )
             raise self._error
         return self._take_pieces()

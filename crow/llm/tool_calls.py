@@ -27,7 +27,7 @@ _PREFIX = re.compile(
 )
 _SUFFIX = re.compile(r"(?:<\|.*|(?<!\s)\s++json|:\d{0,4}|\(\)|>)\Z", re.DOTALL)
 _PARALLEL = "multi_tool_use.parallel"
-_MAX_CALLS = 1000
+MAX_CALLS = 1000
 _MAX_KEYS = 100_000
 """Some servers send a new ID or index with each fragment. At most this many of them are remembered."""
 _MAX_PIECES = 10_000
@@ -85,7 +85,7 @@ class _PartialCall:
 
 class CallAssembler:
     """Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then `finish`. `size` is the number of
-    characters stored."""
+    characters stored. `has_too_many`: calls beyond `MAX_CALLS` were left out."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -94,6 +94,7 @@ class CallAssembler:
         self._by_index: dict[object, _PartialCall] = {}
         self._by_id: dict[str, _PartialCall] = {}
         self.size = 0
+        self.has_too_many = False
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -122,7 +123,8 @@ class CallAssembler:
         call_id = _text(fragment.get("id")).strip()
         index = _index(fragment.get("index"))
         if (call := self._call_for(index, call_id, name.strip(), arguments)) is None:
-            if len(self._calls) >= _MAX_CALLS:
+            if len(self._calls) >= MAX_CALLS:
+                self.has_too_many = True
                 return
             call = _PartialCall()
             self._calls.append(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -166,7 +167,12 @@ def run_key_command(command: Sequence[str]) -> str:
     name = f"api_key_command `{' '.join(command)}`"
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_KEY_COMMAND_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_KEY_COMMAND_TIMEOUT_S,
+            check=False,
+            env=os.environ,  # the initial environment may have been overwritten
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None

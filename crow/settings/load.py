@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -20,7 +21,15 @@ from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
-from crow.settings.values import McpServerSettings, NamedModel, ProviderSettings, Section, Settings, expectation
+from crow.settings.values import (
+    VARIABLE,
+    McpServerSettings,
+    NamedModel,
+    ProviderSettings,
+    Section,
+    Settings,
+    expectation,
+)
 
 _FROM_ENVIRONMENT = {
     "model.name": "CROW_MODEL",
@@ -46,6 +55,8 @@ _NAMED: Mapping[str, type[Section]] = {
 }
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
+_SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
+_SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
 _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
 
 
@@ -58,15 +69,18 @@ class Paths:
     data_dir: Path
     database: Path
     log_file: Path
+    cache_dir: Path
     trace: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
-    """The environment variables that hold keys of endpoints, and all known keys, including unused ones."""
+    """The environment variables that hold keys of endpoints, and all known keys, including unused ones and those in
+    headers. `others` are the tokens of MCP servers."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
+    others: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +161,22 @@ def find_paths(env: Mapping[str, str]) -> Paths:
     """
     if env.get("CROW_HOME"):
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
+        cache_dir = config_dir / "cache"
     else:
         from platformdirs import PlatformDirs
 
         dirs = PlatformDirs("crow", appauthor=False)
         config_dir, data_dir, log_dir = dirs.user_config_path, dirs.user_data_path, dirs.user_log_path
+        cache_dir = dirs.user_cache_path
         if env.get("HOME") == "" or not all(path.is_absolute() for path in (config_dir, data_dir, log_dir)):
             config_dir = data_dir = log_dir = _temporary_home()
+            cache_dir = config_dir / "cache"
     return Paths(
         config_file=_absolute(env["CROW_CONFIG"]) if env.get("CROW_CONFIG") else config_dir / "config.toml",
         data_dir=data_dir,
         database=data_dir / "crow.db",
         log_file=log_dir / "crow.log",
+        cache_dir=cache_dir,
         trace=_absolute(env["CROW_TRACE"]) if env.get("CROW_TRACE") else None,
     )
 
@@ -376,15 +394,36 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """Collect the keys that the file contains or refers to, and the keys of all presets, whether used or not."""
-    providers = tree.get("providers")
-    found = (tree.get("model"), *(providers.values() if isinstance(providers, Mapping) else ()))
-    tables = [table for table in found if isinstance(table, Mapping)]
+    """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
+    tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
     values = [key for table in tables if isinstance(key := table.get("api_key"), str)]
     values += [env[name].strip() for name in sorted(variables) if name in env]
-    return EndpointKeys(variables=frozenset(variables), values=tuple(filter(None, values)))
+    values += [secret for table in tables for secret in _secrets_in(table, "headers", _SECRET_HEADER, {})]
+    servers = _tables(_inner(tree, "mcp_servers").values())
+    others = [secret for table in servers for secret in _secrets_in(table, "headers", _SECRET_HEADER, env)]
+    others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
+    return EndpointKeys(
+        variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
+    )
+
+
+def _inner(table: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
+    return [value for value in values if isinstance(value, Mapping)]
+
+
+def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
+    """The values whose name says that they are secret. Of a header such as `Bearer TOKEN`, the token."""
+    for name, value in _inner(table, key).items():
+        if isinstance(value, str) and names.search(name):
+            words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()
+            yield words[1] if len(words) == 2 else " ".join(words)
 
 
 def _stamp(file: Path) -> FileStamp:

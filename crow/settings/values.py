@@ -17,6 +17,9 @@ from pydantic.fields import FieldInfo
 OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""A variable in the settings of an MCP server; its group is the name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:
@@ -171,14 +174,18 @@ class NamedModel(ModelOptions):
 
 
 class McpServerSettings(Section):
-    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable."""
+    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable, and
+    `${workspace}` in args and env for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with the arguments in args and the variables in env."""
+    """The program to start, with the arguments in args and the variables in env. It starts in a directory of its own,
+    not in the workspace. A relative path starts at the directory of config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
+    sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
+    """Confine the command like a shell command with this access; unset: it is not confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The server's URL, instead of a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -332,25 +339,36 @@ class Settings(Section):
         return tuple(secret for table in tables for secret in table.secrets())
 
 
-def expand_variables(server: McpServerSettings, env: Mapping[str, str]) -> tuple[McpServerSettings, str]:
-    """Return the server with its variables replaced, and a sentence that names the variables that are not set (empty if
-    all are set)."""
-    texts = (server.command or "", *server.args, server.url or "", *server.env.values(), *server.headers.values())
-    missing = dict.fromkeys(name for text in texts for name in _VARIABLE.findall(text) if name not in env)
+def expand_variables(
+    server: McpServerSettings, env: Mapping[str, str], *, workspace: str
+) -> tuple[McpServerSettings, str]:
+    """Return the server with its variables replaced, and a sentence that says which cannot be replaced (empty if all
+    can be).
+
+    `${workspace}` becomes `workspace` in args and env.
+    """
+    local = (*server.args, *server.env.values())
+    others = (server.command or "", server.url or "", *server.headers.values())
+    missing = dict.fromkeys(name for text in (*others, *local) for name in VARIABLE.findall(text) if name not in env)
+    if "workspace" in missing:
+        if any("${workspace}" in text for text in others):
+            return server, "${workspace} can only be used in args and env"
+        del missing["workspace"]
     if missing:
         plural = len(missing) > 1
-        return server, (
-            f"environment variable{'s' if plural else ''} {', '.join(missing)} {'are' if plural else 'is'} not set"
-        )
+        names = f"environment variable{'s' if plural else ''} {', '.join(missing)} {'are' if plural else 'is'} not set"
+        is_meant = any(name.casefold().startswith("workspace") for name in missing)
+        return server, names + ("; ${workspace} stands for the session's working directory" if is_meant else "")
 
-    def expand(text: str) -> str:
-        return _VARIABLE.sub(lambda match: env[match[1]], text)
+    def expand(text: str, variables: Mapping[str, str] = env) -> str:
+        return VARIABLE.sub(lambda match: variables[match[1]], text)
 
+    with_workspace = {**env, "workspace": workspace}
     changes = {
         "command": None if server.command is None else expand(server.command),
-        "args": tuple(map(expand, server.args)),
+        "args": tuple(expand(text, with_workspace) for text in server.args),
         "url": None if server.url is None else expand(server.url),
-        "env": {name: expand(text) for name, text in server.env.items()},
+        "env": {name: expand(text, with_workspace) for name, text in server.env.items()},
         "headers": {name: expand(text) for name, text in server.headers.items()},
     }
     return server.model_copy(update=changes), ""
@@ -361,6 +379,3 @@ def expectation(field: FieldInfo) -> str:
     parts = getattr(field.annotation, "__args__", ())
     metadata = (*field.metadata, *(item for part in parts for item in getattr(part, "__metadata__", ())))
     return next(item.words for item in metadata if isinstance(item, Expected))
-
-
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

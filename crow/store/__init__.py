@@ -26,6 +26,7 @@ class NewSession:
     mode: str
     additional_directories: tuple[str, ...] = ()
     config: JsonObject = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
     parent_id: str | None = None
     forked_from: str | None = None
     conversation: int | None = None
@@ -229,12 +230,19 @@ class Store(Protocol):
         """
 
     async def fork_session(
-        self, session_id: str, new_id: str, *, entry: int | None, cwd: str, additional_directories: tuple[str, ...]
+        self,
+        session_id: str,
+        new_id: str,
+        *,
+        entry: int | None,
+        cwd: str,
+        additional_directories: tuple[str, ...],
+        metadata: JsonObject | None = None,
     ) -> SessionRow:
         """Insert a session that points to `entry`, or to the original session's leaf if `entry` is None.
 
-        No entries are copied. The fork gets the original session's model, mode and configuration, but not its
-        permissions. Its title is "... (fork N)".
+        No entries are copied. The fork gets the original session's model, mode, configuration and metadata, with
+        `metadata` merged into it, but not its permissions. Its title is "... (fork N)".
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
@@ -260,10 +268,20 @@ class Store(Protocol):
             1.
         """
 
+    async def is_known_directory(self, paths: Sequence[str]) -> bool:
+        """Return whether the user has prompted in one of these directories: whether a session with a prompt has it as
+        its cwd. Imported conversations do not count."""
+
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
 
         :raises ~crow.domain.errors.ArgumentError: the alias belongs to another session.
+        """
+
+    async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
+        """Merge `patch` into the session's metadata, as `crow.store.codec.merged_metadata` does, in one transaction.
+
+        :raises ~crow.domain.errors.ArgumentError: the result is too large or too deep; nothing was changed.
         """
 
     async def delete_session(self, session_id: str) -> None:

@@ -20,10 +20,17 @@ from typing import Any, NamedTuple, TypeAlias, cast, get_args, get_origin, get_t
 
 from crow.domain import entries
 from crow.domain.entries import Body
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 SPILL_BYTES = 32 * 1024
 """A body whose JSON is longer than this becomes a blob."""
+
+MAX_METADATA_BYTES = 16 * 1024
+"""The most that a session's metadata may take as JSON."""
+
+MAX_METADATA_DEPTH = 8
+"""How many levels of objects and lists a session's metadata may have."""
 
 Load: TypeAlias = Callable[[str], bytes | None]
 """Returns the blob with the given hash, or None if there is none."""
@@ -78,7 +85,7 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 def decode_value(kind: str, value: object, load: Load) -> Body:
     """Decode a body from JSON that is already parsed. Otherwise the same as `decode`."""
     if kind not in _BODIES:
-        raise Unreadable(f"its kind {kind!r} is unknown to this version")
+        raise Unreadable(f"its kind {kind[:80]!r} is unknown to this version")
     try:
         return cast("Body", _BODIES[kind].decode(value, load))
     except (ValueError, TypeError, RecursionError) as error:
@@ -135,6 +142,47 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
     except (ValueError, RecursionError):
         return default
     return value if type(value) is type(default) else default
+
+
+def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a session's metadata with `patch` merged into it. Objects are merged member by member, any other value
+    replaces the old one, and null removes a member (RFC 7396).
+
+    :raises ArgumentError: `patch` is too deep, or the result is too large.
+    """
+    if _depth(patch) > MAX_METADATA_DEPTH:
+        raise ArgumentError(
+            f"The metadata is nested more than {MAX_METADATA_DEPTH} levels deep; flatten it, or store it as a text."
+        )
+    merged = _merged(metadata, patch)
+    size = len(to_json(merged).encode())
+    if size > MAX_METADATA_BYTES:
+        raise ArgumentError(
+            f"The session's metadata would take {size:,} bytes; at most {MAX_METADATA_BYTES:,} fit. Set members to null"
+            " to remove them, or store a link to larger data."
+        )
+    return merged
+
+
+def _merged(old: object, patch: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old) if isinstance(old, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def _depth(value: object) -> int:
+    """Return how many levels of objects and lists a JSON value has; deeper values count as one level too many."""
+    level: list[object] = [value]
+    for depth in range(MAX_METADATA_DEPTH + 1):
+        level = [one for one in level if isinstance(one, Mapping | list | tuple)]
+        if not level:
+            return depth
+        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]  # type: ignore[attr-defined]
+    return MAX_METADATA_DEPTH + 1
 
 
 def dump(value: object) -> tuple[str, bool]:

@@ -13,15 +13,19 @@ import base64
 import binascii
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
+from unicodedata import category
 
-from crow.domain.entries import Body, Checkpoint, File, Mask, Pin, Restore, Started, ToolResult
+from crow.domain.entries import Body, Checkpoint, File, Mask, Pin, Prompt, Restore, Started, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject, Usage
+from crow.domain.rendering import safe
 from crow.store import codec
 from crow.store.codec import Blobs, Load, Unreadable, decode_value, dump, expect, show
 
@@ -31,6 +35,15 @@ FORMAT = 1
 _MAX_LINE_BYTES = 1024 * 1024 * 1024
 _MAX_HEADER_BYTES = 1024
 _MAX_CALLS = 2**31
+_MAX_DEPTH = 200
+_MAX_ID_CHARS = 200
+_MAX_NAME_CHARS = 1_000
+_MAX_PATH_CHARS = 4_096
+_MAX_TITLE_CHARS = 200
+_PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
+"""An id that no shell and no option parser takes for anything else."""
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +147,40 @@ RECORDS: Mapping[str, type[Record]] = {
 }
 """Maps each `type` to its record."""
 
+_TIME = expect(
+    "a time in milliseconds before the year 10000",
+    lambda value: type(value) is int and 0 <= value < 253_402_300_800_000,
+)
+_ID = expect(
+    f"1 to {_MAX_ID_CHARS} ASCII letters, digits and any of . _ : @ + -, with a letter or digit first",
+    lambda value: type(value) is str and _PLAIN_ID.fullmatch(value) is not None,
+)
+_DIRECTORY = expect(
+    f"an absolute path of at most {_MAX_PATH_CHARS:,} characters, without control characters",
+    lambda value: (
+        type(value) is str
+        and len(value) <= _MAX_PATH_CHARS
+        and _ABSOLUTE.match(value) is not None
+        and not any(category(character) == "Cc" for character in value)
+    ),
+)
+_NAME = expect(
+    f"a text of at most {_MAX_NAME_CHARS:,} characters",
+    lambda value: type(value) is str and len(value) <= _MAX_NAME_CHARS,
+)
 _COUNT = expect("a whole number from 0", lambda value: type(value) is int and 0 <= value <= 2**53)
 _TOKENS = expect("a number of tokens", lambda value: type(value) is int and -(2**63) < value < 2**63)
 
 _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
-    EntryRecord: {"usage": codec.optional(codec.record(Usage, integer=_TOKENS)), "estimate": codec.optional(_TOKENS)}
+    ConversationRecord: {"created_ms": _TIME},
+    SessionRecord: {"id": _ID, "cwd": _DIRECTORY, "created_ms": _TIME, "updated_ms": _TIME},
+    EntryRecord: {
+        "usage": codec.optional(codec.record(Usage, integer=_TOKENS)),
+        "estimate": codec.optional(_TOKENS),
+        "model": _NAME,
+        "created_ms": _TIME,
+    },
+    MoveRecord: {"reason": _NAME, "created_ms": _TIME},
 }
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
@@ -161,6 +203,8 @@ def parse_line(line: bytes) -> Record:
 
     :raises Unreadable: the line is not a record of this format.
     """
+    if _depth(line) > _MAX_DEPTH:
+        raise Unreadable(f"it has more than {_MAX_DEPTH} levels of nested values")
     try:
         value = json.loads(line, parse_constant=_refuse_constant)
         if b"\\ud" in line or b"\\uD" in line:
@@ -207,12 +251,14 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
     """Return `body` with other entry ids. `named` translates a reference to an entry, and `bound` a limit that ids are
     compared with.
 
-    In a file entry, `recorded_here` becomes false, since the file was not changed on this machine.
+    In file and prompt entries `recorded_here` becomes false: what happened on one machine did not happen on another.
     """
     match body:
         case Started() | File() | ToolResult():
             body = replace(body, call=replace(body.call, assistant=named(body.call.assistant)))
             return replace(body, recorded_here=False) if isinstance(body, File) else body
+        case Prompt():
+            return replace(body, recorded_here=False)
         case Checkpoint():
             first = body.first_kept
             return replace(
@@ -235,6 +281,28 @@ def _renumbered_pin(pin: Pin, entry: int) -> Pin:
     return Pin(entry=entry, text=text)
 
 
+def clean_title(title: str) -> str | None:
+    """Return a foreign title on one line, without control and other invisible characters, shortened; None if nothing is
+    left."""
+    visible = "".join(" " if character.isspace() else character for character in title[: 20 * _MAX_TITLE_CHARS])
+    line = " ".join("".join(char for char in visible if category(char)[0] != "C").split())
+    return line[:_MAX_TITLE_CHARS].rstrip() or None
+
+
+def _depth(line: bytes) -> int:
+    """Return how deep values are nested in a line of JSON, or 0 if that is certainly not very deep."""
+    if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
+        return 0
+    depth = deepest = 0
+    for found in _STRUCTURE.finditer(line):
+        if found[0] in (b"[", b"{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif found[0] in (b"]", b"}"):
+            depth -= 1
+    return deepest
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
@@ -250,11 +318,8 @@ class ExportFile:
         self.path = path
         self._blobs: dict[str, int] = {}
         """Maps the hash of each blob of the current conversation to the offset of its line."""
-        try:
-            self._file: BinaryIO = path.open("rb")
-            self._blob_file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise ArgumentError(f"{path} cannot be read: {error.strerror}.") from error
+        self._file = _open_regular(path)
+        self._blob_file = _open_regular(path)
 
     def close(self) -> None:
         """Close the file."""
@@ -297,7 +362,7 @@ class ExportFile:
                 block.check_relatives()
         except Unreadable as error:
             number = error.line if isinstance(error, _MisplacedError) else number
-            raise ArgumentError(f"{self.path}, line {number}: {error}. Nothing was imported.") from error
+            raise ArgumentError(f"{self.path}, line {number}: {safe(str(error))}. Nothing was imported.") from error
         except OSError as error:
             raise ArgumentError(f"{self.path} cannot be read: {error.strerror}. Nothing was imported.") from error
         return tuple(blocks)
@@ -344,6 +409,21 @@ class ExportFile:
         return blob_data(record) if isinstance(record, BlobRecord) else None
 
 
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file without ever waiting for a writer.
+
+    :raises ArgumentError: the file cannot be read, or is a pipe, device or directory.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise ArgumentError(f"{path} cannot be read: {error.strerror}.") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ArgumentError(f"{path} is not a regular file; expected a file with exported sessions.")
+    return open(handle, "rb")
+
+
 class _MisplacedError(Unreadable):
     """An error in an earlier line that is only detected later."""
 
@@ -387,7 +467,7 @@ class Block:
             case SessionRecord():
                 if self.entries or self._has_moves:
                     raise Unreadable("session: it comes after an entry or a move; sessions must come first")
-                if not record.id or record.id in self._sessions_of_file:
+                if record.id in self._sessions_of_file:
                     raise Unreadable(
                         f'session: id is "{record.id:.80}"; expected one that no other session of the file has'
                     )
@@ -476,6 +556,11 @@ def _body(record: EntryRecord, load: Load) -> Body:
         body = decode_value(record.kind, dict(record.body), load)
     except Unreadable as error:
         raise Unreadable(f"entry {record.id} ({record.kind:.80}): {error}") from error
+    name = "compaction_id" if isinstance(body, Checkpoint) else "message_id"
+    value = getattr(body, name, "")
+    if len(value) > _MAX_ID_CHARS or not value.isprintable():
+        words = f"expected at most {_MAX_ID_CHARS} characters, all of them visible"
+        raise Unreadable(f"entry {record.id}: {name} is {show(value)}; {words}")
     if isinstance(body, Started | File | ToolResult) and not 0 <= body.call.index < _MAX_CALLS:
         raise Unreadable(f"entry {record.id}: call.index is {body.call.index}; expected the index of a call, from 0")
     return body

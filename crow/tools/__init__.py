@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from crow.domain.entries import Announcement, Attachment, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
 from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
 """The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
@@ -18,9 +19,33 @@ CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
 `full` has the network, unless the user's settings give it to `write` too."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxStatus:
+    """What confines the commands of a workspace.
+
+    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
+    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`,
+    what a command with the access `read` writes into the workspace is thrown away; otherwise such a write fails.
+    `has_network`: commands with the access `write` have the network. `readable` and `writable` are the directories
+    that the user's settings add.
+    """
+
+    name: str = ""
+    problem: str = ""
+    setting: Literal["auto", "off", "required"] = "auto"
+    has_overlay: bool = False
+    has_network: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
 advance. `never` is for crow's own files."""
+
+SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
+"""Folders of a workspace that may hold skills."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Called while a call runs, with all of its output that has been kept so far."""
@@ -36,11 +61,16 @@ class PlannedCall:
     path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
     `fault`: the error message for the model; a call with a fault must not run.
 
-    `is_protected`: the call writes to a path whose protection is `ask`. `is_barrier`: the call writes files, so nothing
-    may run in parallel. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`:
-    the user must be asked unless they have already allowed exactly this `argument`; their permission lasts for the
-    session. `review_text` is the text that the user should read before they answer.
+    `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
+    to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
+    `excluded_paths`: what a search must leave out, as regular expressions; the agent adds them.
+
+    `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`: the call
+    writes files, so nothing may run in parallel. `is_read_only`: the user's configuration declares this external tool
+    read-only. `asks_once`: the user must be asked unless they have already allowed exactly this `argument`; their
+    permission lasts for the session. `review_text` is the text that the user should read before they answer.
     `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
+    `requested_access`: the access that the model asked for.
     """
 
     announcement: Announcement
@@ -49,6 +79,10 @@ class PlannedCall:
     argument: str | None = None
     rule_paths: tuple[str, ...] = ()
     rule_tool: str | None = None
+    other_paths: tuple[str, ...] = ()
+    has_hard_links: bool = False
+    has_unknown_names: bool = False
+    excluded_paths: tuple[str, ...] = ()
     fault: str | None = None
     is_protected: bool = False
     is_barrier: bool = False
@@ -56,6 +90,7 @@ class PlannedCall:
     asks_once: bool = False
     review_text: str = ""
     command_access: CommandAccess | None = None
+    requested_access: CommandAccess | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +208,10 @@ class Workspace(Protocol):
     def cwd(self) -> Path:
         """Where relative paths and commands start."""
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """cwd and the additional directories, as they were given: links are not resolved."""
+
     def resolve(self, path: str) -> Path:
         """The absolute path, links and `..` resolved, even if no such file exists; `~` is not expanded.
 
@@ -184,6 +223,16 @@ class Workspace(Protocol):
 
     def protection(self, path: Path) -> Protection:
         """The protection of a resolved path from tools that write."""
+
+    def read_protection(self, path: Path) -> Protection:
+        """The protection of a resolved path from tools that read: `ask` for a secret place, also if the file is a hard
+        link to one; `never` for crow's own configuration and data."""
+
+    async def find_names(
+        self, paths: Collection[Path], places: Sequence[str] = ()
+    ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+        """For each file with hard links, its absolute names in the workspace and below `places`, and whether these are
+        all. Other files are left out. The search is bounded."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
@@ -213,7 +262,14 @@ class Workspace(Protocol):
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access."""
+        access. Not known before `sandbox_status` was called."""
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """What confines commands. The first call of the process tries it out, in a thread."""
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
+        says which access or setting would be."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -232,12 +288,36 @@ class Workspace(Protocol):
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
 
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        cwd: Path,
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
+
+        `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
+
+        :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
+        """
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """End a program that `start_confined` has started: SIGTERM, then SIGKILL after `grace_s`."""
+
     @property
     def has_leftovers(self) -> bool:
         """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
         """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+
+    async def close(self) -> None:
+        """Remove the directories that commands used. The session's task calls it at the end."""
 
 
 class Log(Protocol):
@@ -295,13 +375,14 @@ class ElicitationHandler(Protocol):
     """Passes questions of MCP servers to the user."""
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user. If the editor fails or sends an invalid answer, the question counts as dismissed."""
+        """Ask the user, after the questions that came before. If too many wait already, decline. If the editor fails or
+        sends an invalid answer, the question counts as dismissed."""
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 
@@ -335,12 +416,15 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioServer:
-    """An MCP server to start: `command` is an executable, `env` is added to a minimal environment."""
+    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
+    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
+    the access that the server is confined to; None: it is not confined."""
 
     name: str
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    sandbox: Literal["read", "write"] | None = None
     options: ServerOptions = ServerOptions()
 
 
@@ -356,6 +440,9 @@ class HttpServer:
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
+
+THE_WORKSPACE = "\0workspace\0"
+"""Stands for the session's working directory. No real argument or variable can contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

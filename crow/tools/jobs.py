@@ -8,6 +8,7 @@ import anyio
 
 from crow.domain.errors import ArgumentError
 from crow.tools import BackgroundCommand, CommandAccess, Workspace
+from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.truncate import OutputBuffer
 
 MAX_RUNNING = 16
@@ -22,8 +23,10 @@ class Job:
 
     id: str
     line: str
+    access: CommandAccess
     command: BackgroundCommand
     unread: OutputBuffer
+    keys: KeySource = HiddenKeys
 
     @property
     def is_running(self) -> bool:
@@ -38,18 +41,31 @@ class Job:
             return "running"
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
+    def take_output(self) -> str:
+        """The unread output. If the command still runs, what may be the beginning of a secret stays unread, so that the
+        whole secret can be recognised."""
+        text = self.unread.text()
+        kept = self.keys().mask.unfinished(text) if self.is_running else 0
+        self.unread.clear()
+        self.unread.feed(text[len(text) - kept :])
+        return text[: len(text) - kept]
+
     async def wait(self, timeout_s: float) -> None:
         """Wait until the command has ended, at most `timeout_s`."""
-        with anyio.move_on_after(timeout_s):
-            await self.command.wait()
+        if self.is_running:
+            with anyio.move_on_after(timeout_s):
+                await self.command.wait()
+        if not self.is_running:
+            await self.command.wait()  # for the rest of its output
 
 
 class Jobs:
     """The background commands of a session. `close` must be called at the end. The output of a command can still be
     read after the command has ended."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, keys: KeySource = HiddenKeys) -> None:
         self._workspace = workspace
+        self._keys = keys
         self._jobs: dict[str, Job] = {}
         self._started = 0
         self._starting = 0
@@ -70,7 +86,8 @@ class Jobs:
             command = await self._workspace.spawn(line, unread.feed, access=access)
         finally:
             self._starting -= 1
-        self._jobs[job_id] = Job(id=job_id, line=line, command=command, unread=unread)
+        job = Job(id=job_id, line=line, access=access, command=command, unread=unread, keys=self._keys)
+        self._jobs[job_id] = job
         return self._jobs[job_id]
 
     def find(self, job_id: str) -> Job:

@@ -3,28 +3,51 @@
 Every child leads its own session, so signals reach all processes that it started, and none of them can ask for input on
 a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so a
 grandchild that holds a pipe open delays nothing.
+
+A process that a child starts may leave the group with `setsid`, and its parent may end before it does. On Linux, crow
+then becomes its parent, and recognises it by a mark in its environment, which it has inherited from the child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import secrets
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import anyio
 import anyio.to_thread
+
+from crow.domain.rendering import RESULT_MASK, SecretMask
+from crow.runtime import adopt_orphans
+
+logger = logging.getLogger(__name__)
 
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 DRAIN_S = 0.2
 KEY_CHARS = 8
-"""Shorter keys are not searched for in the values of variables, because any variable may contain one by chance."""
+"""Shorter keys are not searched for, because any text may contain one by chance."""
+
+PLACEHOLDERS = frozenset(
+    (
+        *("lm-studio", "not-needed", "not-required", "no-key-needed", "no-key-required", "sk-no-key-required"),
+        *("anything", "dummy-key", "placeholder", "undefined", "localhost", "llama.cpp"),
+    )
+)
+"""Texts that users set as the key of an endpoint that needs none. They are not searched for either."""
+
+MARK = "CROW_STARTED"
+"""The environment variable by which crow recognises processes that it started: the marks of all crows that started
+them, separated by spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +55,35 @@ class HiddenKeys:
     """The keys of endpoints, which no child process gets.
 
     `variables` are the names of environment variables that hold a key; `values` are the keys themselves. A variable
-    whose value contains a key is hidden too, whatever its name.
+    whose value contains a key is hidden too, whatever its name. `others` are further secrets that child processes may
+    get, such as tokens of MCP servers.
     """
 
     variables: frozenset[str] = frozenset({"OPENAI_API_KEY"})
     values: tuple[str, ...] = field(default=(), repr=False)
+    others: tuple[str, ...] = field(default=(), repr=False)
 
     def hides(self, name: str, value: str) -> bool:
         """Whether a variable must not reach a child."""
-        return name in self.variables or any(len(key) >= KEY_CHARS and key in value for key in self.values)
+        return name in self.variables or any(is_searched(key) and key in value for key in self.values)
+
+    @property
+    def mask(self) -> SecretMask:
+        """Hides all these secrets in the results of tools."""
+        return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
         """The names of the variables to hide from processes that other programs start for crow."""
         return tuple(sorted(self.variables | {name for name, value in os.environ.items() if self.hides(name, value)}))
+
+
+@lru_cache(maxsize=8)
+def result_mask(values: tuple[str, ...]) -> SecretMask:
+    return SecretMask(filter(is_searched, values), mask=RESULT_MASK, is_guessing=False)
+
+
+def is_searched(key: str) -> bool:
+    return len(key) >= KEY_CHARS and key.casefold() not in PLACEHOLDERS
 
 
 KeySource: TypeAlias = Callable[[], HiddenKeys]
@@ -64,20 +103,25 @@ def child_environment(
     return allowed | dict(more or {})
 
 
+def trusted_path(is_inside: Callable[[Path], bool]) -> str:
+    """PATH without relative directories and directories in the workspace, links resolved. If the workspace is the whole
+    file system, only relative ones are left out."""
+    is_everything = is_inside(Path(os.sep))
+    directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
+    return os.pathsep.join(
+        directory for directory in directories if is_everything or not is_inside(Path(os.path.realpath(directory)))
+    )
+
+
 def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
     """The absolute path of the first program with this name on PATH that is not in the workspace; None if there is
-    none.
-
-    Programs that are links into the workspace, and relative directories on PATH, do not count. If the workspace is the
-    whole file system, everything in absolute directories on PATH counts.
-    """
+    none. Programs that are links into the workspace do not count. See :func:`trusted_path`."""
     is_everything = is_inside(Path(os.sep))
-    for directory in filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep)):
+    for directory in filter(None, trusted_path(is_inside).split(os.pathsep)):
         path = os.path.join(directory, name)
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            places = (Path(os.path.realpath(directory)), Path(os.path.realpath(path)))
-            if is_everything or not any(map(is_inside, places)):
-                return path
+        is_program = os.access(path, os.X_OK) and os.path.isfile(path)
+        if is_program and (is_everything or not is_inside(Path(os.path.realpath(path)))):
+            return path
     return None
 
 
@@ -89,39 +133,68 @@ async def start(
     on_output: Callable[[bytes], None],
     on_errors: Callable[[bytes], None] | None = None,
     takes_input: bool = False,
+    make: Callable[[Callable[[bytes], None], Callable[[bytes], None] | None], Process] | None = None,
 ) -> Process:
     """Start `argv` in its own process group. Without `on_errors`, standard error goes to `on_output` too, in the order
     of writing.
 
-    Standard input is /dev/null unless `takes_input`.
+    Standard input is /dev/null unless `takes_input`. `make` creates the returned object.
 
     :raises OSError: there is no such program or directory, or the command line is too long.
     :raises ValueError: an argument contains a NUL.
     """
-    _, process = await asyncio.get_running_loop().subprocess_exec(
-        lambda: Process(on_output, on_errors),
-        *argv,
-        stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT if on_errors is None else asyncio.subprocess.PIPE,
-        cwd=cwd,
-        env=dict(env),
-        start_new_session=True,
-    )
+    process = (make or Process)(on_output, on_errors)
+    with starting():
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: process,
+            *argv,
+            stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT if on_errors is None and make is None else asyncio.subprocess.PIPE,
+            cwd=cwd,
+            env=process.marked(env),
+            start_new_session=True,
+        )
     return process
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Use this while a child is started. Until `Process.connection_made` was called, nobody knows that the child is no
+    orphan."""
+    Process.starts += 1
+    try:
+        yield
+    finally:
+        Process.starts -= 1
 
 
 class Process(asyncio.SubprocessProtocol):
     """A running child, made by :func:`start`. The caller must call `end` or `close`."""
 
+    starts: ClassVar[int] = 0
+    """How many children are being started now, in the whole process."""
+    not_reaped: ClassVar[set[int]] = set()
+    """The ids of all children for which asyncio still waits, in the whole process."""
     _transport: asyncio.SubprocessTransport  # set before `start` returns
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
         self.pid = 0
         self.exited = anyio.Event()
         self.output_ended = anyio.Event()
+        self.errors_ended = anyio.Event()
         self._on_output = on_output
         self._on_errors = on_errors
+        self._mark = f"{os.getpid()}-{secrets.token_hex(6)}"
+        if on_errors is None:
+            self.errors_ended.set()
+
+    def marked(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The environment for the child, with a mark that all processes inherit which it starts.
+
+        The mark recognises those that have left the process group and lost their parent: see :class:`Orphans`.
+        """
+        return {**env, MARK: f"{os.environ.get(MARK, '')} {self._mark}".strip()}
 
     @property
     def returncode(self) -> int | None:
@@ -151,23 +224,43 @@ class Process(asyncio.SubprocessProtocol):
     async def wait(self) -> None:
         """Wait until the child has ended, and a short time for the rest of its output."""
         await self.exited.wait()
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Wait a short time for the rest of the output. Another process may hold the pipes open."""
         with anyio.move_on_after(DRAIN_S):
             await self.output_ended.wait()
+            await self.errors_ended.wait()
+
+    @property
+    def left_others(self) -> bool:
+        """Whether the child left processes running that have already been ended."""
+        return False
+
+    @property
+    def failure(self) -> str:
+        """Why the command never began, although a child was started for it; empty if it did."""
+        return ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the whole group, or only the child if the system has no process groups. Do nothing if they have
-        already ended."""
+        """Signal the whole group and all processes that have left it, or only the child if the system has no process
+        groups. Do nothing if they have already ended."""
+        strays = self._strays()  # found first: a process that ends gives its children to another parent
         # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self.pid, number)
             else:
                 self._transport.send_signal(number)
+        for stray in strays:
+            stray.signal(number)
 
     async def is_alive(self) -> bool:
-        """Whether any process of the group still runs."""
+        """Whether the child, or any process that it started, still runs."""
         if not self.exited.is_set() or not hasattr(os, "killpg"):
             return not self.exited.is_set()
+        if self._strays():
+            return True
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -176,9 +269,15 @@ class Process(asyncio.SubprocessProtocol):
             return True
         return await anyio.to_thread.run_sync(has_running_member, self.pid)
 
+    def _strays(self) -> list[Relative]:
+        """The descendants of the child that have left its group."""
+        roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
+        roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self._mark)]
+        return [each for each in families(roots) if each.is_running_outside(self.pid)]
+
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM, then SIGKILL to what remains after `grace_s`, and close the pipes. Returns at most 0.3 s after
-        `grace_s`."""
+        """Send SIGTERM, then SIGKILL to all that remains after `grace_s`, and close the pipes. Returns at most 0.3 s
+        after `grace_s`."""
         self.signal(signal.SIGTERM)
         is_gone = False
         try:
@@ -192,6 +291,9 @@ class Process(asyncio.SubprocessProtocol):
                 self.signal(KILL)
                 with anyio.move_on_after(KILL_S, shield=True):
                     await self.exited.wait()
+                    while self._strays():  # some may have been started since the signal was sent
+                        self.signal(KILL)
+                        await anyio.sleep(POLL_S)
             self.close()
 
     def close(self) -> None:
@@ -203,6 +305,7 @@ class Process(asyncio.SubprocessProtocol):
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
         self.pid = transport.get_pid()
+        self.not_reaped.add(self.pid)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called by asyncio with a piece of standard output (1) or error (2)."""
@@ -215,10 +318,160 @@ class Process(asyncio.SubprocessProtocol):
         """Called by asyncio when a pipe has ended."""
         if fd == 1:
             self.output_ended.set()
+        elif fd == 2:
+            self.errors_ended.set()
 
     def process_exited(self) -> None:
         """Called by asyncio when the child has ended and was reaped."""
+        self.not_reaped.discard(self.pid)
         self.exited.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessState:
+    """A line of /proc/PID/stat: one letter for the state, and the ids of the parent, group and session."""
+
+    state: bytes
+    parent: int
+    group: int
+    session: int
+
+    @classmethod
+    def of(cls, pid: int | str) -> ProcessState | None:
+        """The state of a process; None if it has ended, or if the system does not tell."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state, *ids = file.read().rpartition(b")")[2].split()[:4]
+        except (OSError, ValueError):
+            return None
+        parent, group, session = map(int, ids)
+        return cls(state=state, parent=parent, group=group, session=session)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended. A zombie has."""
+        return self.state not in (b"Z", b"X")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relative:
+    """A descendant of this process, and its parent at the time when it was found."""
+
+    pid: int
+    parent: int
+
+    def has_mark(self, mark: str) -> bool:
+        """Whether it was started with this mark in its environment."""
+        try:
+            with open(f"/proc/{self.pid}/environ", "rb") as file:
+                return mark.encode() in file.read()
+        except OSError:
+            return False
+
+    def is_running_outside(self, group: int) -> bool:
+        """Whether it runs, in another process group."""
+        found = ProcessState.of(self.pid)
+        return found is not None and found.is_running and found.group != group
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it, unless its id belongs to another process by now."""
+        with contextlib.suppress(OSError):  # it has ended, or runs as another user
+            handle = os.pidfd_open(self.pid)
+            try:
+                found = ProcessState.of(self.pid)
+                if found is not None and found.parent in (self.parent, os.getpid()):
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def adopted() -> list[Relative]:
+    """The children of the main thread. The system gives orphans to it, and most commands are started by it."""
+    pid = os.getpid()
+    return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
+
+
+def families(roots: Iterable[Relative]) -> Iterator[Relative]:
+    """These processes and all their descendants."""
+    waiting = list(roots)
+    while waiting:
+        yield (found := waiting.pop())
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{found.pid}/task"):
+                waiting += [Relative(pid=child, parent=found.pid) for child in children_of(found.pid, thread)]
+
+
+def children_of(pid: int, thread: int | str) -> list[int]:
+    """The children that a thread has started; none if the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+@contextlib.asynccontextmanager
+async def orphans_ended() -> AsyncIterator[None]:
+    """Adopts orphans, releases those that end, and at the end kills all that are left.
+
+    Only one may be entered in a process. Whatever is inside must end its children itself.
+    """
+    orphans, loop = Orphans(), asyncio.get_running_loop()
+    if orphans.is_adopting:
+        loop.add_signal_handler(signal.SIGCHLD, orphans.reap)
+    try:
+        yield
+    finally:
+        await orphans.end()
+        if orphans.is_adopting:
+            loop.remove_signal_handler(signal.SIGCHLD)
+
+
+class Orphans:
+    """Descendants of this process that have lost their parent. On Linux, this process becomes their parent.
+
+    Children that this process had before, because it replaced another program, are left alone. `reap` must be called
+    when a child has ended.
+    """
+
+    def __init__(self) -> None:
+        self.is_adopting = adopt_orphans()
+        """Whether the system gives orphans to this process."""
+        self._foreign = {child.pid for child in adopted()}
+
+    def reap(self) -> None:
+        """Release the orphans that have ended. Children of crow itself are left to those who wait for them."""
+        if Process.starts:
+            return
+        for child in self._orphans():
+            if child.pid not in Process.not_reaped:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+
+    async def end(self) -> None:
+        """Kill all processes that commands and servers have left, within 0.3 s. Call this when all of them have been
+        ended."""
+        left: list[Relative] = []
+        with anyio.move_on_after(KILL_S, shield=True):
+            while left := [each for each in families(self._certain_orphans()) if each.is_running_outside(0)]:
+                for each in left:
+                    each.signal(KILL)
+                self.reap()
+                await anyio.sleep(POLL_S)
+        if left:
+            logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
+
+    def _certain_orphans(self) -> list[Relative]:
+        """The orphans that crow has started: all, unless they may be descendants of a foreign child."""
+        mark = f"{os.getpid()}-"
+        return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
+
+    def _orphans(self) -> list[Relative]:
+        if not self.is_adopting:
+            return []
+        own = os.getsid(0)
+        states = [(child, ProcessState.of(child.pid)) for child in adopted() if child.pid not in self._foreign]
+        return [child for child, state in states if state is not None and state.session != own]
 
 
 def has_running_member(group: int) -> bool:
@@ -229,12 +482,5 @@ def has_running_member(group: int) -> bool:
         return True
     if "self" not in names:
         return True
-    for name in filter(str.isdigit, names):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, _parent, process_group = file.read().rpartition(b")")[2].split()[:3]
-        except OSError:
-            continue  # it has ended meanwhile
-        if int(process_group) == group and state not in (b"Z", b"X"):
-            return True
-    return False
+    states = map(ProcessState.of, filter(str.isdigit, names))
+    return any(found is not None and found.group == group and found.is_running for found in states)

@@ -14,11 +14,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from crow.tools import SkillInfo
+from crow.tools import SKILL_FOLDERS, SkillInfo
 from crow.tools.front_matter import front_matter
 from crow.tools.workspace import read_file
 
-WORKSPACE_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 FILE = "SKILL.md"
 FILE_BYTES = 256 * 1024
 HEAD_BYTES = 16 * 1024
@@ -34,7 +33,7 @@ def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Pa
     `is_inside` tells whether a resolved path is in the workspace.
     """
     found: dict[str, SkillInfo] = {}
-    places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in WORKSPACE_FOLDERS]
+    places = [(folder, False) for folder in user_folders] + [(cwd / folder, True) for folder in SKILL_FOLDERS]
     for folder, is_from_workspace in places:
         for each in skills_in(folder, is_inside if is_from_workspace else None):
             if len(found) < MAX_SKILLS:

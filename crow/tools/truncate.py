@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import chain
 
+END_OF_MARKER = " characters before this ...]\n"
+
 
 class OutputBuffer:
     """The first and last characters of a text that arrives in pieces, `limit_chars` in all. Takes linear time."""
@@ -70,4 +72,4 @@ class OutputBuffer:
             pieces.append(piece[-missing:])
             missing -= len(piece)
         end = "".join(reversed(pieces))
-        return f"[... {self.total_chars - len(end):,} characters before this ...]\n{end}"
+        return f"[... {self.total_chars - len(end):,}{END_OF_MARKER}{end}"

@@ -14,17 +14,19 @@ import secrets
 import signal
 import stat as modes
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 from unicodedata import category, normalize
 
 import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
-from crow.tools import CommandAccess, FileStat, OnOutput, Protection
+from crow.tools import BackgroundCommand, CommandAccess, FileStat, OnOutput, Protection, SandboxStatus
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
+from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
@@ -35,7 +37,7 @@ RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
-DRAIN_S = 0.2
+OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
 QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
 QUIET |= {"GIT_TERMINAL_PROMPT": "0", "PIP_NO_INPUT": "1", "DEBIAN_FRONTEND": "noninteractive"}
@@ -63,6 +65,21 @@ REPOSITORY_PARTS = frozenset(
 """Names that are found beside the HEAD of a git repository. They are protected there, whatever the repository's folder
 is called."""
 
+SECRET_PLACES = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
+    *(".pypirc", ".vault-token", ".password-store", ".authinfo", ".authinfo.gpg", ".docker/config.json"),
+    *(".config/gh", ".config/hub", ".config/glab-cli", ".config/gcloud", ".config/git/credentials", ".config/op"),
+    *(".config/rclone", ".config/sops", ".config/age", ".config/containers/auth.json", ".config/github-copilot"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".terraform.d/credentials.tfrc.json"),
+    *(".codex/auth.json", ".claude/.credentials.json", ".local/share/keyrings", "Library/Keychains"),
+    *(".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", "etc/shadow", "etc/gshadow"),
+)
+"""Files and folders with keys and passwords, wherever they are found. Most are in a home directory."""
+
+FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
+PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
+MAX_LINK_ENTRIES = 100_000
+MAX_SECRET_ENTRIES = 2_000
 MAX_TRIES = 3
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
@@ -75,7 +92,8 @@ class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
     Commands do not get the `keys`. `own` are crow's files and folders; paths that begin with one of them are crow's
-    too, such as the log files beside a database.
+    too, such as the log files beside a database. Tools can read only those in `own_readable`. Without a `confiner`, all
+    commands have full access.
     """
 
     def __init__(
@@ -85,12 +103,19 @@ class DiskWorkspace:
         *,
         keys: KeySource = HiddenKeys,
         own: Sequence[Path] = (),
+        own_readable: Sequence[Path] = (),
+        confiner: Confiner | None = None,
     ) -> None:
         self.cwd = Path(cwd)
         """Where relative paths and commands start, as given: links are not resolved."""
+        self.directories = (self.cwd, *map(Path, additional_directories))
+        """See :meth:`crow.tools.Workspace.directories`."""
         self._roots = tuple(Path(os.path.realpath(root)) for root in (cwd, *additional_directories))
         self._keys = keys
-        self._own = tuple({place.casefold() for path in own for place in (str(path), os.path.realpath(path))})
+        self._confiner = confiner
+        self._own = folded_places(own)
+        self._own_readable = folded_places(own_readable)
+        self._own_files = tuple(path for path in own if path not in own_readable)
         bash = found_program("bash", self.contains)  # models write for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
@@ -114,6 +139,33 @@ class DiskWorkspace:
             return "never"
         return "ask" if is_protected(path) else "none"
 
+    def read_protection(self, path: Path) -> Protection:
+        """See :meth:`crow.tools.Workspace.read_protection`."""
+        name = str(path).casefold()
+        if (
+            self._own
+            and name.startswith(self._own)
+            and not (self._own_readable and name.startswith(self._own_readable))
+        ):
+            return "never"
+        if is_secret(path):
+            return "ask"
+        inode = shared_inode(path)
+        if inode is None:
+            return "none"
+        if any(inode == file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
+            return "never"
+        home = os.path.expanduser("~")
+        places = [os.path.join(home, place) for place in SECRET_PLACES] if os.path.isabs(home) else []
+        return "ask" if names_in(places, {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
+
+    async def find_names(
+        self, paths: Collection[Path], places: Sequence[str] = ()
+    ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+        """See :meth:`crow.tools.Workspace.find_names`."""
+        tops = [*map(str, self._roots), *places]
+        return await anyio.to_thread.run_sync(all_names, tops, paths)
+
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """See :meth:`crow.tools.Workspace.stat`."""
         return await anyio.to_thread.run_sync(file_stat, path, head)
@@ -128,17 +180,33 @@ class DiskWorkspace:
 
     async def write_text(self, path: Path, text: str) -> str:
         """See :meth:`crow.tools.Workspace.write_text`."""
-        await anyio.to_thread.run_sync(replace_file, path, text.encode("utf-8"))
+        await anyio.to_thread.run_sync(self._replace, path, text.encode("utf-8"))
         return text
 
     async def restore(self, path: Path, content: bytes | None) -> None:
         """See :meth:`crow.tools.Workspace.restore`."""
-        await anyio.to_thread.run_sync(path.unlink if content is None else lambda: replace_file(path, content))
+        await anyio.to_thread.run_sync(self._replace, path, content)
+
+    def _replace(self, path: Path, content: bytes | None) -> None:
+        if content is None:
+            path.unlink()
+        else:
+            replace_file(path, content)
+        if self._confiner is not None and is_protected(path):
+            self._confiner.accept(path)
 
     @property
     def confines(self) -> bool:
         """See :meth:`crow.tools.Workspace.confines`."""
-        return False
+        return self._confiner is not None and self._confiner.confines
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """See :meth:`crow.tools.Workspace.sandbox_status`."""
+        return OFF if self._confiner is None else await self._confiner.status()
+
+    def explain_failure(self, access: CommandAccess, output: str) -> str:
+        """See :meth:`crow.tools.Workspace.explain_failure`."""
+        return "" if self._confiner is None else self._confiner.explain(access, output)
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
@@ -158,27 +226,76 @@ class DiskWorkspace:
                 await show_output(process, retained, on_output)
             if timeout.cancelled_caught:
                 await process.end(TERM_S)
+            sentences = await self._finish(process)
         except BaseException:
             self._leave(process)
             raise
         retained.feed(decoder.decode(b"", final=True))
+        notes = "".join(f"\n[{sentence}]\n" for sentence in sentences)
         if timeout.cancelled_caught:
-            return None, retained.text()
+            return None, retained.text() + notes
+        if process.failure:
+            process.close()
+            raise PermissionError(
+                errno.EPERM, f"The command was not run, because it could not be confined: {process.failure}"
+            )
         code = process.returncode
-        if await process.is_alive():
+        if is_left := await process.is_alive():
             self._leave(process)
-            return code, retained.text() + LEFT_RUNNING
-        process.close()
-        return code, retained.text()
+        else:
+            process.close()
+        return code, retained.text() + (LEFT_RUNNING if is_left or process.left_others else "") + notes
 
-    async def spawn(self, command: str, on_output: Callable[[str], None], *, access: CommandAccess) -> Process:
+    async def spawn(
+        self, command: str, on_output: Callable[[str], None], *, access: CommandAccess
+    ) -> BackgroundCommand:
         """See :meth:`crow.tools.Workspace.spawn`."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        process = await self._start(command, access, lambda data: on_output(decoder.decode(data)))
+        return SpawnedCommand(process, self._finish, on_output)
 
-    async def _start(self, command: str, _access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
+    async def start_confined(
+        self,
+        argv: Sequence[str],
+        *,
+        access: Literal["read", "write"],
+        cwd: Path,
+        directory: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None],
+    ) -> Process:
+        """See :meth:`crow.tools.Workspace.start_confined`."""
+        status = await self.sandbox_status()
+        if self._confiner is None or not status.name:
+            raise PermissionError(errno.EPERM, status.problem)
+        return await self._confiner.start(
+            argv,
+            access,
+            cwd=cwd,
+            env=env,
+            on_output=on_output,
+            on_errors=on_errors,
+            takes_input=True,
+            directory=directory,
+        )
+
+    async def end_confined(self, process: Process, grace_s: float) -> None:
+        """See :meth:`crow.tools.Workspace.end_confined`."""
+        await process.end(grace_s)
+        await self._finish(process)
+
+    async def _start(self, command: str, access: CommandAccess, on_output: Callable[[bytes], None]) -> Process:
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd)})
-        return await start([*self._shell, command], cwd=self.cwd, env=env, on_output=on_output)
+        argv = [*self._shell, command]
+        if access == "full":
+            return await start(argv, cwd=self.cwd, env=env, on_output=on_output)
+        if self._confiner is None:
+            raise PermissionError(errno.EPERM, OFF.problem)
+        return await self._confiner.start(argv, access, cwd=self.cwd, env=env, on_output=on_output)
+
+    async def _finish(self, process: Process) -> tuple[str, ...]:
+        return () if self._confiner is None else await self._confiner.finish(process)
 
     def _leave(self, process: Process) -> None:
         """Send SIGTERM to the process. `reap` waits for its end later."""
@@ -196,7 +313,47 @@ class DiskWorkspace:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
                 for process, signalled in left:
-                    tasks.start_soon(process.end, max(0.0, TERM_S - (time.monotonic() - signalled)))
+                    tasks.start_soon(self.end_confined, process, max(0.0, TERM_S - (time.monotonic() - signalled)))
+
+    async def close(self) -> None:
+        """See :meth:`crow.tools.Workspace.close`."""
+        if self._confiner is not None:
+            await self._confiner.close()
+
+
+class SpawnedCommand:
+    """The :class:`crow.tools.BackgroundCommand` of a process. `finish` is called once, after the end of the process."""
+
+    def __init__(
+        self,
+        process: Process,
+        finish: Callable[[Process], Awaitable[tuple[str, ...]]],
+        on_output: Callable[[str], None],
+    ) -> None:
+        self._process = process
+        self._finish = finish
+        self._on_output = on_output
+
+    @property
+    def returncode(self) -> int | None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        return self._process.returncode
+
+    async def wait(self) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        await self._process.wait()
+        await self._settle()
+
+    async def end(self, grace_s: float) -> None:
+        """See :class:`crow.tools.BackgroundCommand`."""
+        await self._process.end(grace_s)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        if self._process.failure:
+            self._on_output(f"\n[the command was not run, because it could not be confined: {self._process.failure}]\n")
+        for sentence in await self._finish(self._process):
+            self._on_output(f"\n[{sentence}]\n")
 
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
@@ -209,8 +366,7 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
         if retained.total_chars > shown and not process.exited.is_set():
             shown = retained.total_chars
             await on_output(retained.newest(SHOWN_CHARS))
-    with anyio.move_on_after(DRAIN_S):
-        await process.output_ended.wait()
+    await process.drain()
 
 
 def is_protected(path: Path) -> bool:
@@ -220,13 +376,91 @@ def is_protected(path: Path) -> bool:
     shells, and places of credentials. Names are compared as leniently as the most lenient file system does.
     """
     names = [fold_name(part) for part in path.parts]
-    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES:
+    if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
         return True
     folders = [*reversed(path.parents)]
     return any(
         name in REPOSITORY_PARTS and os.path.lexists(folder / "HEAD")
         for folder, name in zip(folders, names[1:], strict=True)
     )
+
+
+def is_secret(path: Path) -> bool:
+    """Whether a resolved path is, or is inside, a place of keys or passwords, whoever's home it is in."""
+    names = [fold_name(part) for part in path.parts]
+    place = f"/{'/'.join(names[1:])}/"
+    if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
+        return True
+    return names[1:2] == ["proc"] and names[-1] in PROC_SECRETS
+
+
+def folded_places(paths: Sequence[Path]) -> tuple[str, ...]:
+    """The paths, and what they lead to, for comparisons without regard to case."""
+    return tuple({place.casefold() for path in paths for place in (str(path), os.path.realpath(path))})
+
+
+def file_id(path: Path) -> tuple[int, int] | None:
+    """The device and number of a file; None if there is no such file."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+def shared_inode(path: Path) -> tuple[int, int] | None:
+    """The device and number of a regular file that has several names (hard links); None for anything else."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if modes.S_ISREG(found.st_mode) and found.st_nlink > 1 else None
+
+
+def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
+    """For each path with hard links: its names at or below `tops`, and whether there are no others."""
+    inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
+    if not inodes:
+        return {}
+    found = names_in(tops, {inode: path.stat().st_nlink for path, inode in inodes.items()})
+    return {path: (tuple(found[inode]), len(found[inode]) >= path.stat().st_nlink) for path, inode in inodes.items()}
+
+
+def names_in(
+    tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
+) -> Mapping[tuple[int, int], list[str]]:
+    """The names of files at or below `tops`. `wanted` has the number of names to look for by device and number of the
+    file. Looks at up to `limit` entries, in the order of `tops`."""
+    found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
+    numbers = {number for _, number in wanted}
+    missing, left = sum(wanted.values()), limit
+    seen: set[str] = set()
+
+    def note(name: str, inode: tuple[int, int] | None) -> int:
+        real = os.path.realpath(name)
+        if inode not in found or real in seen:
+            return 0
+        seen.add(real)
+        found[inode].append(real)
+        return 1
+
+    missing -= sum(note(top, file_id(Path(top))) for top in tops)
+    waiting = [*reversed(dict.fromkeys(tops))]
+    while waiting and left > 0 and missing > 0:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    elif entry.inode() in numbers:
+                        status = entry.stat(follow_symlinks=False)
+                        missing -= note(entry.path, (status.st_dev, status.st_ino))
+                    if left <= 0:
+                        break
+        except OSError:
+            continue
+    return found
 
 
 def fold_name(name: str) -> str:

@@ -58,14 +58,14 @@ class NoteTaker:
         return self.notices
 
     @property
-    def elicits(self) -> frozenset[ElicitationKind]:
+    def question_kinds(self) -> frozenset[ElicitationKind]:
         return frozenset({"form", "url"})
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         self.elicitations.append(question)
         return ElicitationAnswer(action="decline")
 
-    async def elicited(self, question_id: str) -> None:
+    async def finish_question(self, question_id: str) -> None:
         """Nothing is shown."""
 
     def shown(self) -> str:

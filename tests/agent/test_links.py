@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.links import path_of, with_contents
+from crow.agent.links import attach_files, path_of
+from crow.agent.permissions import user_rules
 from crow.domain.messages import Link, Resource, Text
 from crow.tools.workspace import DiskWorkspace
 
@@ -44,5 +45,12 @@ async def test_small_text_files_of_the_workspace_are_attached_and_other_links_st
         Link(uri=uri, name="n")
         for uri in ("big.txt", "image.bin", "missing.txt", "../secret.txt", "way-out", "https://host/a.py", "a\x00b")
     ]
-    found = await with_contents([Text(text="look"), link, *kept], DiskWorkspace(work))
+    (work / ".env").write_text("KEY=1\n")
+    (work / "env.txt").hardlink_to(work / ".env")
+    (work / ".ssh").mkdir()
+    (work / ".ssh" / "config").write_text("Host nest\n")
+    kept += [Link(uri=uri, name="n") for uri in (".env", "env.txt", ".ssh/config")]
+    found = await attach_files(
+        [Text(text="look"), link, *kept], DiskWorkspace(work), user_rules([], ["read_file(.env)"])
+    )
     assert found == (Text(text="look"), Resource(uri="a.py", text="print()\n", mime_type="text/x-python"), *kept)

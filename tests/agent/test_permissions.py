@@ -2,32 +2,123 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, rule_for, rule_from, rule_words
+from crow.agent.permissions import (
+    MODES,
+    Allow,
+    Ask,
+    Refuse,
+    Rule,
+    bind_rules,
+    decide,
+    rule_for,
+    rule_from,
+    rule_words,
+    rules_at,
+    typed_rule,
+    user_rules,
+)
 from crow.domain.entries import Announcement
-from crow.tools import Access, PlannedCall
+from crow.tools import Access, CommandAccess, PlannedCall
 
 ACCESSES: tuple[Access, ...] = ("none", "read", "write", "execute", "fetch", "external")
 
 
-def offer(access: Access, *, outside: bool = False, argument: str | None = None) -> PlannedCall:
-    return PlannedCall(announcement=Announcement(title="t"), access=access, is_outside=outside, argument=argument)
+def offer(
+    access: Access,
+    *,
+    outside: bool = False,
+    argument: str | None = None,
+    command_access: CommandAccess | None = None,
+    **more: Any,
+) -> PlannedCall:
+    return PlannedCall(
+        announcement=Announcement(title="t"),
+        access=access,
+        is_outside=outside,
+        argument=argument,
+        command_access=command_access,
+        **more,
+    )
+
+
+CASES: Mapping[str, PlannedCall] = {
+    "session": offer("none"),
+    "read": offer("read"),
+    "read command": offer("execute", argument="x", command_access="read"),
+    "write": offer("write"),
+    "write command": offer("execute", argument="x", command_access="write"),
+    "full command": offer("execute", argument="x", command_access="full"),
+    "command of unknown access": offer("execute", argument="x"),
+    "fetch": offer("fetch", argument="https://a.example/"),
+    "MCP": offer("external"),
+    "read-only MCP": offer("external", is_read_only=True),
+    "read outside": offer("read", outside=True),
+    "write outside": offer("write", outside=True),
+    "read secret": offer("read", is_protected=True),
+    "write protected": offer("write", is_protected=True),
+    "skill": offer("read", argument="text", asks_once=True),
+}
+FREE = {"session", "read", "read command"}
+NEVER_IN_PLAN = {
+    *("write", "write command", "full command", "command of unknown access", "fetch", "MCP", "write outside"),
+    *("read secret", "write protected"),
+}
 
 
 @pytest.mark.parametrize(
-    ("mode", "free"),
+    ("mode", "free", "never"),
     [
-        ("ask", {"none", "read"}),
-        ("accept-edits", {"none", "read", "write"}),
-        ("plan", {"none", "read"}),
-        ("auto", set(ACCESSES)),
+        ("plan", FREE, NEVER_IN_PLAN),
+        ("ask", FREE, set[str]()),
+        ("accept-edits", FREE | {"write"}, set[str]()),
+        ("auto", FREE | {"write", "write command"}, set[str]()),
     ],
 )
-def test_each_mode_allows_exactly_its_accesses(mode: str, free: set[str]) -> None:
-    assert {access for access in ACCESSES if isinstance(decide("tool", offer(access), mode, ()), Allow)} == free
+def test_each_mode_allows_asks_and_refuses_exactly_this(mode: str, free: set[str], never: set[str]) -> None:
+    decided = {name: decide("tool", call, mode, ()) for name, call in CASES.items()}
+    assert {name for name, decision in decided.items() if isinstance(decision, Allow)} == free
+    assert {name for name, decision in decided.items() if isinstance(decision, Refuse)} == never
+    assert all(decision == Ask() for name, decision in decided.items() if name not in free | never)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rule_for_the_whole_tool_allows_what_is_inside_and_unprotected(mode: str) -> None:
+    rules = user_rules(["*"], [])
+    allowed = {name for name, call in CASES.items() if isinstance(decide("tool", call, mode, rules), Allow)}
+    special = {"read outside", "write outside", "read secret", "write protected", "skill"}
+    in_plan = FREE | {"fetch", "read-only MCP"}
+    assert allowed == (in_plan if mode == "plan" else CASES.keys() - special)
+
+
+def test_plan_mode_allows_fetch_only_by_the_users_file() -> None:
+    page = CASES["fetch"]
+    assert isinstance(decide("fetch", page, "plan", user_rules(["fetch(https://a.example/*)"], [])), Allow)
+    session = typed_rule("fetch(https://a.example/*)", allow=True, cwd="/w")
+    refused = decide("fetch", page, "plan", [session])
+    assert isinstance(refused, Refuse)
+    assert "config.toml allows the address" in refused.words
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("write", "the user leaves plan mode when they agree"),
+        ("full command", "Commands with the access read run where crow can confine them"),
+        ("MCP", "names it in read_only"),
+        ("write protected", "for protected paths"),
+    ],
+)
+def test_a_refusal_in_plan_mode_says_what_would_allow_the_call(case: str, words: str) -> None:
+    refused = decide("tool", CASES[case], "plan", ())
+    assert isinstance(refused, Refuse)
+    assert words in refused.words
 
 
 def test_plan_mode_refuses_changes_even_when_always_allowed() -> None:
@@ -44,10 +135,41 @@ def test_a_path_outside_the_workspace_is_never_free(mode: str, access: Access) -
 
 
 def test_an_always_answer_about_a_command_covers_that_command_alone() -> None:
-    rule = rule_for("shell", offer("execute", argument="git status"), allow=True)
+    rule = rule_for("shell", offer("execute", argument="git status"), allow=True, cwd="/w")
     assert isinstance(decide("shell", offer("execute", argument="git status"), "ask", [rule]), Allow)
     assert decide("shell", offer("execute", argument="git status; rm -rf x"), "ask", [rule]) == Ask()
     assert decide("other", offer("execute", argument="git status"), "ask", [rule]) == Ask()
+
+
+def test_an_always_answer_about_a_command_covers_no_more_access_than_was_asked() -> None:
+    def command(access: CommandAccess) -> PlannedCall:
+        return offer("execute", argument="make test", command_access=access)
+
+    rule = rule_for("shell", command("write"), allow=True, cwd="/w")
+    assert isinstance(decide("shell", command("write"), "ask", [rule]), Allow)
+    assert decide("shell", command("full"), "ask", [rule]) == Ask()
+    assert isinstance(decide("shell", command("full"), "ask", user_rules(["shell(make *)"], [])), Allow)
+    assert rule_words(rule) == "`make test` with access write in this session"
+
+
+def test_allow_rules_of_a_session_count_only_in_their_directory_and_deny_rules_everywhere() -> None:
+    allow = rule_for("write_file", offer("write"), allow=True, cwd="/w/")
+    deny = rule_for("write_file", offer("write"), allow=False, cwd="/w")
+    stored = [allow.as_json(), deny.as_json()]
+    assert rules_at(stored, "/w") == (allow, deny)
+    assert rules_at(stored, "/other") == (deny,)
+
+
+def test_allow_rules_without_a_directory_stay_in_the_one_that_the_session_had() -> None:
+    old: list[dict[str, object]] = [
+        {"tool": "shell", "argument": "ls", "allow": True},
+        {"tool": "fetch", "argument": None, "allow": False},
+    ]
+    assert len(rules_at(old, "/w")) == 2
+    moved = bind_rules(old, "/w")
+    assert [rule.tool for rule in rules_at(moved, "/other")] == ["fetch"]
+    assert [rule.tool for rule in rules_at(moved, "/w")] == ["shell", "fetch"]
+    assert bind_rules(moved, "/other") == moved
 
 
 @given(
@@ -71,7 +193,17 @@ def test_an_unknown_mode_is_as_strict_as_ask() -> None:
     ]
 
 
-@given(st.builds(Rule, tool=st.text(), argument=st.none() | st.text(), allow=st.booleans()))
+@given(
+    st.builds(
+        Rule,
+        tool=st.text(),
+        argument=st.none() | st.text(),
+        allow=st.booleans(),
+        is_pattern=st.booleans(),
+        access=st.sampled_from([None, "read", "write", "full"]),
+        cwd=st.none() | st.text(),
+    )
+)
 def test_a_rule_survives_being_stored(rule: Rule) -> None:
     assert rule_from(rule.as_json()) == rule
 
@@ -81,6 +213,8 @@ def test_damaged_rules_are_ignored() -> None:
         rule_from(value)
         for value in ({}, {"tool": 1}, {"tool": "a", "allow": "yes"}, {"tool": "a", "allow": True, "argument": 3})
     ] == [None] * 4
+    assert rule_from({"tool": "a", "argument": None, "allow": True, "access": "root"}) is None
+    assert rule_from({"tool": "a", "argument": None, "allow": True, "cwd": 1}) is None
 
 
 def test_a_rule_is_described_on_one_line() -> None:

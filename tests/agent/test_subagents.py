@@ -61,7 +61,13 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    root: Path, model: Casting, *, mode: str = "ask", client: NoteTaker | None = None, deny: tuple[str, ...] = ()
+    root: Path,
+    model: Casting,
+    *,
+    mode: str = "ask",
+    client: NoteTaker | None = None,
+    deny: tuple[str, ...] = (),
+    allow: tuple[str, ...] = (),
 ) -> AsyncIterator[Running]:
     work = root / "work"
     work.mkdir(exist_ok=True)
@@ -84,7 +90,7 @@ async def running(
                 workspace, ports, servers, ToolSettings(skill_folders=(root / "skills",))
             ),
             settings=lambda: SessionSettings(
-                steps_per_turn=20, compaction=CompactionPolicy(), rules=user_rules([], deny)
+                steps_per_turn=20, compaction=CompactionPolicy(), rules=user_rules(allow, deny)
             ),
         )
         session = Session(adapters, client, DiskWorkspace(work), (), await store.open_session("s1"))
@@ -225,7 +231,10 @@ async def test_deny_rules_and_plan_mode_apply_to_sub_agents(tmp_path: Path) -> N
     async with running(tmp_path, script(), mode="plan") as run:
         await run.session.prompt(text("parent go"))
         planned = run.client.stored(ToolResult)[0].text
-    assert denied == "The user has forbidden this call of write_file. Do it another way, or ask them."
+    assert denied == (
+        "The user has forbidden this call of write_file, by the rule deny `write_file` in config.toml under "
+        "[permissions]. Do it another way, or tell them: only they can remove the rule."
+    )
     assert planned.startswith("write_file is not available in plan mode")
     assert not (tmp_path / "work" / "a").exists()
 

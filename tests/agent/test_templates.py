@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.agent.templates import ParsedCommand, Template, called, hint_of, parse_arguments, read_templates
+from crow.agent.templates import ParsedCommand, Template, hint_of, parse_arguments, parse_prompt_call, read_templates
 from crow.domain.entries import User
 from crow.domain.errors import ArgumentError
 from crow.tools import PromptArgument, ServerPrompt, StdioServer
@@ -39,7 +39,7 @@ def offered(*arguments: str) -> ServerPrompt:
     ],
 )
 def test_typed_server_prompt_is_recognised(text: str, call: ParsedCommand | None) -> None:
-    assert called(text) == call
+    assert parse_prompt_call(text) == call
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -
     (root / "work").mkdir()
     (root / "work" / "a.txt").write_text(START)
     calls = tuple(action.call(f"c{index}") for index, action in enumerate(actions))
-    async with running(root, Casting(go=[Say(calls=calls), Say(text=["ok"])]), mode="auto") as run:
+    async with running(root, Casting(go=[Say(calls=calls), Say(text=["ok"])]), mode="auto", allow=("shell",)) as run:
         await run.session.prompt(text("go"))
         results = sorted(run.client.stored(ToolResult), key=lambda result: result.call.index)
     return (root / "work" / "a.txt").read_text(), results
@@ -105,7 +105,7 @@ async def test_a_file_that_another_call_of_the_step_redirected_is_not_touched(tm
     write = call("write_file", "c9", path="d/key", content="changed\n")
     client = NoteTaker("reject_once")
     model = Casting(go=[Say(calls=(move, *reads, write)), Say(text=["ok"])])
-    async with running(tmp_path, model, mode="auto", client=client) as run:
+    async with running(tmp_path, model, mode="auto", client=client, allow=("shell",)) as run:
         await run.session.prompt(text("go"))
         results = sorted(run.client.stored(ToolResult), key=lambda result: result.call.index)
     assert results[0].text == "moved"

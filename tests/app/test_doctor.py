@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +17,21 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.doctor import Finding, check_everything
+from crow.doctor import Finding, check_everything, sandbox_advice, try_to_escape
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
+from crow.tools import CommandAccess, OnOutput
+from crow.tools.sandbox.confiner import choose_sandbox
+from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
 from tests.support import foreign_sessions as foreign
 from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
 ROOT = Path(__file__).parents[2]
+OFF = {"confinement": "warning"}
+"""Confinement is turned off in these tests, except in those about it."""
+
 TINY = ROOT / "tests" / "tools" / "servers" / "tiny.py"
 
 
@@ -49,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
         with monkeypatch.context() as patched:
             for name in os.environ.keys() - {"PATH"}:
                 patched.delenv(name)
-            for name, value in {"CROW_HOME": str(home), "HOME": str(home), **env}.items():
+            for name, value in {"CROW_HOME": str(home), "HOME": str(home), "CROW_SANDBOX": "off", **env}.items():
                 patched.setenv(name, value)
             patched.chdir(home)
             code = main(arguments)
@@ -102,6 +109,7 @@ def test_a_working_endpoint_passes_every_check(run: Run, tmp_path: Path, endpoin
         "context window": "ok",
         "tool calling": "ok",
         "tools": "ok",
+        "confinement": "warning",
         f"MCP server {Path(sys.executable).name}": "ok",
     }
     assert done.returncode == 0
@@ -119,6 +127,7 @@ def test_each_warning_says_what_to_do(run: Run, tmp_path: Path, endpoint: FakeEn
         "usage": "warning",
         "context window": "warning",
         "tool calling": "failed",
+        "confinement": "warning",
     }
     assert found["model"]["advice"] == "Did you mean fake-model-2? crow models lists them all."
     assert "tool call parser" in found["tool calling"]["advice"]
@@ -168,7 +177,7 @@ def test_each_failure_is_named_and_checks_that_depend_on_it_are_skipped(
             expected = {"endpoint": "failed", "answers": "skipped"}
         case "configuration":
             (tmp_path / "config.toml").write_text("model.context_window = 1\n")
-            expected = {"configuration": "failed", "model": "skipped"}
+            expected = {"configuration": "failed", "model": "skipped", "confinement": "skipped"}
         case "database":
             (tmp_path / "crow.db").write_bytes(b"no database" * 1000)
             expected = {"database": "failed", "context window": "warning"}
@@ -176,7 +185,7 @@ def test_each_failure_is_named_and_checks_that_depend_on_it_are_skipped(
             env = {}
             expected = {"model": "failed"}
     done = run(tmp_path, "doctor", "--json", **env)
-    assert {check: state for check, state in states(done).items() if state != "ok"} == expected
+    assert {check: state for check, state in states(done).items() if state != "ok"} == OFF | expected
     assert done.returncode == 1
 
 
@@ -194,12 +203,12 @@ def test_a_refused_key_is_named_and_not_shown(run: Run, tmp_path: Path, endpoint
     endpoint._reply = FakeEndpoint._reply.__get__(endpoint)  # type: ignore[method-assign]
     endpoint._otherwise = refusing
     done = run(tmp_path, "doctor", "--json", **environment(endpoint))  # everybody may see its list of models
-    assert {check: state for check, state in states(done).items() if state != "ok"} == {"key": "failed"}
+    assert {check: state for check, state in states(done).items() if state != "ok"} == OFF | {"key": "failed"}
 
 
 def test_the_built_in_model_passes_without_an_endpoint(run: Run, tmp_path: Path) -> None:
     done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
-    assert set(states(done).values()) == {"ok"}
+    assert {check: state for check, state in states(done).items() if state != "ok"} == OFF
     assert done.returncode == 0
 
 
@@ -291,3 +300,88 @@ def test_sessions_of_other_tools_are_mentioned_until_they_are_imported(run: Run,
     done = run(tmp_path, "sessions", "import", "--from", "claude-code")
     assert (done.returncode, done.stderr) == (0, "")
     assert "import claude-code" not in findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))
+
+
+def confined_here() -> str:
+    """Why commands cannot be confined on this machine; empty if they can."""
+    choice = choose_sandbox()
+    return choice.problem if choice.sandbox is None else ""
+
+
+def test_confinement_is_proved_by_attempts_that_fail(run: Run, tmp_path: Path) -> None:
+    if problem := confined_here():
+        pytest.skip(problem)
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_nest").write_text("key")
+    done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline", CROW_SANDBOX="required", HOME=str(tmp_path))
+    found = findings(done)
+    proofs = ("confinement", "read access", "write access", "secrets", "processes", "network")
+    assert {check: found[check]["state"] for check in proofs} == dict.fromkeys(proofs, "ok")
+    assert "confines commands; " in found["confinement"]["words"]
+    assert found["secrets"]["words"] == "a write command was not able to read crow's database or ~/.ssh"
+    assert done.returncode == 0
+
+
+class Unconfined(DiskWorkspace):
+    """Gives every command full access."""
+
+    async def run(
+        self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput
+    ) -> tuple[int | None, str]:
+        assert access
+        return await super().run(command, access="full", timeout_s=timeout_s, on_output=on_output)
+
+
+def test_every_attempt_to_escape_succeeds_where_nothing_confines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, place = tmp_path / "home", tmp_path / "work"
+    for folder in (home / ".ssh", place):
+        folder.mkdir(parents=True)
+    (home / ".ssh" / "id_nest").write_text("key")
+    monkeypatch.setenv("HOME", str(home))
+    create_database(home)
+    found: list[Finding] = []
+    paths = load_settings({}, {"CROW_HOME": str(home)}).paths
+    anyio.run(partial(try_to_escape, Unconfined(place), paths, found.append, has_network=False))
+    assert [(each.check, each.state) for each in found] == [
+        ("read access", "failed"),
+        ("write access", "failed"),
+        ("secrets", "failed"),
+        ("processes", "failed"),
+        ("network", "failed"),
+    ]
+    assert found[1].words == "a write command was able to write outside of the workspace"
+    assert all("SECURITY.md" in each.advice for each in found)
+    assert not list(home.glob(".crow-doctor-*")), "what the attempts wrote is removed"
+
+
+def test_what_would_make_confinement_possible_is_said(run: Run, tmp_path: Path) -> None:
+    found = findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["confinement"]
+    assert found["words"] == (
+        '`sandbox.enabled` is "off"; every command has full access, and asks unless a rule allows it'
+    )
+    assert found["advice"] == 'Set sandbox.enabled = "auto".'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is about Linux")
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        (None, "", "Install bubblewrap (apt, dnf, pacman, zypper or apk"),
+        (
+            "proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1\n",
+            "Add a profile for bwrap with the rule `userns,`",
+        ),
+        ("proc/sys/user/max_user_namespaces", "0\n", "Set the sysctl user.max_user_namespaces"),
+        ("proc/sys/kernel/unprivileged_userns_clone", "0\n", "Set the sysctl kernel.unprivileged_userns_clone to 1"),
+        (".dockerenv", "", "This is a container, and its seccomp profile"),
+        ("proc/sys/kernel/apparmor_restrict_unprivileged_userns", "0\n", "Run `bwrap --ro-bind / / true` by hand"),
+    ],
+)
+def test_the_advice_on_confinement_fits_the_machine(tmp_path: Path, file: str | None, text: str, words: str) -> None:
+    if file is not None:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    assert words in sandbox_advice(tmp_path, has_bubblewrap=file is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +11,16 @@ import pytest
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import ElicitationAnswer, FormQuestion, UrlQuestion
-from crow.frontend.client import elicitation_answer, elicitation_params, permission_answer, permission_params
-from crow.tools import PlannedCall
+from crow.frontend.client import (
+    SessionClient,
+    elicitation_answer,
+    elicitation_params,
+    permission_answer,
+    permission_params,
+)
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
+from crow.tools import CommandAccess, PlannedCall
 from crow.trace.schema import SchemaChecker, validate
 
 SCHEMA = {"properties": {"branch": {"type": "string", "title": "Branch"}}, "required": ["branch"]}
@@ -82,6 +92,146 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
     assert params["options"][1]["name"] == "Always allow edit_file in this session"
 
 
+COMMAND = Announcement(title="make", kind="execute")
+
+
+def asked(plan: PlannedCall, *, name: str = "shell", arguments: str = "{}", **more: Any) -> tuple[str, list[str]]:
+    """The text of a question, and the kinds of answers that it offers."""
+    call = CallRef(assistant=3, index=0)
+    question = PermissionQuestion(call=call, name=name, arguments=arguments, plan=plan, always="`make` in this session")
+    params = permission_params("s", question, **more)
+    validate("RequestPermissionRequest", params)
+    parts = params["toolCall"].get("content", ())
+    return "".join(part["content"]["text"] for part in parts if part["type"] == "content"), [
+        option["kind"] for option in params["options"]
+    ]
+
+
+def command(line: str, access: CommandAccess = "full", requested: CommandAccess = "full") -> PlannedCall:
+    return PlannedCall(
+        announcement=COMMAND,
+        access="execute",
+        argument=line,
+        command_access=access,
+        requested_access=requested,
+    )
+
+
+EVERY = ["allow_once", "allow_always", "reject_once", "reject_always"]
+ONCE = ["allow_once", "reject_once"]
+
+
+def test_a_question_about_a_command_shows_all_of_it_and_the_access_that_it_gets() -> None:
+    text, offered = asked(command("echo '```'\n\n  rm -rf b\u202e\x1b[2K # \U000e0041"))
+    fence, first, blank, second, close, *_, words = text.split("\n")
+    assert (fence, first, blank, close) == ("````sh", "echo '```'", "", "````")
+    assert second == r"  rm -rf b\u202e\x1b[2K # \U000e0041"
+    assert words == "It is not confined: it can do everything that you can."
+    assert offered == EVERY
+
+
+@pytest.mark.parametrize(
+    ("access", "requested", "has_network", "words"),
+    [
+        ("read", "read", True, "It is confined: it changes no files, and has no network."),
+        ("write", "write", False, "It is confined: it may change files in the workspace, and has no network."),
+        ("write", "write", True, "It is confined: it may change files in the workspace, and use the network."),
+        ("full", "full", True, "It is not confined: it can do everything that you can."),
+        (
+            "full",
+            "read",
+            False,
+            "It is not confined, because commands cannot be confined here: it can do everything that you can.",
+        ),
+    ],
+)
+def test_a_question_says_in_words_what_a_command_may_do(
+    access: CommandAccess, requested: CommandAccess, has_network: bool, words: str
+) -> None:
+    text, _ = asked(command("make", access, requested), has_network=has_network)
+    assert text == f"```sh\nmake\n```\n\n{words}"
+
+
+def test_a_command_that_is_too_long_to_show_is_counted_and_only_allowed_once() -> None:
+    line = "echo " + "a" * 300_000 + "; rm -rf ~"
+    text, offered = asked(command(line))
+    hidden = len(line) - 16_000
+    assert f"{hidden:,} characters are not shown.\n\nIt is not confined" in text
+    assert text.startswith("```sh\necho aaa")
+    assert "; rm -rf ~\n```" in text
+    assert offered == ONCE
+    assert asked(command("x" * 16_000))[1] == EVERY
+
+
+def test_a_command_of_hidden_characters_fits_on_a_line() -> None:
+    line = "\U000e0041" * 300_000
+    arguments = json.dumps({"command": line})
+    question = PermissionQuestion(
+        call=CallRef(assistant=3, index=0), name="shell", arguments=arguments, plan=command(line), always="x" * 3_000
+    )
+    assert json_bytes(permission_params("s", question)) < LINE_BYTES
+
+
+def test_a_question_about_a_tool_of_a_server_shows_its_name_and_all_arguments() -> None:
+    plan = PlannedCall(announcement=Announcement(title="srv: Read the `README`"), access="external")
+    text, offered = asked(plan, name="srv__delete", arguments='{"path": "/", "why": "a\\nb\u2066"}')
+    assert text == ('It calls srv__delete with:\n\n```json\n{\n  "path": "/",\n  "why": "a\\nb\\u2066"\n}\n```')
+    assert offered == EVERY
+    nested = asked(plan, name="srv__delete", arguments='{"a":' * 5_000 + "1" + "}" * 5_000)
+    assert "characters are not shown" in nested[0]
+    assert nested[1] == ONCE
+
+
+def test_a_question_with_a_long_title_shows_the_whole_of_it() -> None:
+    url = "https://example.com/" + "a" * 500
+    text, offered = asked(PlannedCall(announcement=Announcement(title=f"Fetch {url}"), access="fetch", argument=url))
+    assert text == f"```\nFetch {url}\n```"
+    assert offered == EVERY
+
+
+def test_a_write_that_is_too_large_to_show_is_counted_and_only_allowed_once() -> None:
+    new_text = "head\n" + "middle\n" * 300_000 + "tail\u202e\n"
+    diff = Diff(path="/w/a.sh", old_text="old\n", new_text=new_text)
+    plan = PlannedCall(announcement=Announcement(title="Write a.sh", kind="edit", diffs=(diff,)), access="write")
+    call = CallRef(assistant=3, index=0)
+    question = PermissionQuestion(call=call, name="write_file", arguments="{}", plan=plan, always="write_file")
+    params = permission_params("s", question)
+    shown, note = params["toolCall"]["content"]
+    head, marker, tail = re.split(r"\n\[…(.*)…\]\n", shown["newText"])
+    assert (head[:5], tail[-11:]) == ("head\n", "tail\\u202e\n")
+    hidden = len(new_text) - len(head) - (len(tail) - 5)
+    assert marker == f" {hidden:,} characters are not shown here "
+    assert note["content"]["text"].endswith(f"{hidden:,} characters of the change are not shown.")
+    assert [option["kind"] for option in params["options"]] == ONCE
+
+
+def test_the_end_of_a_change_with_many_regions_is_shown_too() -> None:
+    lines = [f"{number} {'x' * 90}\n" for number in range(100_000)]
+    changed = [line.upper() if number % 20 == 0 else line for number, line in enumerate(lines)]
+    contents, hidden = diff_view([Diff(path="/w/a", old_text="".join(lines), new_text="".join(changed))])
+    *shown, note = contents
+    assert shown[0]["newText"].startswith(lines[0].upper())
+    assert lines[99_980].upper() in shown[-1]["newText"]
+    assert hidden > 500_000
+    assert f"{hidden:,} characters of the change are not shown." in note["content"]["text"]
+
+
+def test_hidden_characters_of_a_file_are_visible_in_its_diff() -> None:
+    diff = Diff(path="/w/a.py", old_text="a\r\n", new_text="if admin:\u202e\r\n\treturn\u2066\n")
+    ((shown,), hidden) = diff_view([diff])
+    assert (shown["oldText"], shown["newText"], hidden) == (
+        "a\r\n",
+        "if admin:\\u202e\r\n\treturn\\u2066\n",
+        0,
+    )
+
+
+@pytest.mark.parametrize(("chosen", "meaning"), [("allow_always", "allow_once"), ("reject_always", "reject_once")])
+def test_an_always_answer_that_was_not_offered_counts_once(chosen: str, meaning: str) -> None:
+    answer = {"outcome": {"outcome": "selected", "optionId": chosen}}
+    assert permission_answer(answer, ["allow_once", "reject_once"]) == meaning
+
+
 @pytest.mark.parametrize(
     ("answer", "meaning"),
     [
@@ -97,3 +247,29 @@ def test_a_permission_request_repeats_the_call_and_offers_one_option_of_each_kin
 )
 def test_an_unclear_answer_rejects_the_call(answer: Any, meaning: str) -> None:
     assert permission_answer(answer) == meaning
+
+
+class Wire:
+    """A connection that accepts every question and records what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def request(self, method: str, _: dict[str, Any]) -> Any:
+        self.sent.append(method)
+        return {"action": "accept"}
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        self.sent.append(f"{method} {params['elicitationId']}")
+
+
+async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once() -> None:
+    wire: Any = Wire()
+    caps = ClientCapabilities(question_kinds=frozenset({"url"}))
+    client = SessionClient("s", wire, caps, cwd="/", options=list, commands=list, user_timeout_s=60)
+    client.open()
+    await client.finish_question("e1")
+    await client.elicit(UrlQuestion(message="Sign in.", url="https://example.com/", id="e1"))
+    for question_id in ("e2", "e1", "e1"):
+        await client.finish_question(question_id)
+    assert wire.sent == ["elicitation/create", "elicitation/complete e1"]

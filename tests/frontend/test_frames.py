@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.frontend.frames import MAX_DEPTH, FrameError, LineSplitter, encode, line_too_long, parse
+from crow.domain.messages import MAX_DEPTH
+from crow.frontend.frames import FrameError, LineSplitter, encode, line_too_long, parse
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}}
 

@@ -33,7 +33,7 @@ def test_every_capability_is_read_from_the_raw_parameters() -> None:
         notices=True,
         compaction=True,
         boolean_options=True,
-        elicits=frozenset({"form", "url"}),
+        question_kinds=frozenset({"form", "url"}),
     )
     assert client_name(params) == "zed 1.2"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crow.frontend.tool_calls import changed_regions, json_bytes, limit_json, limit_text, split_text
+from crow.frontend.tool_calls import changed_regions, json_bytes, limit_json, limit_text, raw_input, split_text
 
 lines = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "\n", "same\n", *(f"{n}\n" for n in range(30))]), max_size=40)
 
@@ -42,6 +45,13 @@ def test_limited_json_keeps_its_shape_and_short_values() -> None:
     assert json_bytes(small) <= 20_000
     assert limit_json(value, 200_000) is value
     assert json_bytes(limit_json([["y" * 50] * 300] * 300, 5_000)) <= 5_000
+
+
+@pytest.mark.parametrize("depth", [150, 300, 600, 900, 5_000])
+def test_arguments_of_any_depth_can_be_shown(depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    shown = raw_input(arguments)
+    assert shown == (json.loads(arguments) if depth < 200 else {"arguments": arguments})
 
 
 def test_two_distant_changes_give_two_regions_with_line_numbers() -> None:

@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -450,25 +449,6 @@ def test_prints_and_children_cannot_write_to_claimed_stdout() -> None:
         [sys.executable, "-c", program], input=b"line\n", env=buffered, capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"line\n", b"")
-
-
-def test_stray_output_can_go_to_a_log() -> None:
-    program = (
-        "import os, sys\n"
-        "from crow.frontend.transport import claim_stdio\n"
-        "with claim_stdio(stray_output=int(sys.argv[1])): print('stray')\n"
-        "sys.stdout.flush()\n"
-    )
-    with tempfile.TemporaryFile() as log:
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(log.fileno())],
-            pass_fds=[log.fileno()],
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        log.seek(0)
-        assert (done.returncode, done.stdout, done.stderr, log.read()) == (0, b"", b"", b"stray\n")
 
 
 def test_a_closed_stdin_is_an_error_that_says_so() -> None:

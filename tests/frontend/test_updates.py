@@ -50,7 +50,7 @@ from crow.domain.events import (
 )
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import LINE_BYTES, result_contents
+from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
 from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan_updates
 from crow.trace.schema import check_update
 
@@ -418,7 +418,7 @@ def test_replay_sends_one_update_per_call_with_its_final_status() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "title"),
     [
-        ('{"command": "make\\n  test"}', "execute", "make test"),
+        ('{"command": "make\\n  test"}', "execute", "make … (+1 line)"),
         ('{"path": "src/__init__.py", "content": "x"}', "other", "tool `src/__init__.py`"),
         ('{"pattern": "nest", "path": "src"}', "other", "tool src"),
         ('{"url": 7, "depth": 2}', "other", "tool"),
@@ -511,6 +511,23 @@ def test_attachments_of_a_result_are_shown_by_their_type() -> None:
         {"type": "text", "text": "(e, video/mp4, 3 bytes: not shown)"},
     ]
     assert result_contents(brought) == [{"type": "content", "content": content} for content in contents]
+
+
+def test_a_question_shows_its_text_beside_the_terminal_until_the_command_runs() -> None:
+    terminal = {"type": "terminal", "terminalId": CALL.call_id}
+    question = [text_content("Run it?")]
+    updates = live(GATED)
+    updates_for(updates, announced(SHELL, "shell", command="make test"))
+    assert updates.question_content(CALL, question) == [*question, terminal]
+    (started,) = updates_for(updates, stored(Started(call=CALL, why="asked")))
+    assert started["content"] == [terminal]
+    plain = live(PLAIN)
+    updates_for(plain, announced(SHELL, "shell", command="make test"))
+    assert plain.question_content(CALL, question) == question
+    (started,) = updates_for(plain, stored(Started(call=CALL, why="asked")))
+    assert "content" not in started
+    (finished,) = updates_for(plain, result(SHELL, ""))
+    assert finished["content"] == [], "the question is over"
 
 
 def test_huge_values_stay_below_the_limit_of_a_line() -> None:

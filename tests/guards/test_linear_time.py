@@ -14,7 +14,8 @@ from pathlib import Path
 
 import anyio
 
-from crow.agent.permissions import mentions, simple_words
+from crow.agent.command_line import MAX_CHARS, runs, simple_words
+from crow.agent.command_risks import find_risk
 from crow.agent.stream import without_overlap
 from crow.domain.errors import ArgumentError, ModelError
 from crow.domain.messages import ToolSpec
@@ -93,7 +94,28 @@ def titles_and_rules() -> None:
     for piece in (" _", "_ ", " _a", "&a", "]", "`"):
         in_title("x" + piece * 200_000 + "y")
     simple_words("git " * 200_000)
-    mentions("git " * 200_000, ("git", "push"))
+    for piece in (
+        "git ",
+        "`",
+        "$(",
+        "${",
+        "eval ",
+        "env ",
+        "find -exec ",
+        "sh -c ",
+        "{a,",
+        "<<a\n",
+        '"$(',
+        "((",
+        "a=$(",
+    ):
+        runs(piece * 200_000, "git push")
+        runs(piece * (MAX_CHARS // len(piece)), "git push")
+    for words in (("python", *["-a"] * 200_000), ("sed", *["p"] * 200_000), ("git", "log", *["--a"] * 200_000)):
+        find_risk(words, 1)
+    for word in ("s/" + "a" * 200_000, "/" * 200_000, ";" * 200_000, "-" * 200_000, "a/." * 60_000):
+        find_risk(("sed", word), 1)
+        find_risk(("cp", word), 1)
 
 
 def edits_and_files() -> None:

@@ -110,6 +110,20 @@ def test_the_documents_name_only_files_and_targets_that_exist() -> None:
         assert [path for path in sorted(paths) if not (ROOT / path).exists()] == [], document
 
 
+def test_every_test_that_the_threats_name_exists() -> None:
+    rows = [line for line in read("docs/threats.md").splitlines() if line.startswith("| ") and "|---" not in line]
+    named = {test for row in rows for test in re.findall(r"`(test_\w+)`", row)}
+    tests = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in _defined(ast.parse(path.read_text("utf-8")))
+        if name.startswith("test_")
+    }
+    assert named - tests == set()
+    assert len(named) > 30
+    assert [row for row in rows if "`test_" not in row and not row.startswith("| Actor")] == [], "a row without a test"
+
+
 def test_the_architecture_names_only_functions_that_exist() -> None:
     missing = [
         f"{path}:{name}"

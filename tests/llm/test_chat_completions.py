@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
@@ -256,6 +256,45 @@ async def test_an_html_error_is_reduced_to_its_title() -> None:
         error, _, _ = await failure_of(model)
     assert isinstance(error, Overloaded)
     assert str(error) == f"{endpoint.base_url} has trouble: 502 Bad Gateway (HTTP 502)."
+
+
+async def test_an_error_body_without_end_is_read_only_in_part() -> None:
+    pieces = itertools.count()
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            next(pieces)
+            yield b"no such thing " * 5_000
+
+    async with FakeEndpoint(otherwise=Reply(steps=endless(), status=400)) as endpoint, asking(endpoint) as model:
+        error, _, _ = await failure_of(model)
+        await anyio.to_thread.run_sync(endpoint.asked[0].left.wait, 5)
+        assert endpoint.asked[0].left.is_set()
+    assert next(pieces) < 300, "a few pieces, and those that were on their way"
+    assert isinstance(error, BadRequest)
+    assert "no such thing" in str(error)
+    assert len(str(error)) < 2_000
+
+
+async def test_an_error_body_that_hangs_is_used_as_far_as_it_came() -> None:
+    reply = Reply(steps=(b"no such thing", HANG), status=400)
+    async with FakeEndpoint(otherwise=reply) as endpoint, asking(endpoint, timeouts=QUICK) as model:
+        error, _, _ = await failure_of(model)
+    assert isinstance(error, BadRequest)
+    assert "no such thing" in str(error)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"error":'])
+@pytest.mark.parametrize("depth", [400, 900, 5_000])
+async def test_an_error_that_nests_without_end_is_an_error_like_others(opening: bytes, depth: int) -> None:
+    closing = b"]" if opening == b"[" else b"}"
+    nested = opening * depth + b"1" + closing * depth
+    async with FakeEndpoint(otherwise=body(nested, status=400)) as endpoint, asking(endpoint) as model:
+        error, _, _ = await failure_of(model)
+        endpoint.script(Reply(steps=(b"data: " + nested + b"\n\ndata: [DONE]\n\n",)))
+        streamed, _, _ = await failure_of(model)
+    assert isinstance(error, BadRequest)
+    assert isinstance(streamed, ModelError)
 
 
 async def test_an_error_in_the_stream_after_text_keeps_the_text() -> None:

@@ -157,6 +157,23 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
         parser.finish()
 
 
+def test_endless_tool_calls_are_cut_at_the_limit() -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed([json.dumps({"choices": [{"delta": {"content": "Now. "}}]})])
+
+    def event(number: int) -> str:
+        call = {"index": number, "id": f"c{number}", "function": {"name": "shell", "arguments": "{}"}}
+        return json.dumps({"choices": [{"delta": {"tool_calls": [call]}}]})
+
+    for number in range(1000):
+        parser.feed([event(number)])
+    with pytest.raises(AnswerTooLong, match="cut off after 1,000 tool calls; the model may be repeating itself"):
+        parser.feed([event(1000)])
+    assert parser.partial().text == "Now. "
+    with pytest.raises(AnswerTooLong):
+        parser.finish()
+
+
 def test_fragments_with_a_new_id_each_are_one_call() -> None:
     parser = StreamParser(tuple(TOOLS.values()))
     text = json.dumps({"path": "x", "content": "The nest is built of twigs. " * 16_000})

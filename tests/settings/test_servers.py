@@ -45,7 +45,7 @@ def test_servers_in_the_file_are_configured_with_their_variables_replaced(
     monkeypatch.setenv("OTHER", "o1")
     loaded = load(tmp_path, TOML)
     assert loaded.problem is None
-    assert configured_servers(loaded.settings) == (
+    assert configured_servers(loaded) == (
         StdioServer(
             name="docs",
             command="docs",
@@ -65,10 +65,44 @@ def test_servers_in_the_file_are_configured_with_their_variables_replaced(
 
 def test_a_missing_variable_is_a_problem_of_its_server_only(tmp_path: Path) -> None:
     server = McpServerSettings(command="x", env={"A": "${ONE}", "B": "${TWO} ${ONE}"})
-    assert expand_variables(server, {"ONE": "1"}) == (server, "environment variable TWO is not set")
-    assert expand_variables(server, {})[1] == "environment variables ONE, TWO are not set"
-    problem = mcp_server("x", server).options.problem
+    assert expand_variables(server, {"ONE": "1"}, workspace="/w") == (server, "environment variable TWO is not set")
+    assert expand_variables(server, {}, workspace="/w")[1] == "environment variables ONE, TWO are not set"
+    problem = mcp_server("x", server, tmp_path).options.problem
     assert problem == "environment variables ONE, TWO are not set"
+
+
+def test_the_workspace_is_a_variable_of_arguments_and_environment_only(tmp_path: Path) -> None:
+    server = McpServerSettings(command="x", args=("--dir=${workspace}/a", "${ONE}"), env={"A": "${workspace}"})
+    made, problem = expand_variables(server, {"ONE": "${workspace}", "workspace": "not this"}, workspace="/w")
+    assert (made.args, made.env, problem) == (("--dir=/w/a", "${workspace}"), {"A": "/w"}, "")
+    server = McpServerSettings(command="${workspace}/x")
+    assert expand_variables(server, {}, workspace="/w") == (server, "${workspace} can only be used in args and env")
+    server = McpServerSettings(command="x", args=("${workspaceFolder}",))
+    assert mcp_server("x", server, tmp_path).options.problem == (
+        "environment variable workspaceFolder is not set; ${workspace} stands for the session's working directory"
+    )
+
+
+def test_relative_commands_start_at_the_directory_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    loaded = load(
+        tmp_path,
+        """
+        mcp_servers.a.command = "bin/server"
+        mcp_servers.b.command = "~/bin/server"
+        mcp_servers.c.command = "/opt/server"
+        mcp_servers.d.command = "server"
+        mcp_servers.e = { command = "server", sandbox = "write" }
+        mcp_servers.f = { url = "https://example.com", sandbox = "write" }
+        """,
+    )
+    commands = {each.name: each.command for each in configured_servers(loaded) if isinstance(each, StdioServer)}
+    below = {"a": f"{tmp_path}/bin/server", "b": "/home/me/bin/server"}
+    assert commands == {**below, "c": "/opt/server", "d": "server", "e": "server"}
+    *_, confined, remote = configured_servers(loaded)
+    assert isinstance(confined, StdioServer)
+    assert confined.sandbox == "write"
+    assert remote.options.problem == "sandbox confines a command, and this server has a url; remove sandbox"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +128,10 @@ def test_a_missing_variable_is_a_problem_of_its_server_only(tmp_path: Path) -> N
         (
             '[mcp_servers.a]\ncommand = "x"\ncmd = "y"',
             "there is no setting mcp_servers.a.cmd; did you mean mcp_servers.a.command?",
+        ),
+        (
+            '[mcp_servers.a]\ncommand = "x"\nsandbox = true',
+            'mcp_servers.a.sandbox is true; expected "read" or "write"',
         ),
         ('mcp_servers = "a"', 'mcp_servers is "a"; expected a table for each server'),
         ('[permissions]\nallow = "shell"', 'permissions.allow is "shell"; expected a list of rules'),

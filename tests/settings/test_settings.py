@@ -287,3 +287,21 @@ def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
     broken = load(home, "model = 3", XAI_API_KEY="x")
     assert broken.problem is not None
     assert "XAI_API_KEY" in broken.keys.variables
+
+
+def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
+    toml = """
+        [model]
+        headers = { X-Api-Key = "key-in-header", X-Title = "crow at work" }
+        [providers.work]
+        base_url = "http://work/v1"
+        headers = { Proxy-Authorization = "Basic dXNlcjpwYXNz" }
+        [mcp_servers.web]
+        url = "http://web/mcp"
+        headers = { Authorization = "Bearer ${TOKEN}", Accept = "application/json" }
+        [mcp_servers.docs]
+        command = "docs"
+        env = { API_TOKEN = "${TOKEN}-2", KEY_FILE = "/etc/key", ROOT = "${workspace}" }
+        """
+    keys = load(home, toml, TOKEN="t0").keys
+    assert (keys.values, keys.others) == (("key-in-header", "dXNlcjpwYXNz"), ("t0", "t0-2"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +22,13 @@ from typing import Any
 import anyio
 import pytest
 
-from tests.stdio.conftest import ROOT, StartCrow
-from tests.stdio.test_tools import configured, ended, server, shown
+from crow.domain.rendering import RESULT_MASK, safe
+from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.stdio.test_tools import SERVERS, configured, ended, server, shown
 from tests.support import fake_endpoint as fake
-from tests.support.acp_client import CrowProcess, chosen
+from tests.support.acp_client import CrowProcess, RpcError, chosen
 from tests.support.fake_endpoint import FakeEndpoint
-from tests.tools.conftest import until_gone
+from tests.tools.conftest import pids_in, runs, until_gone
 
 PAGE = b"<title>Nests</title>" + b"<p>" * 1_600_000
 """Takes a second or more to convert, long enough to find the converting process."""
@@ -140,8 +145,8 @@ async def test_commands_and_servers_get_no_endpoint_keys(
     told = "\n".join(said)
     assert told.count("NO_KEY=is passed on") == 2
     assert [key for key in keys if f"{key}=" in told] == []
-    assert told.count("sk-") == 3, "a variable that no setting names yet, and the one that the file gives to the server"
-    assert "sk-work-0123456789" in said
+    assert told.count("sk-") == 2, "a variable that no setting names yet"
+    assert said.count(RESULT_MASK) == 1, "the file gives this one to the server"
 
 
 async def test_commands_in_editor_terminals_get_no_endpoint_keys(
@@ -343,3 +348,615 @@ def forged(export: bytes, path: Path, content: bytes) -> bytes:
         lines.append(line)
     lines[-1] |= {"lines": len(lines) - 1, "sha256": None}
     return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+# Secrets, servers that start in the workspace, and processes that outlive their command.
+
+NOBODY = 65534
+USERS = (None, NOBODY) if hasattr(os, "getuid") and os.getuid() == 0 else (None,)
+"""Attacks that depend on the user run as the user of the tests and, if that is root, as an ordinary one too."""
+
+SECRET = "sk-nest-0123456789"
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """An empty directory that every user can reach."""
+    with tempfile.TemporaryDirectory(prefix="crow-tests-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        for folder in ("home", "work"):
+            (directory / folder).mkdir()
+        yield directory
+
+
+def started_by(user: int | None, place: Path) -> dict[str, Any]:
+    """Arguments of `crow` that start a new interpreter as this user, with its home in `place`."""
+    env = {"CROW_HOME": str(place / "home"), "PYTHONPATH": f"{ROOT}{os.pathsep}{sysconfig.get_path('purelib')}"}
+    if user is None:
+        return {"argv": FRESH, "env": env}
+    for folder in ("home", "work"):
+        os.chown(place / folder, user, user)
+    # the other user may not be allowed to run the interpreter of the tests
+    become = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "/usr/bin/python3")
+    return {"argv": (*become, *FRESH[1:]), "env": env}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/PID/environ")
+@pytest.mark.parametrize("user", USERS)
+async def test_no_command_finds_the_key_in_crows_own_process(
+    crow: StartCrow, endpoint: FakeEndpoint, open_place: Path, user: int | None
+) -> None:
+    start = started_by(user, open_place)
+    start["env"] |= {"OPENAI_API_KEY": SECRET, "A_COPY": f"Bearer {SECRET}", "OTHER": "is not ours"}
+    steps = [
+        "tr '\\0' '\\n' </proc/$PPID/environ",
+        "for file in environ mem maps; do (exec 3</proc/$PPID/$file) 2>/dev/null && echo opens $file; done; ulimit -Sc",
+    ]
+    endpoint.script(fake.calls(*(("shell", {"command": step}) for step in steps)), fake.text("ok"))
+    configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
+    async with crow(endpoint=endpoint, **start) as agent:
+        await agent.initialize()
+        session = await agent.new_session(open_place / "work")
+        of_process = anyio.Path(f"/proc/{agent.pid}/environ")
+        shown_by_proc = await of_process.read_bytes() if os.getuid() == 0 else b""
+        await agent.prompt(session, "go")
+        (_, environment), (_, opened) = ended(agent.updates(session))
+    if user is None and os.getuid() == 0:  # root may read everything
+        assert f"OPENAI_API_KEY={'*' * len(SECRET)}\n" in environment
+        assert f"A_COPY={'*' * len(f'Bearer {SECRET}')}\n" in environment
+        assert "OTHER=is not ours" in environment
+    else:
+        assert "Permission denied" in environment
+        assert "opens" not in opened
+    assert opened.strip("`\n").split()[-1] == "0"
+    assert SECRET.encode() not in shown_by_proc
+    assert endpoint.asked[0].headers["authorization"] == f"Bearer {SECRET}"
+
+
+async def test_a_key_in_a_file_is_shown_to_nobody_and_stays_in_the_file(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    configured(
+        home,
+        f"""
+        [model]
+        api_key = "{SECRET}"
+        [permissions]
+        mode = "auto"
+        allow = ["shell", "srv__*"]
+        [providers.other]
+        base_url = "http://127.0.0.1:1/v1"
+        api_key_command = ["echo", "printed-key-0123456789"]
+        [mcp_servers.web]
+        url = "http://127.0.0.1:1/mcp"
+        headers = {{ Authorization = "Bearer tok-0123456789", Accept = "application/json" }}
+        [mcp_servers.srv]
+        {server("tiny.py", "")}
+        """,
+    )
+    (place / ".env").write_text(f"A=application/json\nKEY={SECRET}\nTOKEN=tok-0123456789\nPORT=1\n")
+    masked = f"A=application/json\nKEY={RESULT_MASK}\nTOKEN={RESULT_MASK}\nPORT=1\n"
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("read_file", {"path": ".env"}),
+        ("shell", {"command": "cat .env; base64 -w0 .env"}),
+        ("srv__env", {"text": "HOME"}),
+        ("edit_file", {"path": ".env", "old_text": "PORT=1", "new_text": "PORT=2"}),
+        ("write_file", {"path": ".env", "content": masked}),
+    ]
+    endpoint.script(*(fake.calls(step) for step in steps), fake.text("ok"))
+    async with crow(endpoint=endpoint, env={"OPENAI_API_KEY": None, "CROW_LOG": "debug"}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = ended(agent.updates(session))
+        lines = json.dumps([logged.message for logged in agent.log], ensure_ascii=False)
+    assert [status for status, _ in said] == ["completed", "completed", "completed", "completed", "failed"]
+    assert masked in said[1][1]
+    assert (place / ".env").read_text() == f"A=application/json\nKEY={SECRET}\nTOKEN=tok-0123456789\nPORT=2\n"
+    crow_sessions(home, "export", session, "-o", str(tmp_path / "x.jsonl"))
+    requests = b"".join(request.raw for request in endpoint.asked).decode()
+    exported = "".join(
+        line for line in (tmp_path / "x.jsonl").read_text().splitlines() if json.loads(line)["type"] != "blob"
+    )
+    for text in (lines, requests, exported):
+        assert SECRET not in text
+        assert "tok-0123456789" not in text
+        assert base64.b64encode(SECRET.encode()).decode()[3:-3] not in text
+        assert RESULT_MASK in text
+
+
+async def test_a_key_that_a_command_prints_is_masked_like_the_others(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(
+        home,
+        f"""
+        [model]
+        name = "work/m"
+        [permissions]
+        allow = ["shell"]
+        [providers.work]
+        base_url = "{endpoint.base_url}"
+        api_key_command = ["echo", "printed-0123456789"]
+        """,
+    )
+    endpoint.script(fake.calls(("shell", {"command": "echo printed-0123456789; env"})), fake.text("ok"))
+    env = {"A_COPY": "is printed-0123456789", "CROW_MODEL": None, "OPENAI_API_KEY": None, "OPENAI_BASE_URL": None}
+    async with crow(env=env) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        ((_, text),) = ended(agent.updates(session))
+    assert RESULT_MASK in text
+    assert "A_COPY" not in text
+    assert endpoint.asked[0].headers["authorization"] == "Bearer printed-0123456789"
+
+
+async def test_no_server_runs_code_of_the_workspace(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'a').write(__name__)\n"
+    for module in ("json.py", "nest_server.py", "sitecustomize.py", "usercustomize.py"):
+        (place / module).write_text(code)
+    for directory in (place / "node_modules" / ".bin", place / "bin", place):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in ("nest-tool", "server"):
+            (directory / name).write_text(f"#!/bin/sh\necho {name} >>{ran}\n")
+            (directory / name).chmod(0o755)
+    (place / "package.json").write_text('{"name": "nest-tool", "bin": "server"}')
+    python = json.dumps(sys.executable)
+    configured(
+        home,
+        f"""
+        mcp_servers.module = {{ command = {python}, args = ["-m", "nest_server"] }}
+        mcp_servers.imports = {{ command = {python}, args = ["-c", "import json; raise SystemExit(json.__file__)"] }}
+        mcp_servers.tool = {{ command = "nest-tool" }}
+        mcp_servers.relative = {{ command = "bin/server" }}
+        mcp_servers.npx = {{ command = "npx", args = ["--no-install", "--offline", "nest-tool"] }}
+        """,
+    )
+    path = os.pathsep.join([".", "", "bin", str(place), f"{place}/node_modules/.bin", os.environ["PATH"]])
+    given = [{"name": "given", "command": "./server", "args": [], "env": []}]
+    endpoint.script(fake.text("ok"))
+    env = {"PATH": path, "PYTHONPATH": None, "NODE_PATH": str(place)}
+    async with crow(endpoint=endpoint, env=env) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, mcpServers=given)
+        await agent.prompt(session, "go")
+        since = len(agent.log)
+        await agent.prompt(session, "/mcp")
+        states = shown(agent.updates(session, since=since))
+    assert not ran.exists()
+    assert "No module named nest_server" in states
+    assert "lib/python3" in states, "the module of the standard library"
+    assert "nest-tool is not on PATH (directories of the workspace do not count)" in states
+    assert f"No such file or directory: {home}/bin/server" in states
+    assert "its command is ./server; expected an absolute path or the name of a program on PATH" in states
+
+
+LEAVE = "mkfifo f; setsid -f sh -c 'trap \"\" TERM; echo $$ >f; exec sleep 1000 >&- 2>&-'; read pid <f; echo $pid"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
+@pytest.mark.parametrize("how", ["end", "cancel", "close", "SIGTERM"])
+@pytest.mark.parametrize("user", USERS)
+async def test_no_process_outlives_its_command(
+    crow: StartCrow, endpoint: FakeEndpoint, open_place: Path, user: int | None, how: str
+) -> None:
+    configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
+    line = LEAVE if how == "end" else f"{LEAVE}; read _ <f"
+    endpoint.script(fake.calls(("shell", {"command": line, "access": "full"})), fake.text("ok"))
+    async with crow(endpoint=endpoint, **started_by(user, open_place)) as agent:
+        await agent.initialize()
+        session = await agent.new_session(open_place / "work")
+        turn = await agent.start_prompt(session, "go")
+        if how == "end":
+            await turn.result()
+            ((_, text),) = ended(agent.updates(session))
+            (pid,) = numbers_in(text)
+        else:
+            pid = await printed_number(agent, session)
+            assert runs(pid)
+        if how == "cancel":
+            await agent.notify("session/cancel", {"sessionId": session})
+            assert (await turn.result())["stopReason"] == "cancelled"
+        elif how == "close":
+            await agent.close_stdin_and_wait()
+        elif how == "SIGTERM":
+            agent.send_signal(signal.SIGTERM)
+            await agent.wait()
+        await until_gone(pid)
+
+
+async def printed_number(agent: CrowProcess, session: str) -> int:
+    """Wait until the running command has printed a number."""
+    at = 0
+    with anyio.fail_after(60):
+        while True:
+            at = await agent.wait_for_update("tool_call_update", since=at) + 1
+            update = agent.log[at - 1].message["params"]["update"]
+            words = "".join(part["content"].get("text", "") for part in update.get("content") or ())
+            if numbers := numbers_in(words):
+                return numbers[0]
+
+
+def numbers_in(text: str) -> list[int]:
+    """The numbers that stand alone in a line."""
+    return [int(line) for line in text.splitlines() if line.isdigit()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to a chosen process")
+async def test_no_process_outlives_its_server(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    script, file = SERVERS / "unruly.py", tmp_path / "pids"
+    arguments = json.dumps(["-I", "-S", str(script), "leaves-stray", str(file)])
+    configured(home, f"mcp_servers.srv = {{ command = {json.dumps(sys.executable)}, args = {arguments} }}\n")
+    endpoint.script(fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        (pid,) = await pids_in(file)
+        assert runs(pid)
+        await agent.request("session/close", {"sessionId": session})
+        await until_gone(pid)
+
+
+# Questions to the user show what runs, and nothing that the editor gets hides or forges text
+
+
+HIDDEN = "\x1b[2K\x9b\u202e\u2066\u200b\ufeff\u2028\x85\U000e0041"
+
+
+def texts_of(question: dict[str, Any]) -> str:
+    """All text in the content of a permission request."""
+    parts = question["toolCall"].get("content", ())
+    return "\n".join(part["content"]["text"] for part in parts if part["type"] == "content")
+
+
+def kinds_of(question: dict[str, Any]) -> list[str]:
+    return [option["kind"] for option in question["options"]]
+
+
+def hidden_strings(value: Any, where: str = "") -> Iterator[str]:
+    """Where `value` has hidden characters. The text of messages and what tools returned as data may have any."""
+    match value:
+        case str() if "\r" in value or safe(value) != value:
+            yield f"{where}: {value[:200]!r}"
+        case dict():
+            if str(value.get("sessionUpdate", "")).endswith("_chunk"):
+                return
+            for key, item in value.items():
+                yield from hidden_strings(key, f"{where}.{key}")
+                if key not in ("rawOutput", "terminal_output"):
+                    yield from hidden_strings(item, f"{where}.{key}")
+        case list():
+            for item in value:
+                yield from hidden_strings(item, where)
+
+
+async def test_a_question_shows_every_line_and_every_hidden_character_of_a_command(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    line = f"echo '```'\n\ntouch made # {HIDDEN}\n"
+    endpoint.script(fake.calls(("shell", {"command": line})), fake.text("ok"))
+    asked: list[dict[str, Any]] = []
+
+    def reject(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return chosen(params, "reject_once")
+
+    async with crow(endpoint=endpoint, answers={"session/request_permission": reject}) as agent:
+        await agent.initialize(_meta={"terminal_output": True})
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        (question,) = asked
+    assert question["toolCall"]["title"] == "```` echo '```' … (+1 line) ````"
+    escaped = r"\x1b[2K\x9b\u202e\u2066\u200b\ufeff\u2028\x85\U000e0041"
+    assert texts_of(question) == (
+        f"````sh\necho '```'\n\ntouch made # {escaped}\n````\n\nIt is not confined, because commands cannot be "
+        "confined here: it can do everything that you can."
+    )
+    assert question["toolCall"]["content"][-1]["type"] == "terminal"
+    assert [*hidden_strings(question)] == []
+    assert kinds_of(question) == ["allow_once", "allow_always", "reject_once", "reject_always"]
+    assert not (place / "made").exists()
+
+
+async def test_a_call_that_is_too_large_to_show_is_counted_and_cannot_be_allowed_for_good(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    line = f"true {'a' * 50_000}; touch made; true {'b' * 50_000}"
+    write = {"path": "big.txt", "content": "top\n" + "middle\n" * 300_000 + "end\n"}
+    for name in ("big.txt", "other.txt"):
+        other = write | {"path": name}
+        endpoint.script(fake.calls(("shell", {"command": line}), ("write_file", other)), fake.text("ok"))
+    asked: list[dict[str, Any]] = []
+
+    def always(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"outcome": {"outcome": "selected", "optionId": "allow_always"}}
+
+    async with crow(endpoint=endpoint, answers={"session/request_permission": always}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        await agent.prompt(session, "go")
+    command, file, *_ = asked
+    assert [kinds_of(question) for question in asked] == [["allow_once", "reject_once"]] * 4, "asked again"
+    assert f"{len(line) - 16_000:,} characters are not shown." in texts_of(command)
+    diff = next(part for part in file["toolCall"]["content"] if part["type"] == "diff")
+    assert (diff["newText"][:4], diff["newText"][-4:]) == ("top\n", "end\n")
+    assert "characters of the change are not shown." in texts_of(file)
+    assert (place / "made").exists(), "the user did allow it"
+
+
+async def test_nothing_that_an_editor_shows_has_hidden_characters(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    name = "".join(f"\\U{ord(char):08x}" for char in HIDDEN)
+    configured(
+        home,
+        f"[mcp_servers.evil]\n{server('various.py', 'hostile')}"
+        f'[mcp_servers.gone]\ncommand = "/no/such{name}"\n'
+        '[permissions]\nallow = ["shell(ls)"]\n',
+    )
+    (place / f"a{HIDDEN}.txt").write_text(HIDDEN)
+    endpoint.models = ["fake-model", f"other{HIDDEN}"]
+    plan = {"items": [{"content": f"Step {HIDDEN}\nmore", "status": "pending"}]}
+    endpoint.script(
+        fake.calls(
+            ("evil__x_y", {HIDDEN: HIDDEN}),
+            ("update_plan", plan),
+            ("list_files", {"pattern": f"*{HIDDEN}"}),
+            ("read_file", {"path": f"a{HIDDEN}.txt"}),
+            ("write_file", {"path": f"a{HIDDEN}.txt", "content": f"{HIDDEN}\n"}),
+            ("shell", {"command": "ls"}),
+            ("task", {"description": HIDDEN, "prompt": "x", "tools": [HIDDEN]}),
+            (f"tool{HIDDEN}", {}),
+        ),
+        fake.failing(400, f"broken {HIDDEN}"),
+    )
+    notices: dict[str, Any] = {"notices": {}}
+    answers = {"elicitation/create": lambda _: {"action": "accept", "content": {"name": "Ada"}}}
+    async with crow(endpoint=endpoint, answers=answers) as agent:
+        await agent.initialize(elicitation={"form": {}, "url": {}}, session=notices)
+        session = await agent.new_session(place)
+        call = await agent.start_prompt(session, f"go {HIDDEN}")
+        with pytest.raises(RpcError):
+            await call.result()
+        await agent.prompt(session, f"/title T{HIDDEN}")
+        await agent.prompt(session, "/mcp")
+        await agent.request("session/list", {})
+        before = len(agent.log)
+        await agent.load_session(session, place)
+        sent = [logged.message for logged in agent.log if logged.sender == "agent"]
+        assert len(agent.updates(session, "tool_call", since=before)) == 8
+    assert [found for message in sent for found in hidden_strings(message)] == []
+    assert [message.get("method") for message in sent].count("elicitation/create") == 1
+    links = [value for value in uris(sent) if not value.startswith(("https://", "http://", "file:///"))]
+    assert links == []
+
+
+def uris(value: Any) -> Iterator[str]:
+    """The values of all `uri` and `url` members."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if key in ("uri", "url") and isinstance(item, str):
+                    yield item
+                yield from uris(item)
+        case list():
+            for item in value:
+                yield from uris(item)
+
+
+@pytest.mark.parametrize(
+    "page", ["javascript:alert(1)", "file:///etc/passwd", "http://example.com/", "https://example.com@evil.example/"]
+)
+async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, page: str
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
+    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
+    endpoint.script(fake.calls(("nest__visit", {})), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(elicitation={"form": {}, "url": {}})
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        ((status, said),) = ended(agent.updates(session))
+        assert not any(logged.message.get("method") == "elicitation/create" for logged in agent.log)
+    assert status == "completed"
+    assert "url is" in said
+
+
+# Ceilings
+
+
+async def test_two_hundred_commands_in_one_answer_run_a_dozen_at_once(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\nallow = ["shell"]\n')
+    (place / "run").mkdir()
+    line = "touch run/$$; ls run | wc -l; rm run/$$"
+    endpoint.script(fake.calls(*[("shell", {"command": line})] * 200), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        said = ended(agent.updates(session))
+    assert [status for status, _ in said] == ["completed"] * 200
+    counts = [int(found) for _, text in said for found in re.findall(r"^\d+$", text, re.MULTILINE)]
+    assert 1 <= max(counts) <= 12
+
+
+def files(directory: Path, pattern: str) -> list[Path]:
+    return [*directory.glob(pattern)]
+
+
+async def test_waiting_commands_delay_no_other_session_and_are_cancelled_at_once(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\nallow = ["shell"]\n')
+    os.mkfifo(place / "gate")
+    steps = [("shell", {"command": f"touch began{number}; read line < gate"}) for number in range(60)]
+    endpoint.script(fake.calls(*steps))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        greedy, other = await agent.new_session(place), await agent.new_session(place)
+        for _ in range(3):
+            turn = await agent.start_prompt(greedy, "go")
+            with anyio.fail_after(60):
+                while len(files(place, "began*")) < 12:  # noqa: ASYNC110 - written by other processes
+                    await anyio.sleep(0.005)
+            endpoint.script(fake.calls(*[("shell", {"command": "echo hi"})] * 8), fake.text("ok"))
+            assert (await agent.prompt(other, "go"))["stopReason"] == "end_turn"
+            await agent.notify("session/cancel", {"sessionId": greedy})
+            assert (await turn.result())["stopReason"] == "cancelled"
+            began = files(place, "began*")
+            assert len(began) == 12
+            for file in began:
+                file.unlink()
+            endpoint.script(fake.calls(*steps))
+
+
+async def test_three_hundred_sub_agents_in_one_answer_run_eight_at_once_and_fifty_in_all(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    running = [0, 0]
+
+    def answer(_: Any) -> fake.Reply:
+        def steps() -> Iterator[bytes]:
+            running[0] += 1
+            running[1] = max(running)
+            yield fake.sse(fake.chunk({"role": "assistant", "content": "I"}), done=False)
+            yield fake.sse(fake.chunk({"content": " look."}), done=False)
+            running[0] -= 1
+            yield fake.sse(fake.chunk(finish="stop"), fake.usage())
+
+        return fake.Reply(steps=steps())
+
+    tasks = [("task", {"description": f"Look {number}", "prompt": "Look."}) for number in range(300)]
+    endpoint.script(fake.calls(*tasks), *[answer] * 50, fake.text("Done."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Done."
+        said = ended(agent.updates(session))
+    assert len(endpoint.asked) == 52
+    assert running[1] <= 8
+    assert len([text for status, text in said if status == "completed" and "I look." in text]) == 50
+    refused = [text for status, text in said if status == "failed"]
+    assert len(refused) == 250
+    assert "this turn has started 50 tasks, and no turn may start more" in refused[0]
+
+
+async def test_two_thousand_questions_of_a_server_show_one_at_a_time_and_decline_most(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "2000"]\n'
+    configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
+    endpoint.script(fake.calls(("nest__flood", {})), fake.text("ok"))
+    shown_at_once = [0, 0]
+    is_full = anyio.Event()
+
+    async def answer(_: dict[str, Any]) -> dict[str, Any]:
+        shown_at_once[0] += 1
+        shown_at_once[1] = max(shown_at_once)
+        await is_full.wait()
+        shown_at_once[0] -= 1
+        return {"action": "accept", "content": {"name": "Ada"}}
+
+    async with crow(endpoint=endpoint, answers={"elicitation/create": answer}) as agent:
+        await agent.initialize(elicitation={"form": {}}, session={"notices": {}})
+        session = await agent.new_session(place)
+        turn = await agent.start_prompt(session, "go")
+        notice = await agent.wait_for_update("notice", severity="warning")
+        is_full.set()
+        assert (await turn.result())["stopReason"] == "end_turn"
+        ((_, said),) = ended(agent.updates(session))
+        title = agent.log[notice].message["params"]["update"]["title"]
+        asked = sum(logged.message.get("method") == "elicitation/create" for logged in agent.log)
+    counts = json.loads(said)
+    assert shown_at_once == [0, 1]
+    assert title == "MCP servers ask too much: 16 questions wait for your answer already."
+    assert (sum(counts.values()), counts["accept"]) == (2_000, asked)
+    assert counts["decline"] > 0
+
+
+async def test_sub_agents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    tasks = [("task", {"description": f"Write {number}", "prompt": "Write."}) for number in range(6)]
+    command = fake.calls(("shell", {"command": "touch made"}), prefix="sub")
+    endpoint.script(fake.calls(*tasks), *[command] * 6)
+    open_questions = [0, 0]
+    never = anyio.Event()
+
+    async def answer(params: dict[str, Any]) -> dict[str, Any]:
+        open_questions[0] += 1
+        open_questions[1] = max(open_questions)
+        if open_questions[0] < 0 or len(asked) < 3:
+            asked.append(params["toolCall"]["toolCallId"])
+            open_questions[0] -= 1
+            return chosen(params, "reject_once")
+        await never.wait()
+        return {}
+
+    asked: list[str] = []
+    endpoint.script(*[fake.text("No.")] * 3)
+    async with crow(endpoint=endpoint, answers={"session/request_permission": answer}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        turn = await agent.start_prompt(session, "go")
+        with anyio.fail_after(60):
+            while open_questions[0] < 1 or len(asked) < 3:  # noqa: ASYNC110 - the answer function cannot wake a waiter
+                await anyio.sleep(0.005)
+        await agent.notify("session/cancel", {"sessionId": session})
+        assert (await turn.result())["stopReason"] == "cancelled"
+        asked.clear()
+        open_questions[0] = 0
+        endpoint.script(fake.calls(("shell", {"command": "touch made"})), fake.text("ok"))
+        assert (await agent.prompt(session, "again"))["stopReason"] == "end_turn"
+    assert open_questions[1] == 1
+    assert len(asked) == 1
+    assert not (place / "made").exists()
+
+
+async def test_values_that_nest_without_end_are_answered_and_harm_nothing(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "deep", "5000"]\n'
+    configured(home, f'[mcp_servers.srv]\n{program}[permissions]\nallow = ["srv__*"]\n')
+    deep = '{"a":' * 5_000 + "1" + "}" * 5_000
+    less_deep = '{"a":' * 700 + "1" + "}" * 700
+    fragments = [
+        {"index": at, "id": f"c{at}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for at, (name, arguments) in enumerate(
+            [("read_file", deep), ("read_file", less_deep), ("srv__fine", deep), ("srv__fine", less_deep)]
+        )
+    ]
+    chunks = [fake.chunk({"tool_calls": [fragment]}) for fragment in fragments]
+    endpoint.script(
+        fake.calls(("srv__answer", {}), ("srv__ask", {})),
+        fake.Reply(steps=(fake.sse(*chunks, fake.chunk(finish="tool_calls"), fake.usage()),)),
+        fake.text("Still here."),
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(elicitation={"form": {}})
+        session = await agent.new_session(place)
+        await agent.send_raw(
+            b'{"jsonrpc":"2.0","id":"deep","method":"session/prompt","params":' + deep.encode() + b"}\n"
+        )
+        await agent.wait_for(lambda message: message.get("error", {}).get("code") == -32700)
+        assert (await agent.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert agent.text(session) == "Still here."
+        said = [text for _, text in ended(agent.updates(session))]
+        await agent.load_session(session, place)
+    assert len(said) == 6
+    assert sum("recursion limit exceeded" in text for text in said) == 2
+    assert sum("nested too deeply" in text for text in said) == 4

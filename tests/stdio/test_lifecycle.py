@@ -258,6 +258,54 @@ async def test_an_alias_opens_or_creates_its_session_and_new_moves_it(
             await agent.new_session(place, _meta={"crow": {"alias": ""}})
 
 
+async def test_programs_keep_metadata_with_a_session(crow: StartCrow, place: Path, endpoint: FakeEndpoint) -> None:
+    at_place: dict[str, Any] = {"cwd": str(place), "mcpServers": []}
+
+    async def send(method: str, metadata: object, **params: object) -> dict[str, Any]:
+        answer: dict[str, Any] = await agent.request(method, {"_meta": {"crow": {"metadata": metadata}}, **params})
+        return answer
+
+    async def prompt(text: str, metadata: object) -> None:
+        await send("session/prompt", metadata, sessionId=session, prompt=[{"type": "text", "text": text}])
+
+    async def listed() -> dict[str, Any]:
+        sessions = (await agent.request("session/list", {}))["sessions"]
+        return {one["sessionId"]: one["_meta"]["crow"]["metadata"] for one in sessions}
+
+    endpoint.script(*map(fake.text, ("first", "second", "third")))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        first = {"task": "42", "from": {"bot": "x", "no": None}, "old": 1}
+        session = (await send("session/new", first, **at_place))["sessionId"]
+        await prompt("one", {"from": {"user": "ann"}, "old": None})
+        assert await listed() == {session: {"task": "42", "from": {"bot": "x", "user": "ann"}}}
+        await prompt("/usage", {"from": "mail"})
+        await send("session/load", {"task": "43"}, sessionId=session, **at_place)
+        deep: object = 1
+        for _ in range(9):
+            deep = [deep]
+        for wrong, words in (
+            (["a"], r"_meta\.crow\.metadata is .*; expected an object"),
+            ({"x": "y" * 16_384}, r"would take 16,\d+ bytes; at most 16,384 fit"),
+            ({"deep": deep}, "nested more than 8 levels deep"),
+        ):
+            with pytest.raises(RpcError, match=words):
+                await send("session/new", wrong, **at_place)
+            with pytest.raises(RpcError, match=words):
+                await send("session/load", wrong, sessionId=session, **at_place)
+            with pytest.raises(RpcError, match=words):
+                await prompt("never asked", wrong)
+        await prompt("two", {"a": "y" * 9_000})
+        with pytest.raises(RpcError, match="at most 16,384 fit"):
+            await prompt("never asked", {"b": "y" * 9_000})
+        await prompt("three", {"a": None})
+        assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
+        fork = (await send("session/fork", {"task": None}, sessionId=session, **at_place))["sessionId"]
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        assert await listed() == {fork: {"from": "mail"}, session: {"task": "43", "from": "mail"}}
+
+
 # load
 
 

@@ -102,7 +102,7 @@ async def test_an_editor_without_forms_declines_with_a_message(
 async def test_configured_rules_allow_and_deny_without_asking(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    configured(home, '[permissions]\nallow = ["shell(echo)"]\ndeny = ["read_file(README.md)"]\n')
+    configured(home, '[permissions]\nallow = ["shell(echo *)"]\ndeny = ["read_file(README.md)"]\n')
     steps = [
         ("shell", {"command": "echo hi"}),
         ("shell", {"command": "echo hi > made"}),

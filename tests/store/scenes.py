@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 
 from crow.domain.entries import Announcement, Assistant, Body, CallRef, Entry, NewEntry, ToolResult, TurnEnd
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession, SessionRow, Store
+from crow.store.sqlite.migrations import migrate
 
 ANNOUNCED = Announcement(title="Read notes.txt", kind="read")
 
@@ -71,3 +75,23 @@ def ids(entries: Sequence[Entry]) -> list[int]:
 
 def row_ids(rows: Sequence[SessionRow]) -> list[str]:
     return [row.id for row in rows]
+
+
+def make_older(path: Path, version: int = 4) -> None:
+    """Give a closed database the schema of an older version. What that version did not have is lost."""
+    old = path.with_name("older.db")
+    with closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = wal").fetchall()
+        migrate(connection, version)
+        connection.execute("ATTACH ? AS new", (str(path),))
+        for table in ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "blob_refs"):
+            columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
+            connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM new.{table}")
+        connection.execute("DETACH new")
+        connection.execute(
+            "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> '' ORDER BY id"
+        )
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    old.replace(path)

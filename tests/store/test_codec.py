@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from crow.domain import entries as domain
 from crow.domain.entries import Attachment, Body, File, Mask, Note, Prompt, ToolResult, TurnEnd, User
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Part, Text, ToolSpec
 from crow.store import codec
-from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts
+from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts, merged_metadata
 from tests.store.scenes import result
 
 JSON = st.recursive(
@@ -186,3 +187,33 @@ def test_damaged_columns_read_as_empty() -> None:
     assert codec.from_json('{"a": 1}', {}) == {"a": 1}
     for damaged in (None, "", "{", "[]", "null", "[" * 100_000):
         assert codec.from_json(damaged, {}) == {}
+
+
+OBJECTS = st.dictionaries(st.text(max_size=3), JSON, max_size=3)
+
+
+@given(OBJECTS, OBJECTS)
+def test_merged_metadata_has_the_patch_and_no_null_members(old: dict[str, object], patch: dict[str, object]) -> None:
+    try:
+        first = merged_metadata({}, old)
+        merged = merged_metadata(first, patch)
+    except ArgumentError:
+        return
+    assert merged_metadata(merged, patch) == merged
+    assert merged_metadata(merged, {}) == merged
+    assert merged_metadata(merged, dict.fromkeys(merged)) == {}
+    assert {name for name, one in patch.items() if one is not None} <= merged.keys()
+    assert None not in merged.values()
+
+
+@pytest.mark.parametrize(("levels", "fits"), [(8, True), (9, False)])
+def test_metadata_is_bounded_in_depth(levels: int, fits: bool) -> None:
+    value: object = 1
+    for _ in range(levels - 1):
+        value = {"x": value}
+    patch = {"x": value} if isinstance(value, dict) else {}
+    if fits:
+        assert merged_metadata({}, patch) == patch
+    else:
+        with pytest.raises(ArgumentError, match="more than 8 levels deep"):
+            merged_metadata({}, patch)

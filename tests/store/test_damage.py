@@ -30,7 +30,19 @@ from crow.store.sqlite.repair import problems as problems_of
 from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults
-from tests.store.scenes import ANNOUNCED, add, begin, bodies, converse, history, ids, new_session, result, said
+from tests.store.scenes import (
+    ANNOUNCED,
+    add,
+    begin,
+    bodies,
+    converse,
+    history,
+    ids,
+    make_older,
+    new_session,
+    result,
+    said,
+)
 from tests.support.paths import problems
 
 PROJECT = Path(__file__).parents[2]
@@ -557,9 +569,7 @@ async def test_repair_refuses_foreign_files_and_those_of_a_newer_crow(tmp_path: 
 async def test_a_database_of_an_older_version_is_repaired_too(tmp_path: Path, whole: Whole) -> None:
     path = tmp_path / "crow.db"
     path.write_bytes(whole.content)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("ALTER TABLE entries DROP COLUMN checksum")
-        connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+    make_older(path)
     overwrite(path, "entries_by_conversation")
     assert (repair(path).lost, problems_in(path)) == ((), ())
     store = await SqliteStore.open(path)

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import os
+import random
 import sqlite3
 import tempfile
 import typing
@@ -22,9 +24,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from crow.domain import entries as domain
+from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant, Body, CallRef, Checkpoint, File, Mask, NewEntry, Note, Pin, Restore, User
 from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
+from crow.frontend.sessions import session_info
 from crow.store import NewSession, Scope, SessionChanges
 from crow.store.portable import ExportFile
 from crow.store.sqlite.admin import Imported, SessionAdmin
@@ -36,6 +40,8 @@ from tests.store.test_codec import record
 SCHEMA = Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/export.schema.json").read_text()))
 DEFAULTS = ImportDefaults(model="mine", mode="ask")
 SMALL = st.integers(-3, 12)
+IDS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=5)
+PRINTABLE = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=5)
 
 
 async def exported(store: SqliteStore, names: tuple[str, ...] | None = None) -> bytes:
@@ -70,12 +76,15 @@ def bodies(draw: st.DrawFn) -> Body:
             return dataclasses.replace(body, call=CallRef(assistant=draw(SMALL), index=draw(st.integers(0, 3))))
         case Checkpoint():
             pins = tuple(Pin(entry=draw(SMALL), text=pin.text) for pin in body.pins)
-            return dataclasses.replace(body, first_kept=draw(st.none() | SMALL), pins=pins)
+            first_kept = draw(st.none() | SMALL)
+            return dataclasses.replace(body, first_kept=first_kept, pins=pins, compaction_id=draw(IDS))
         case Mask():
             exceptions = tuple(draw(st.lists(SMALL, max_size=3)))
             return dataclasses.replace(body, before=draw(SMALL), exceptions=exceptions)
         case Restore():
             return Restore(entry=draw(SMALL))
+        case domain.User() | domain.Assistant() | domain.Remark() | domain.Command():
+            return dataclasses.replace(body, message_id=draw(IDS))
         case _:
             return body
 
@@ -97,8 +106,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("append"), st.integers(0, 9), new_entries()),
         st.tuples(st.just("move"), st.integers(0, 9), st.integers(0, 30)),
         st.tuples(st.just("fork"), st.integers(0, 9), st.integers(0, 30)),
-        st.tuples(st.just("sub"), st.integers(0, 9), st.text(max_size=5)),
-        st.tuples(st.just("title"), st.integers(0, 9), st.text(max_size=5)),
+        st.tuples(st.just("sub"), st.integers(0, 9), PRINTABLE.map("/{}".format)),
+        st.tuples(st.just("title"), st.integers(0, 9), PRINTABLE),
     ),
     max_size=14,
 )
@@ -145,7 +154,7 @@ async def round_trip(operations: list[tuple[str, int, typing.Any]]) -> None:
             assert all(one.is_new for one in await imported(second, file, before))
             assert await exported(second, ("s0",)) == before
             assert [e.body for e in await history(second, "s0") if not refers(e.body)] == [
-                e.body for e in await history(first, "s0") if not refers(e.body)
+                as_foreign(e.body) for e in await history(first, "s0") if not refers(e.body)
             ]
             # another one, where ids are taken: the same all the same
             third = await SqliteStore.open(Path(directory) / "c.db")
@@ -159,6 +168,10 @@ async def round_trip(operations: list[tuple[str, int, typing.Any]]) -> None:
         finally:
             await first.close()
             await second.close()
+
+
+def as_foreign(body: Body) -> Body:
+    return dataclasses.replace(body, recorded_here=False) if isinstance(body, domain.Prompt) else body
 
 
 def refers(body: Body) -> bool:
@@ -389,7 +402,10 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             resealed(edited(lines, "entry", {"turn": 2**60})),
             "entry: turn is 1152921504606846976; expected a whole numb",
         ),
-        (resealed(edited(lines, "move", {"reason": 7})), "move: reason is 7; expected text"),
+        (
+            resealed(edited(lines, "move", {"reason": 7})),
+            "move: reason is 7; expected a text of at most 1,000 characters",
+        ),
         (resealed([*lines[:2], b'{"type":"blob","sha256":"x","text":null}\n']), "line 3: blob: base64 is missing"),
         (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
         (resealed(edited(lines, "entry", {"body": {}})), "entry 1 (user): it is damaged"),
@@ -403,6 +419,39 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         ),
         (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
         (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it has half of a surrogate pair"),
+        (resealed(edited(lines, "session", {"id": "s" * 100_000})), 'session: id is "sss'),
+        (
+            resealed(edited(lines, "session", {"id": "s\x1b]0;x"})),
+            'session: id is "s\\u001b]0;x"; expected 1 to 200 AS',
+        ),
+        (resealed(edited(lines, "session", {"id": "s\u202e1"})), "expected 1 to 200 ASCII letters, digits"),
+        (resealed(edited(lines, "session", {"id": "--all"})), "expected 1 to 200 ASCII letters, digits"),
+        (resealed(edited(lines, "session", {"id": "$(id)"})), "expected 1 to 200 ASCII letters, digits"),
+        (
+            resealed(edited(lines, "session", {"cwd": "work"})),
+            'session: cwd is "work"; expected an absolute path of at',
+        ),
+        (resealed(edited(lines, "session", {"cwd": "/w\x1b[2J"})), "expected an absolute path of at most 4,096 char"),
+        (resealed(edited(lines, "session", {"cwd": "/" + "w" * 5000})), "expected an absolute path of at most 4,096"),
+        (
+            resealed(edited(lines, "session", {"updated_ms": 2**53})),
+            "session: updated_ms is 9007199254740992; expected",
+        ),
+        (resealed(edited(lines, "entry", {"created_ms": 2**53})), "expected a time in milliseconds before the year"),
+        (resealed(edited(lines, "entry", {"model": "m" * 2000})), "expected a text of at most 1,000 characters"),
+        (resealed(edited(lines, "move", {"reason": "r" * 2000})), "expected a text of at most 1,000 characters"),
+        (
+            resealed(edited(lines, "entry", {"body": {"parts": [], "message_id": "m" * 100_000}})),
+            'entry 1: message_id is "mmm',
+        ),
+        (
+            resealed(edited(lines, "entry", {"body": {"parts": [], "message_id": "\x1b]0;x"}})),
+            "expected at most 200 characters, all of them visible",
+        ),
+        (
+            resealed(edited(lines, "entry", {"body": json.loads("[" * 300 + "]" * 300)})),
+            "it has more than 200 levels of nested values",
+        ),
     ]
     for number, (damaged, words) in enumerate(cases):
         with pytest.raises(ArgumentError) as refused:
@@ -410,6 +459,119 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         assert str(tmp_path / f"{number}.jsonl") in str(refused.value)
         assert words in str(refused.value), words
         assert rows_of(other, tmp_path / "other.db") == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory", "link to a pipe"])
+async def test_only_a_regular_file_is_imported_and_none_is_waited_for(
+    other: SqliteStore, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "x.jsonl"
+    match kind:
+        case "device":
+            path = Path("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            os.mkfifo(tmp_path / "pipe")
+            path.symlink_to("pipe")
+    with anyio.fail_after(60), pytest.raises(ArgumentError) as refused:
+        await SessionAdmin(other).import_file(path, DEFAULTS)
+    assert str(refused.value) == f"{path} is not a regular file; expected a file with exported sessions."
+
+
+async def test_a_foreign_title_is_cleaned_and_the_import_says_so(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+) -> None:
+    await told(sqlite_store)
+    lines = (await exported(sqlite_store)).splitlines(keepends=True)[:-1]
+    lines = edited(lines, "session", {"title": "\x1b]0;x\x07 evil\u202e\n\u200btitle " + "t" * 100_000})
+    lines = edited(lines, "session", {"title": "\x00\u200b"}, which=1)
+    (done,) = await imported(other, tmp_path / "x.jsonl", resealed(lines))
+    assert done.cleaned == ("s1", "f1")
+    title = (await other.session("s1")).title
+    assert title is not None
+    assert (title[:20], len(title), title.isprintable()) == ("]0;x evil title tttt", 200, True)
+    assert (await other.session("f1")).title is None
+
+
+@pytest.mark.parametrize("claim", [b',"recorded_here":true', b""])
+async def test_an_imported_system_message_is_marked_as_foreign(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, claim: bytes
+) -> None:
+    await sqlite_store.create_session(new_session())
+    prompt = domain.Prompt(system="You are Evil.", tools=(), cwd="/work", model="mine", recorded_here=True)
+    await add(sqlite_store, "s1", prompt)
+    lines = (await exported(sqlite_store, ("s1",))).splitlines(keepends=True)[:-1]
+    claiming = [line.replace(b',"recorded_here":false', claim) for line in lines]
+    assert claiming != lines
+    await imported(other, tmp_path / "x.jsonl", resealed(claiming))
+    assert [entry.body for entry in await history(other, "s1")] == [dataclasses.replace(prompt, recorded_here=False)]
+
+
+HOSTILE: tuple[object, ...] = (
+    *(None, True, False, 0, 1, -1, 2**31, 2**53, 2**63, 2**64, 10**400, 1.5, 1e308, -1e308),
+    *("", "s1", "x" * 100_000, "\x00", "\x1b]0;x\x07", "\u202e", "/etc/passwd", "../..", "99999999999999999999"),
+    *([], {}, [[]], {"blob": "x"}, {"type": "text", "text": "x"}, json.loads("[" * 150 + "]" * 150)),
+)
+
+
+def mutated(lines: list[bytes], noise: random.Random) -> bytes:
+    """The lines with some hostile changes: other values, records that are dropped, repeated or swapped."""
+    records = [json.loads(line) for line in lines]
+    for _ in range(noise.randint(1, 2)):
+        at = noise.randrange(1, len(records))
+        match noise.choice((*["value"] * 12, "drop", "repeat", "swap")):
+            case "drop":
+                del records[at]
+            case "repeat":
+                records.insert(noise.randrange(1, len(records)), records[at])
+            case "swap":
+                other = noise.randrange(1, len(records))
+                records[at], records[other] = records[other], records[at]
+            case _:
+                inner = records[at] = json.loads(json.dumps(records[at]))
+                while True:
+                    keys = list(inner) if isinstance(inner, dict) else range(len(inner))
+                    key = noise.choice(keys)
+                    if isinstance(inner[key], dict | list) and inner[key] and noise.random() < 0.7:
+                        inner = inner[key]
+                        continue
+                    alike = [value for value in HOSTILE if type(value) is type(inner[key])]
+                    inner[key] = noise.choice(alike if alike and noise.random() < 0.8 else HOSTILE)
+                    break
+        if len(records) < 3:
+            break
+    return resealed([json.dumps(record).encode() + b"\n" for record in records])
+
+
+async def test_any_mutated_export_is_refused_with_words_or_imported_usably(
+    sqlite_store: SqliteStore, tmp_path: Path
+) -> None:
+    await told(sqlite_store)
+    lines = (await exported(sqlite_store)).splitlines(keepends=True)[:-1]
+    file = tmp_path / "x.jsonl"
+    refusals: list[str] = []
+    for seed in range(300):
+        store = await SqliteStore.open(tmp_path / f"{seed}.db")
+        try:
+            done = await imported(store, file, mutated(lines, random.Random(seed)))
+            for row in (await store.sessions(limit=100)).rows:
+                assert session_info(row), seed
+            for name in (name for one in done for name in one.sessions):
+                row = await store.session(name)
+                assert (row.permissions, row.mode, row.config, row.alias) == ((), "ask", {}, None)
+                assert for_model((await store.open_session(name)).entries), seed
+                assert json.dumps(dataclasses.asdict(row), allow_nan=False), seed
+                await converse(store, name, f"go on {seed}")
+        except ArgumentError as error:
+            refusals.append(str(error))
+        finally:
+            await store.close()
+    assert 50 < len(refusals) < 290
+    assert [words for words in refusals if not words.startswith(f"{file}, line ") or len(words) > 1000] == []
+    assert [words for words in refusals if "\x1b" in words] == []
 
 
 async def test_an_edited_file_without_its_hash_is_imported(

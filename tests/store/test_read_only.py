@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.store import SqliteStore
-from tests.store.scenes import begin, converse, new_session
+from tests.store.scenes import begin, converse, make_older, new_session
 from tests.support.disks import unprivileged
 
 PROJECT = Path(__file__).parents[2]
@@ -109,9 +107,7 @@ async def test_sessions_of_a_read_only_database_can_be_listed_shown_and_exported
         case "killed, without the log's index":
             kill_in_the_middle(path, keeps_index=False)
         case "of an older version":
-            with closing(sqlite3.connect(path)) as connection:
-                connection.execute("ALTER TABLE entries DROP COLUMN checksum")
-                connection.execute(f"PRAGMA user_version = {VERSION - 1}")
+            make_older(path)
         case "being written":
             other = await SqliteStore.open(path)
             await converse(other, "s1", "newest")

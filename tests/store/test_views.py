@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from crow.domain.entries import Announcement, CallRef, Checkpoint, Diff, File, Mask, NewEntry, Restore, Skill
+from crow.domain.entries import Announcement, CallRef, Checkpoint, Diff, File, Mask, NewEntry, Restore, Skill, TurnEnd
 from crow.domain.messages import Usage
 from crow.store.sqlite.store import SqliteStore
-from tests.store.scenes import add, begin, ids, new_session, result, said
+from tests.store.scenes import add, begin, ids, make_older, new_session, result, said
 
 
 def rows(store: SqliteStore, query: str) -> list[tuple[object, ...]]:
@@ -120,7 +120,145 @@ async def test_a_session_counts_the_files_and_lines_it_changed(sqlite_store: Sql
     assert rows(sqlite_store, "SELECT files_changed, lines_added, lines_removed FROM sessions") == [(1, 3, 1)]
 
 
-PAGE = (Path(__file__).parents[2] / "schemas" / "store.md").read_text("utf-8")
+@pytest.fixture
+async def lived(sqlite_store: SqliteStore) -> SqliteStore:
+    """A session of one workspace with a failed call, an edit, a skill, usage and two compactions; a shorter one, a
+    sub-agent, and one that was never prompted."""
+    store = sqlite_store
+    await store.create_session(new_session("long", title="Mend the nest", metadata={"task": "42"}))
+    await begin(store, "long", "mend the nest")
+    usage = Usage(input_tokens=100, output_tokens=20, cached_tokens=50)
+    row = await store.session("long")
+    answer = NewEntry(body=said("look", calls=2), model="m1", usage=usage, cost=0.25)
+    (asked,) = await store.append("long", leaf=row.leaf, turn=1, entries=[answer])
+    changed = Announcement(title="Edit", diffs=(Diff(path="/work/nest.py", old_text="a\n", new_text="b\n"),))
+    await add(
+        store,
+        "long",
+        File(call=CallRef(assistant=asked.id, index=0), path="/work/nest.py", before=b"a\n", after_hash="x"),
+        replace(result(asked.id, "mended"), name="edit_file", duration_ms=12, announcement=changed),
+        replace(result(asked.id, "no such file", index=1), is_error=True, duration_ms=3),
+        Skill(name="review", text="Read it twice."),
+    )
+    first = Checkpoint(
+        compaction_id="c1", summary="so far", first_kept=None, method="prefix", tokens_before=90, tokens_after=9
+    )
+    await add(store, "long", first)
+    said_after = await add(store, "long", said("one"), said("two"), said("three"))
+    await add(store, "long", replace(first, compaction_id="c2", first_kept=said_after[1].id), TurnEnd(stop="end_turn"))
+    await store.create_session(new_session("short", cwd="/other"))
+    await begin(store, "short", "hello")
+    await store.create_session(new_session("helper", parent_id="short"))
+    await begin(store, "helper", "help")
+    await store.create_session(new_session("empty"))
+    return store
+
+
+DAY = "date('now')"
+GUESSED = {
+    # sessions
+    "SELECT session_id, workspace_path FROM sessions WHERE session_id = 'long'": [("long", "/work")],
+    "SELECT session_id, title, message_count FROM session_list": [("short", None, 1), ("long", "Mend the nest", 5)],
+    "SELECT count(*) FROM session_list WHERE created_at > datetime('now', '-1 day')": [(2,)],
+    "SELECT count(*) FROM sessions WHERE updated_at <= datetime('now')": [(4,)],
+    "SELECT workspace_path, count(*) FROM session_list GROUP BY workspace_path ORDER BY 1": [
+        ("/other", 1),
+        ("/work", 1),
+    ],
+    "SELECT session_id FROM session_list ORDER BY message_count DESC LIMIT 1": [("long",)],
+    "SELECT session_id FROM session_list WHERE json_extract(metadata, '$.task') = '42'": [("long",)],
+    "SELECT date(updated_at) = date('now') FROM session_list WHERE session_id = 'long'": [(1,)],
+    # messages
+    "SELECT role, content FROM messages WHERE session_id = 'long' ORDER BY timestamp, id LIMIT 2": [
+        ("user", "mend the nest"),
+        ("assistant", "look"),
+    ],
+    "SELECT session_id, count(*) FROM messages GROUP BY session_id ORDER BY 2 DESC LIMIT 1": [("long", 7)],
+    "SELECT tool_name, content FROM messages WHERE role = 'tool' ORDER BY id": [
+        ("edit_file", "mended"),
+        ("read_file", "no such file"),
+    ],
+    "SELECT session_id FROM messages WHERE content LIKE '%nest%'": [("long",)],
+    "SELECT s.title, m.content FROM messages m JOIN session_list s ON s.session_id = m.session_id"
+    " WHERE m.role = 'user' ORDER BY m.id LIMIT 1": [("Mend the nest", "mend the nest")],
+    "SELECT count(*) FROM messages WHERE date(created_at) = date('now')": [(9,)],
+    # tool calls
+    "SELECT tool_name, count(*), avg(success), sum(duration_ms) FROM tool_calls GROUP BY tool_name": [
+        ("read_file", 2, 0.5, 15)
+    ],
+    "SELECT tool_args, tool_result FROM tool_calls WHERE success = 0": [('{"path":"x"}', "no such file")],
+    "SELECT json_extract(tool_args, '$.path') AS path, count(*) FROM tool_calls GROUP BY path": [("x", 2)],
+    "SELECT c.tool_result FROM tool_calls c JOIN messages m USING (tool_call_id) WHERE m.content = 'mended'": [
+        ("mended",)
+    ],
+    "SELECT m.content FROM tool_calls c JOIN messages m ON m.id = c.message_id WHERE c.success": [("look",)],
+    "SELECT session_id, tool_name FROM tool_calls WHERE timestamp > '2020-01-01' ORDER BY duration_ms DESC LIMIT 1": [
+        ("long", "read_file")
+    ],
+    # compactions and skills
+    "SELECT session_id, before_message_count, after_message_count FROM compaction_history ORDER BY timestamp, id": [
+        ("long", 4, 1),
+        ("long", 4, 3),
+    ],
+    "SELECT count(*) FROM compaction_history WHERE created_at >= date('now')": [(2,)],
+    "SELECT session_id, skill_name, skill_content FROM session_skills": [("long", "review", "Read it twice.")],
+    # usage
+    f"SELECT sum(input_tokens), sum(output_tokens), sum(cost) FROM usage WHERE day = {DAY}": [(100, 20, 0.25)],
+    "SELECT u.session_id, s.title, sum(u.cost) FROM usage u JOIN session_list s USING (session_id) GROUP BY 1": [
+        ("long", "Mend the nest", 0.25)
+    ],
+}
+
+
+@pytest.mark.parametrize("query", GUESSED)
+async def test_a_query_that_a_stranger_guesses_is_answered(lived: SqliteStore, query: str) -> None:
+    assert rows(lived, query) == GUESSED[query]
+
+
+@pytest.mark.parametrize(
+    ("query", "index"),
+    [
+        ("SELECT * FROM messages WHERE session_id = 'x'", "entries_by_session"),
+        ("SELECT * FROM tool_calls WHERE session_id = 'x'", "entries_by_session"),
+        ("SELECT * FROM tool_calls WHERE success = 0", "entries_results"),
+        ("SELECT * FROM compaction_history", "entries_compactions"),
+        ("SELECT restored FROM compaction_history", "entries_restores"),
+        ("SELECT * FROM session_skills", "entries_skills"),
+        ("SELECT * FROM entry_bodies WHERE kind = 'file'", "entries_files"),
+    ],
+)
+async def test_views_find_rare_and_related_entries_by_an_index(
+    sqlite_store: SqliteStore, query: str, index: str
+) -> None:
+    plan = [str(row[3]) for row in rows(sqlite_store, f"EXPLAIN QUERY PLAN {query}")]
+    assert any(f"INDEX {index}" in step for step in plan), plan
+    assert not any(step.startswith("AUTOMATIC") or "AUTOMATIC" in step for step in plan), plan
+
+
+async def test_an_answered_call_of_a_damaged_result_keeps_its_row(lived: SqliteStore) -> None:
+    with closing(sqlite3.connect(lived.database.path)) as connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET body = substr(body, 2) WHERE kind IN ('tool', 'restore')")
+        connection.commit()
+    assert rows(lived, "SELECT tool_name, tool_result, success FROM tool_calls") == [("read_file", None, None)] * 2
+    assert len(rows(lived, "SELECT * FROM compaction_history")) == 2
+
+
+async def test_an_older_database_gets_the_new_names(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    await store.create_session(new_session("s1", title="Old"))
+    await begin(store, "s1", "hello")
+    await store.close()
+    make_older(tmp_path / "crow.db", version=5)
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    assert rows(store, "SELECT session_id, title, message_count FROM session_list") == [("s1", "Old", 1)]
+    assert [hit.session for hit in await store.search("hello")] == ["s1"]
+    await store.close()
+
+
+PROJECT = Path(__file__).parents[2]
+PAGE = (PROJECT / "schemas" / "store.md").read_text("utf-8")
+GUIDE = (PROJECT / "docs" / "sessions.md").read_text("utf-8")
 QUERIES = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -142,3 +280,15 @@ async def test_the_database_page_names_every_table_and_queries_every_view(sqlite
         views = {name for (name,) in connection.execute(made, ("view",))}
     assert {name for name in tables if f"`{name}`" not in PAGE} == set()
     assert {name for name in views if not any(re.search(rf"\b{name}\b", query) for query in QUERIES)} == set()
+
+
+GUIDE_QUERIES = re.findall(r"^```sql\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_guide_has_queries() -> None:
+    assert len(GUIDE_QUERIES) >= 6
+
+
+@pytest.mark.parametrize("query", GUIDE_QUERIES, ids=range(len(GUIDE_QUERIES)))
+async def test_a_query_of_the_guide_returns_rows(lived: SqliteStore, query: str) -> None:
+    assert rows(lived, query)

@@ -11,7 +11,9 @@ from dataclasses import replace
 from crow.domain.conversation import Projection
 from crow.domain.entries import Entry, NewEntry
 from crow.domain.errors import LeafMoved, NoSuchSession
+from crow.domain.messages import JsonObject
 from crow.store import SessionChanges, SessionRow, Tail
+from crow.store.codec import merged_metadata
 
 __all__ = ["MemoryStore"]
 
@@ -64,6 +66,10 @@ class MemoryStore:
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         self._rows[session_id] = replace(await self.session(session_id), **changes)
         return self._rows[session_id]
+
+    async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
+        metadata = merged_metadata((await self.session(session_id)).metadata, patch)
+        return await self.update_session(session_id, SessionChanges(metadata=metadata))
 
     async def tail(self, session_id: str) -> Tail:
         row = await self.session(session_id)

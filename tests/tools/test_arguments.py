@@ -91,7 +91,7 @@ def test_a_wrong_argument_is_reported_with_its_value_and_what_is_expected(
     [
         ("[1]", "grep: the arguments are [1]; expected a JSON object"),
         ('{"a": ', "grep: the arguments are not valid JSON: Expecting value: line 1 column 7 (char 6)"),
-        ("[" * 100_000, "grep: the arguments are nested too deeply"),
+        ("[" * 100_000, "grep: the arguments are nested too deeply; expected at most 200 levels"),
     ],
 )
 def test_arguments_that_are_not_an_object_are_refused(text: str, words: str) -> None:

@@ -171,6 +171,7 @@ async def test_a_planned_read_names_file_lines_and_whether_it_is_outside(
         access="read",
         is_outside=True,
         rule_paths=(str(tmp_path / "secret"),),
+        other_paths=(str(root / "link"), "link"),
     )
 
 
@@ -385,3 +386,28 @@ async def test_a_file_never_read_can_be_edited_and_a_removed_one_written_again(o
         (root / "a.txt").unlink()
         assert (await box.plan("write_file", path="a.txt", content="x")).fault is None
         assert not (await box.run("write_file", path="a.txt", content="x")).is_error
+
+
+async def test_a_write_through_a_hard_link_to_a_protected_file_is_protected(open_box: OpenBox, root: Path) -> None:
+    (root / ".git").mkdir()
+    (root / ".git" / "config").write_text("[core]\n")
+    (root / "notes.txt").hardlink_to(root / ".git" / "config")
+    (root / "one.txt").write_text("x\n")
+    (root / "two.txt").hardlink_to(root / "one.txt")
+    async with open_box() as box:
+        planned = [
+            await box.plan("write_file", path="notes.txt", content="x"),
+            await box.plan("edit_file", path="notes.txt", old_text="core", new_text="x"),
+            await box.plan("write_file", path="two.txt", content="y"),
+        ]
+    assert [call.is_protected for call in planned] == [True, True, False]
+
+
+async def test_the_plan_of_a_change_to_a_key_or_crows_own_file_tells_the_model_nothing(
+    open_box: OpenBox, root: Path
+) -> None:
+    (root / ".ssh").mkdir()
+    (root / ".ssh" / "config").write_text("Host nest\n")
+    async with open_box() as box:
+        planned = await box.plan("edit_file", path=".ssh/config", old_text="no such text", new_text="x")
+    assert (planned.fault, planned.is_protected) == (None, True)

@@ -81,7 +81,7 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         "table": Outcome(text='{\n  "rows": [\n    1,\n    2\n  ]\n}', raw_output={"rows": [1, 2]}),
         "links": Outcome(
             text=(
-                "[b](file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
+                "b (file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
                 "[file:///c.zip, application/zip, 3 bytes: not shown]\n"
                 "[a picture, image/png, 3 bytes: of a kind that models cannot see]"
             ),
@@ -242,7 +242,7 @@ async def test_servers_that_fail_are_named_and_delay_only_themselves(open_box: O
         assert word in detail.lower()
         assert "\n" not in detail
     assert statuses == {
-        "missing": ("failed", "No such file or directory: no-such-program-anywhere"),
+        "missing": ("failed", "no-such-program-anywhere is not on PATH (directories of the workspace do not count)"),
         "early": ("failed", 'it ended with exit code 3; it last said "bad configuration: no token"'),
         "mute": ("failed", "it did not answer within 300 s"),
         "nul": ("failed", "embedded null byte"),
@@ -385,8 +385,10 @@ async def test_built_in_tools_do_not_block_the_event_loop(open_box: OpenBox, roo
     (root / "a.txt").write_text("one\n")
     async with open_box() as box:
         with blockbuster_ctx("crow") as guard:
-            for function in guard.functions.values():  # resolving a path is synchronous by contract
-                function.can_block_in("crow/tools/workspace.py", {"resolve"})
+            for function in guard.functions.values():  # resolving and judging a path is synchronous by contract
+                function.can_block_in("crow/tools/workspace.py", {"resolve", "read_protection", "shared_inode"})
+                function.can_block_in("crow/tools/process.py", {"children_of", "families"})  # /proc is no disk
+                function.can_block_in("crow/tools/process.py", {"of", "has_mark"})
             assert (await box.run("read_file", path="a.txt")).text == "     1\tone"
             assert (await box.run("edit_file", path="a.txt", old_text="one", new_text="two")).is_error is False
             assert (await box.run("grep", pattern="two")).text == "a.txt:1: two"

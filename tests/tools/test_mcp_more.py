@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from crow.domain.entries import Announcement, CallRef
+from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
-from crow.tools import Outcome, PlannedCall, ServerOptions, ServerStatus
+from crow.tools import THE_WORKSPACE, Outcome, PlannedCall, Ports, ServerOptions, ServerStatus
+from crow.tools.mcp.calls import page_to_open, readable_form
+from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import schema_fault, tool_fault
-from tests.tools.conftest import Box, OpenBox, call, skip_time, stdio
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.conftest import Box, FixedPlan, OpenBox, RecordingLog, call, skip_time, stdio
 
 QUESTION = FormQuestion(
     message="srv: Who are you?",
@@ -26,7 +31,7 @@ class User:
     """Answers questions; keeps them."""
 
     def __init__(self, answer: ElicitationAnswer, *kinds: ElicitationKind) -> None:
-        self.elicits = frozenset(kinds)
+        self.question_kinds = frozenset(kinds)
         self.questions: list[Elicitation] = []
         self._answer = answer
 
@@ -34,11 +39,31 @@ class User:
         self.questions.append(question)
         return self._answer
 
-    async def elicited(self, question_id: str) -> None: ...
+    async def finish_question(self, question_id: str) -> None: ...
 
 
 def names(box: Box) -> list[str]:
     return [spec.name for spec in box.toolbox.specs() if "__" in spec.name]
+
+
+async def test_a_server_learns_of_the_workspace_by_roots_and_by_its_arguments(tmp_path: Path) -> None:
+    root, other = tmp_path / "a %41 ü", tmp_path / "b#?"
+    root.mkdir()
+    other.mkdir()
+    server = stdio("various.py", "where", f"--dir={THE_WORKSPACE}/x", env=(("TOLD", THE_WORKSPACE),))
+    ports = Ports(log=RecordingLog(), plan=FixedPlan())
+
+    async def unwatched(_text: str) -> None: ...
+
+    async with open_toolbox(DiskWorkspace(root, [other]), ports, [server]) as toolbox:
+        told = json.loads((await toolbox.run(call("srv__where"), "call_1_0", unwatched)).text)
+    assert told["roots"] == [
+        {"uri": f"file://{tmp_path}/a%20%2541%20%C3%BC", "name": "a %41 ü"},
+        {"uri": f"file://{tmp_path}/b%23%3F", "name": "b#?"},
+    ]
+    assert (told["args"], told["told"]) == ([f"--dir={root}/x"], str(root))
+    assert told["files"] == []
+    assert not Path(told["cwd"]).is_relative_to(root)
 
 
 async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_box: OpenBox) -> None:
@@ -50,7 +75,12 @@ async def test_a_question_of_a_server_goes_to_the_user_and_the_answer_back(open_
     assert json.loads(visit.text) == {"action": "accept"}
     assert user.questions == [
         QUESTION,
-        UrlQuestion(message="srv: Sign in.", url="https://example.com/", id="e7", call=CallRef(assistant=7, index=0)),
+        UrlQuestion(
+            message="srv: Sign in.\n\nThis opens a page on example.com.",
+            url="https://example.com/",
+            id="e7",
+            call=CallRef(assistant=7, index=0),
+        ),
     ]
 
 
@@ -75,6 +105,117 @@ async def test_a_form_that_is_declined_or_dismissed_gets_no_defaults(open_box: O
         user = User(ElicitationAnswer(action=action), "form")
         async with open_box(stdio("various.py", "asks"), elicitation=user) as box:
             assert json.loads((await box.run("srv__suggest")).text) == {"action": action}
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "host"),
+    [
+        ("https://example.com/a?b=c#d", "https://example.com/a?b=c#d", "example.com"),
+        ("HTTPS://EXAMPLE.com:443", "https://example.com/", "example.com"),
+        ("http://127.0.0.1:8080/x", "http://127.0.0.1:8080/x", "127.0.0.1"),
+        ("http://[::1]:8080/x", "http://[::1]:8080/x", "::1"),
+        ("http://localhost/x", "http://localhost/x", "localhost"),
+        ("https://exаmple.com/", "https://xn--exmple-4nf.com/", "xn--exmple-4nf.com"),
+    ],
+)
+def test_a_page_is_shown_with_its_host_in_plain(url: str, shown: str, host: str) -> None:
+    assert page_to_open(url) == (shown, host)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("javascript:alert(1)", "data:text/html,hi", "file:///etc/passwd", "vscode://x/y", "ftp://example.com/"),
+        *("http://example.com/", "http://127.0.0.1.example.com/", "//example.com/", "example.com", "https://", ""),
+        *("https://example.com@evil.example/", "https://u:p@example.com/", "https://example.com/\u202egnp.exe"),
+        *("https://example.com/\nhttps://evil.example/", "https://example.com/ x", "https://exam\u200bple.com/"),
+        *("https://a\t.example.com/", "https://" + "a" * 100 + ".com/", "https://example.com/" + "a" * 10_000),
+        "https://[::1",
+    ],
+)
+def test_a_page_that_could_mislead_the_user_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError, match="url"):
+        page_to_open(url)
+
+
+def test_a_form_shows_no_hidden_characters_and_keeps_its_names() -> None:
+    form = {"type": "object", "properties": {"a": {"type": "string", "title": "A\u202eB", "enum": ["x", "y"]}}}
+    assert readable_form(form)["properties"]["a"] == {"type": "string", "title": r"A\u202eB", "enum": ["x", "y"]}
+    for hidden in (
+        {"properties": {"a\u200b": {"type": "string"}}},
+        {"properties": {"a": {"enum": ["yes", "yes\u200b"]}}},
+        {"properties": {"a": {"default": "\x1b"}}},
+    ):
+        with pytest.raises(ArgumentError, match="hidden characters"):
+            readable_form(hidden)
+    long = readable_form({"description": "x" * 5_000})["description"]
+    assert long == "x" * 4_000 + "… (1,000 more characters)"
+
+
+async def test_a_question_that_could_mislead_the_user_is_refused_with_words(open_box: OpenBox) -> None:
+    user = User(ElicitationAnswer(action="accept"), "form", "url")
+    async with open_box(stdio("various.py", "asks", "javascript:alert(1)"), elicitation=user) as box:
+        said = json.loads((await box.run("srv__visit")).text)
+    assert (
+        said["message"] == "url is 'javascript:alert(1)'; expected an http or https URL without user name and password"
+    )
+    assert user.questions == []
+
+
+@pytest.mark.parametrize("depth", [250, 5_000])
+async def test_an_answer_or_question_that_nests_without_end_is_answered(open_box: OpenBox, depth: int) -> None:
+    user = User(ElicitationAnswer(action="accept"), "form")
+    with anyio.fail_after(60):
+        async with open_box(stdio("various.py", "deep", str(depth)), elicitation=user) as box:
+            result = await box.run("srv__answer")
+            behind = await box.run("srv__answer", last=True)
+            asked = await box.run("srv__ask")
+            fine = await box.run("srv__fine")
+            given = await box.run("srv__fine", a=nested(150))
+            given_too_deep = await box.toolbox.run(deep_call("srv__fine", depth), "call_7_0", box.show)
+    words = "MCP server srv gave answer an answer that cannot be read: Invalid JSON: recursion limit exceeded"
+    assert result.text.startswith(words)
+    assert behind.text.startswith(words)
+    assert json.loads(asked.text)["message"].startswith("Invalid JSON: recursion limit exceeded")
+    assert user.questions == []
+    assert (fine.text, given.text) == ("fine {}", f"fine {json.dumps({'a': nested(150)})}")
+    assert "nested too deeply; expected at most 200 levels" in given_too_deep.text
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def deep_call(tool: str, depth: int) -> ToolCall:
+    return ToolCall(id="c", name=tool, arguments='{"a": ' + "[" * depth + "]" * depth + "}")
+
+
+@pytest.mark.parametrize("tool", ["read_file", "update_plan", "call_tool", "no_such_tool", "shell"])
+@pytest.mark.parametrize("depth", [300, 600, 950, 5_000])
+async def test_arguments_that_nest_without_end_are_a_fault(open_box: OpenBox, tool: str, depth: int) -> None:
+    async with open_box() as box:
+        planned = await box.toolbox.plan(deep_call(tool, depth))
+        done = await box.toolbox.run(deep_call(tool, depth), "call_7_0", box.show)
+    assert planned.fault is not None
+    assert done.is_error
+
+
+async def test_only_some_calls_of_a_server_run_at_once(open_box: OpenBox) -> None:
+    async with open_box(stdio("various.py", "counts")) as box:
+        await box.toolbox.wait_ready(120)
+        said: list[str] = []
+
+        async def run(number: int) -> None:
+            said.append((await box.run("srv__hold", number=number)).text)
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as tasks:
+                for number in range(96):
+                    tasks.start_soon(run, number)
+    assert said == ["32"] * 96
 
 
 async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox) -> None:

@@ -7,15 +7,17 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
+from crow.agent.permissions import excluded_paths, user_rules
 from crow.domain.entries import Announcement, Location
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.scan import glob_expression, summarize
-from tests.tools.conftest import OpenBox
+from crow.tools.builtin.scan import Folders, glob_expression, search, summarize, walk
+from tests.tools.conftest import OpenBox, call
 
 
 def write(root: Path, *names: str, text: str = "x\n") -> None:
@@ -334,4 +336,51 @@ def test_the_scanning_program_runs_with_the_standard_library_alone() -> None:
         capture_output=True,
         check=True,
     )
-    assert answer.stdout == b'{"names": [], "total": 0}\n'
+    assert answer.stdout == b'{"names": [], "total": 0, "left_out": 0}\n'
+
+
+async def test_searches_leave_out_secrets_and_excluded_files_and_say_so(
+    open_box: OpenBox, root: Path, tmp_path: Path
+) -> None:
+    write(root, "a.py", ".env", "deep/.ENV", ".ssh/id", ".config/gh/hosts.yml", "docs/x/b.md", text="needle\n")
+    os.link(root / ".env", root / "link.txt")
+    write(root, "shared.txt", text="needle\n")
+    os.link(root / "shared.txt", tmp_path / "elsewhere")
+    excluded = excluded_paths("grep", user_rules([], ["read_file(.env)", "*(docs/**)"]))
+    async with open_box() as box:
+        for name, arguments in (("grep", {"pattern": "needle"}), ("list_files", {})):
+            planned = replace(await box.plan(name, **arguments), excluded_paths=excluded)
+            found = await box.toolbox.run(call(name, **arguments), "call_1_0", box.show, planned=planned)
+            lines = [line.partition(":")[0] for line in found.text.splitlines()]
+            assert lines == ["a.py", "[left out 7 files that the user's rules forbid or that may hold keys]"]
+        without = (await box.run("grep", pattern="needle")).text.splitlines()
+        secret = (await box.run("grep", pattern="needle", path=".ssh")).text
+    assert [line.partition(":")[0] for line in without[:-1]] == [
+        *(".env", "a.py", "deep/.ENV", "docs/x/b.md", "link.txt", "shared.txt")
+    ]
+    assert without[-1] == "[left out 2 files that the user's rules forbid or that may hold keys]"
+    assert secret == f".ssh{os.sep}id:1: needle"
+
+
+def test_a_directory_that_becomes_a_link_during_a_search_is_not_followed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", text="inside\n")
+    write(tmp_path, "out/x.txt", "out/c/x.txt", text="outside\n")
+    monkeypatch.chdir(root)
+    walked = walk("")
+    names = [next(walked)]
+    for folder in ("b/c", "b", "d"):
+        (root / folder).rename(tmp_path / folder.replace("/", "-"))
+    for folder in ("b", "d"):
+        (root / folder).symlink_to(tmp_path / "out")
+    names += walked
+    assert names == ["a/x.txt"]
+    given = ["a/x.txt", "b/c/x.txt", "b/x.txt", "d/x.txt", "../out/x.txt", "b/../../out/x.txt"]
+    assert search(given, "side", 0, 10)["matches"] == [("a/x.txt", 1, "inside")]
+    folders = Folders()
+    for name in given[1:]:
+        with pytest.raises(OSError, match=r"."):
+            folders.open(name)
+        with pytest.raises(OSError, match=r"."):
+            folders.status(name)

@@ -48,10 +48,11 @@ async def test_a_timeout_is_reported_and_keeps_the_output(open_box: OpenBox) -> 
 async def test_a_planned_command_is_no_barrier_and_names_its_command_line(open_box: OpenBox) -> None:
     async with open_box() as box:
         assert await box.plan("shell", command="make  test\n  && ls", description="run the tests") == PlannedCall(
-            announcement=Announcement(title="make test && ls", kind="execute"),
+            announcement=Announcement(title="make  test … (+1 line)", kind="execute"),
             access="execute",
             argument="make  test\n  && ls",
             command_access="full",
+            requested_access="read",
         )
         with_nul = await box.plan("shell", command="a\0b")
         assert with_nul.fault == "shell: command contains a NUL character; expected a command line"

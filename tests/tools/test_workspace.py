@@ -290,3 +290,64 @@ def test_crows_own_files_are_never_written_through_links(root: Path) -> None:
     paths = ("config/config.toml", "dotfiles/config.toml", "crow.db-wal", "CROW.DB", "config/skills/a/SKILL.md")
     assert [workspace.protection(workspace.resolve(path)) for path in paths] == ["never"] * 5
     assert workspace.protection(root / "config" / "other") == "none"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".ssh/id", "deep/.ssh/known_hosts", ".SSH/x", ".gnupg/x", ".aws/credentials", ".netrc", "x/.git-credentials"),
+        *(".config/gh/hosts.yml", ".kube/config", ".docker/config.json", ".mozilla/a/b", ".cargo/credentials.toml"),
+    ],
+)
+def test_secret_places_are_protected_from_reads_and_writes(root: Path, path: str) -> None:
+    workspace = DiskWorkspace(root)
+    assert (workspace.read_protection(root / path), workspace.protection(root / path)) == ("ask", "ask")
+
+
+def test_other_files_can_be_read(root: Path) -> None:
+    workspace = DiskWorkspace(root)
+    for path in (".env", ".git/config", ".config/ghost/x", ".docker/x", "AGENTS.md", "ssh/x", ".npmrc"):
+        assert workspace.read_protection(root / path) == "none", path
+    assert workspace.read_protection(Path(f"/proc/{os.getpid()}/environ")) == "ask"
+    assert workspace.read_protection(Path("/etc/shadow")) == "ask"
+
+
+def test_crows_own_files_are_never_read_but_the_users_skills_are(root: Path) -> None:
+    own = (root / "config.toml", root / "crow.db", root / "skills")
+    (root / "config.toml").write_text("x")
+    os.link(root / "config.toml", root / "copy")
+    workspace = DiskWorkspace(root, own=own, own_readable=own[2:])
+    paths = ("config.toml", "crow.db-wal", "CROW.DB", "copy", "skills/a/SKILL.md")
+    assert [workspace.read_protection(root / path) for path in paths] == [*["never"] * 4, "none"]
+
+
+def test_a_hard_link_to_a_key_is_as_secret_as_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = root / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id").write_text("key")
+    os.link(home / ".ssh" / "id", root / "plain")
+    (root / "b.txt").write_text("b")
+    os.link(root / "b.txt", root / "c.txt")
+    monkeypatch.setenv("HOME", str(home))
+    workspace = DiskWorkspace(root)
+    assert workspace.read_protection(root / "plain") == "ask"
+    assert workspace.read_protection(root / "c.txt") == "none"
+
+
+async def test_all_names_of_a_file_are_found_or_known_to_be_missing(root: Path, tmp_path: Path) -> None:
+    (root / "sub").mkdir()
+    (root / "one").write_text("x")
+    os.link(root / "one", root / "sub" / "two")
+    (root / "three").write_text("x")
+    (tmp_path / "far").mkdir()
+    os.link(root / "three", tmp_path / "far" / "four")
+    (root / "plain").write_text("x")
+    workspace = DiskWorkspace(root)
+    paths = [root / name for name in ("one", "three", "plain", "missing")]
+    found = await workspace.find_names(paths)
+    assert {path: (set(names), is_complete) for path, (names, is_complete) in found.items()} == {
+        root / "one": ({str(root / "one"), str(root / "sub" / "two")}, True),
+        root / "three": ({str(root / "three")}, False),
+    }
+    wider = await workspace.find_names(paths[1:2], [f"{tmp_path}/far/"])
+    assert wider[root / "three"][1]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+import anyio.to_thread
+
 from crow.agent import new_session_id
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
-from crow.agent.permissions import MODES, Rule, rule_text, rules_in, typed_rule
+from crow.agent.permissions import MODES, Rule, rule_text, rules_in, scope_text, typed_rule
+from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.store import SessionChanges
@@ -18,7 +21,7 @@ MAX_CHOICES = 40
 USAGE = (
     "`/permissions` shows the rules; `/permissions allow RULE`, `/permissions deny RULE` and "
     "`/permissions forget NUMBER` change them. Examples of rules: `write_file`, `shell(git status)`, "
-    "`edit_file(docs/**)`."
+    "`shell(make *)`, `edit_file(docs/**)`."
 )
 
 
@@ -86,25 +89,35 @@ async def permissions(context: CommandContext, argument: str) -> str:
     """Rules added here are stored with the session, like "always" answers; forks, exports and imports omit them."""
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
-    rules = rules_in(context.branch.row.permissions)
+    rules, cwd = rules_in(context.branch.row.permissions), context.branch.row.cwd
     if not argument:
         lines = [f"The mode is `{context.branch.row.mode}`. Deny rules win over everything else."]
         if context.rules:
-            lines += ["", "Rules in config.toml:", *(f"- {describe(rule)}" for rule in context.rules)]
+            lines += ["", "Rules in config.toml:", *(f"- {describe(rule, cwd)}" for rule in context.rules)]
         if rules:
             lines += ["", "Rules of this session:"]
-            lines += [f"{number}. {describe(rule)}" for number, rule in enumerate(rules, 1)]
-        return "\n".join([*lines, "", USAGE])
+            lines += [f"{number}. {describe(rule, cwd)}" for number, rule in enumerate(rules, 1)]
+        return "\n".join([*lines, *await describe_surroundings(context), "", USAGE])
     if verb in ("allow", "deny") and rest:
-        return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow"))
+        return await add_rule(context, rules, typed_rule(rest, allow=verb == "allow", cwd=cwd))
     if verb == "forget" and rest:
         return await forget_rules(context, rules, rest)
     raise ArgumentError(USAGE)
 
 
+async def describe_surroundings(context: CommandContext) -> list[str]:
+    """What confines commands, and what the workspace holds for an agent."""
+    cwd = str(context.workspace.cwd)
+    contents = await anyio.to_thread.run_sync(inspect_workspace, cwd)
+    is_known = await context.store.is_known_directory((cwd, str(context.workspace.resolve("."))))
+    skills = (await context.toolbox()).skills()
+    status = await context.workspace.sandbox_status()
+    return ["", *describe_sandbox(status), "", *describe_workspace(contents, skills, is_known=is_known)]
+
+
 async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -> str:
     if rule in rules:
-        return f"This rule exists already: {rules.index(rule) + 1}. {describe(rule)}"
+        return f"This rule exists already: {rules.index(rule) + 1}. {verb_and_text(rule)}"
     names = [spec.name for spec in (await context.toolbox()).specs()]
     note = ""
     if not any(fnmatchcase(name, rule.tool) for name in names):
@@ -115,7 +128,9 @@ async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -
     await store_rules(context, (*rules, rule))
     if rule.allow and rule.argument is None:
         note += " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still ask."
-    return f"From now on in this session: {describe(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
+    return (
+        f"From now on in this session: {verb_and_text(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
+    )
 
 
 async def forget_rules(context: CommandContext, rules: Sequence[Rule], number: str) -> str:
@@ -127,14 +142,20 @@ async def forget_rules(context: CommandContext, rules: Sequence[Rule], number: s
         raise ArgumentError(f"This session has no rule `{number}`; {expected}.")
     rule = rules[int(number) - 1]
     await store_rules(context, [other for other in rules if other is not rule])
-    return f"Removed: {describe(rule)}."
+    return f"Removed: {verb_and_text(rule)}."
 
 
 async def store_rules(context: CommandContext, rules: Sequence[Rule]) -> None:
     await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
 
 
-def describe(rule: Rule) -> str:
+def describe(rule: Rule, cwd: str) -> str:
+    """The rule with its limits."""
+    scope = scope_text(rule, cwd)
+    return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"
+
+
+def verb_and_text(rule: Rule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 

@@ -196,6 +196,6 @@ def parsed(arguments: str) -> dict[str, object] | None:
     """Return a call's arguments, or None if they are not a JSON object."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

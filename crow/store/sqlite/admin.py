@@ -56,12 +56,13 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if it had been imported before; it was then left
-    unchanged."""
+    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged.
+    `cleaned` are the sessions whose titles were too long or had invisible characters, and were changed."""
 
     sessions: tuple[str, ...]
     entries: int
     is_new: bool
+    cleaned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +195,12 @@ class SessionAdmin(UsageMethods):
         finally:
             await database.call(file.close)
         return tuple(
-            Imported(sessions=block.sessions, entries=block.entries, is_new=importer in new)
+            Imported(
+                sessions=block.sessions,
+                entries=block.entries,
+                is_new=importer in new,
+                cleaned=tuple(importer.cleaned),
+            )
             for block, importer in zip(blocks, importers, strict=True)
         )
 

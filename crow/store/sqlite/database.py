@@ -141,6 +141,7 @@ class Database:
         self._replaced = ""  # what happened, if another file is at the path now
         self._read_only = ""  # why nothing can be stored; empty if writing works
         self._read_only_copy: Path | None = None
+        self._stays_read_only = False
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
@@ -166,9 +167,35 @@ class Database:
             database.warning = database._read_only
         return database
 
+    @classmethod
+    async def open_to_read(cls, path: Path, *, busy_timeout_s: float) -> Database:
+        """Open an existing file only for reading. Other processes may write to it meanwhile. It is not migrated.
+
+        :raises StoreUnavailable: there is no such file, it cannot be read, it belongs to another program, or an older
+            crow wrote it.
+        :raises StoreTooNew: a newer crow wrote it.
+        """
+        if not await anyio.Path(path).is_file():
+            raise StoreUnavailable(f"There is no database at {path}. Crow creates it with its first session.")
+        database = cls(path, journal_mode="wal", busy_timeout_s=busy_timeout_s)
+        database._stays_read_only = True
+        database._read_only = f"{path} was opened only for reading."
+        try:
+            reader = database._connect(path, mode="mode=ro")
+            await database._set_up_writer(reader, partial(_check_readable, path=path))
+        except StoreUnavailable as refused:
+            if not _is_unwritable(refused):
+                raise
+            try:
+                await database._open_to_read()
+            except StoreUnavailable:
+                raise refused from refused.__cause__
+        return database
+
     @property
     def is_read_only(self) -> bool:
-        """Whether the last attempt to open the file for writing failed."""
+        """Whether nothing can be written: the file was opened only for reading, or the last attempt to open it for
+        writing failed."""
         return bool(self._read_only)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
@@ -298,6 +325,8 @@ class Database:
         async with self._exchange:
             if not self._read_only:
                 return
+            if self._stays_read_only:
+                raise StoreUnavailable(self._read_only)
             reading = self._writer
             try:
                 await self._open_to_write()
@@ -571,6 +600,15 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     """:raises StoreUnavailable: the schema would have to be migrated."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
+
+
+def _check_readable(connection: sqlite3.Connection, path: Path) -> None:
+    """:raises StoreUnavailable: the schema would have to be migrated."""
+    if (version := _schema_version(connection, path)) != VERSION:
+        raise StoreUnavailable(
+            f"{path} has schema version {version}, but only version {VERSION} can be read here. Run crow sessions once:"
+            " it migrates the file."
+        )
 
 
 def _prepare(path: Path) -> None:

@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 from sqlite3 import Connection
 
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
-from crow.store.codec import to_json
+from crow.store.codec import merged_metadata, to_json
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive
@@ -62,6 +63,7 @@ class SessionMethods(UsesDatabase):
         entry: int | None,
         cwd: str,
         additional_directories: tuple[str, ...],
+        metadata: JsonObject | None = None,
     ) -> SessionRow:
         row = session_row(sql, session_id)
         fork = NewSession(
@@ -71,13 +73,11 @@ class SessionMethods(UsesDatabase):
             forked_from=session_id,
             leaf=row.leaf if entry is None else entry,
             title=_fork_title(sql, row),
+            metadata=merged_metadata(row.metadata, metadata or {}),
             **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
         )
         _insert_session(sql, fork)
-        sql.execute(
-            "UPDATE sessions SET calibration = ?, metadata = ? WHERE id = ?",
-            (row.calibration, to_json(row.metadata), new_id),
-        )
+        sql.execute("UPDATE sessions SET calibration = ? WHERE id = ?", (row.calibration, new_id))
         return session_row(sql, new_id)
 
     @snapshot(raise_if_moved=True)
@@ -121,10 +121,27 @@ class SessionMethods(UsesDatabase):
         found = tuple(session_of(row) for row in rows[:limit])
         return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
 
+    @snapshot(raise_if_moved=True)
+    def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
+        query = (
+            "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(?)) AND has_prompt = 1"
+            " AND parent_id IS NULL AND deleted_ms IS NULL AND conversation NOT IN (SELECT conversation FROM imports)"
+            " LIMIT 1"
+        )
+        return sql.execute(query, (json.dumps(list(paths)),)).fetchone() is not None
+
     @transaction()
     def update_session(self, sql: Connection, session_id: str, changes: SessionChanges) -> SessionRow:
         session_row(sql, session_id)
         change_session(sql, session_id, changes)
+        return session_row(sql, session_id)
+
+    @transaction()
+    def merge_metadata(self, sql: Connection, session_id: str, patch: JsonObject) -> SessionRow:
+        row = session_row(sql, session_id)
+        metadata = merged_metadata(row.metadata, patch)
+        if metadata != row.metadata:
+            change_session(sql, session_id, SessionChanges(metadata=metadata))
         return session_row(sql, session_id)
 
     @transaction(raise_if_moved=True)
@@ -282,6 +299,7 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
         "conversation": conversation,
         "additional_directories": to_json(new.additional_directories),
         "config": to_json(new.config),
+        "metadata": to_json(new.metadata),
         "turn": turn,
         "has_prompt": has_prompt,
         "newest_entry": new.leaf or 0,

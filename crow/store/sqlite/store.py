@@ -47,6 +47,17 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
         open_stores.add(store.owner)
         return store
 
+    @classmethod
+    async def open_to_read(cls, path: Path, *, busy_timeout_s: float = 10.0) -> SqliteStore:
+        """Open an existing database of this version only for reading, also while other processes write. Methods that
+        write raise :class:`~crow.domain.errors.StoreUnavailable`.
+
+        :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
+            database, or an older crow wrote it.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        """
+        return cls(await Database.open_to_read(path, busy_timeout_s=busy_timeout_s), owner="")
+
     @property
     def warning(self) -> str:
         return self.database.warning

@@ -249,6 +249,8 @@ class Importer:
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
+        self.cleaned: list[str] = []
+        """The ids of the sessions whose titles were not imported as they are."""
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
@@ -354,7 +356,10 @@ class Importer:
         }
         insert(connection, "sessions", values)
         if record.title is not None:
-            set_title(connection, record.id, record.title)
+            title = portable.clean_title(record.title)
+            set_title(connection, record.id, title)
+            if title != record.title:
+                self.cleaned.append(record.id)
         self._rows.append(record)
         self._states[record.id] = SessionState(connection, record.id, now_ms=record.updated_ms)
 

@@ -7,6 +7,7 @@ plan) is sent in `_meta`. Progress messages carry the output so far.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -27,12 +28,13 @@ from crow.tools.builtin.shell import SHELL, SHELL_KILL, SHELL_OUTPUT
 from crow.tools.builtin.skill import SKILL
 from crow.tools.builtin.tool import Builtin, ToolContext, ToolInvocation, check, describe_error, parse_call
 
-__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan"]
+__all__ = ["SPECS", "arguments_of", "build_server", "from_result", "meta_for", "plan", "slot_for"]
 
 META = "crow"
 CALL_ID = "crow/call_id"
 PATH = "crow/path"
 ARGUMENT = "crow/argument"
+EXCLUDED = "crow/excluded"
 
 TOOLS: Mapping[str, Builtin] = {
     tool.spec.name: tool
@@ -62,16 +64,26 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
 
 
 def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
-    """The `_meta` of a request: the call's id, and the path and argument of the planned call that was allowed."""
+    """The `_meta` of a request: the call's id, and the path, argument and exclusions of the planned call that was
+    allowed."""
     path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
     argument = planned.argument if planned is not None else None
-    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument})
+    excluded = list(planned.excluded_paths) if planned is not None else []
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
     """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
     spec = TOOLS[call.name].spec
     return check(call.name, spec.input_schema, parse_call(call, spec))
+
+
+def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> AbstractAsyncContextManager[None]:
+    """Waits until a call may run. Background commands do not wait: their number is limited for each session."""
+    limiter = TOOLS[name].limiter
+    if limiter is None or arguments.get("background", False):
+        return nullcontext()
+    return limiter.slot(context.workspace)
 
 
 def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
@@ -94,6 +106,7 @@ def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
             on_output=on_output,
             allowed_path=meta.get(PATH),
             allowed_argument=meta.get(ARGUMENT),
+            excluded_paths=tuple(meta.get(EXCLUDED, ())),
         )
         try:
             outcome = await TOOLS[params.name].run(invocation, params.arguments or {})

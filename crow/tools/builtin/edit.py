@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
+from crow.domain.rendering import RESULT_MASK, in_title
 from crow.tools import Outcome, PlannedCall
-from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, plan_change, stat_kind
+from crow.tools.builtin.files import A_FILE, PATH, WHOLE_BYTES, apply_change, check_mask, plan_change, stat_kind
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -41,7 +42,8 @@ async def plan_edit(context: ToolContext, args: Arguments) -> PlannedCall:
         line = replacement.line
     except (ArgumentError, OSError) as error:
         fault = describe_error(error)
-    return plan_change(context, target, f"Edit {target.name}", diff=diff, fault=fault, line=line)
+    title = f"Edit {in_title(target.name)}"
+    return await plan_change(context, target, title, diff=diff, fault=fault, line=line)
 
 
 async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -49,7 +51,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
     before, edit = await prepare_edit(invocation.context, target, args)
     where = "1 place, at line" if edit.count == 1 else f"{edit.count} places, the first at line"
     done = f"Edited {target.name} in {where} {edit.line}{f' ({edit.remark})' if edit.remark else ''}."
-    return await apply_change(invocation, target, before, edit.text, f"Edit {target.name}", done, edit.line)
+    return await apply_change(invocation, target, before, edit.text, f"Edit {in_title(target.name)}", done, edit.line)
 
 
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
@@ -73,7 +75,13 @@ async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments
             byte, at = error.object[error.start], error.start
             raise ArgumentError(f"{name} is not UTF-8 (byte 0x{byte:02x} at {at}); use shell to change it") from None
     body = text.removeprefix("\ufeff")
+    if RESULT_MASK in args["old_text"] and RESULT_MASK not in body:
+        raise ArgumentError(
+            f"old_text contains {RESULT_MASK}, which stands for a secret that you cannot see; choose an old_text "
+            "without it"
+        )
     edit = replace_text(body, args["old_text"], args["new_text"], every=args.get("all", False), name=name)
+    check_mask("new_text", edit.text, body)
     return text, replace(edit, text=text[: len(text) - len(body)] + edit.text)
 
 

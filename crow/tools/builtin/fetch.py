@@ -21,6 +21,7 @@ from crow.domain.rendering import in_title
 from crow.tools import Outcome, PlannedCall, html
 from crow.tools.builtin.files import IMAGE_BYTES, image_type
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.limits import FETCHES
 from crow.tools.process import HiddenKeys, child_environment, start
 from crow.tools.web import MAX_BYTES, Document, get, normalize_url
 
@@ -101,4 +102,4 @@ FETCH_SPEC = tool_spec(
     required="url",
     url=argument("string", "An http or https URL.", minLength=1),
 )
-FETCH = Builtin(FETCH_SPEC, "fetch", "fetch", plan_fetch, run_fetch)
+FETCH = Builtin(FETCH_SPEC, "fetch", "fetch", plan_fetch, run_fetch, FETCHES)

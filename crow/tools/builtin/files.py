@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import anyio.to_thread
 
 from crow.domain.entries import Diff
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image
-from crow.domain.rendering import in_title
-from crow.tools import FileStat, Outcome, PlannedCall, Workspace
+from crow.domain.rendering import RESULT_MASK, in_title
+from crow.tools import FileStat, Outcome, PlannedCall, Protection, Workspace
 from crow.tools.builtin.tool import (
     Arguments,
     Builtin,
@@ -63,6 +64,7 @@ IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
 )
 
+PROTECTIONS: tuple[Protection, ...] = get_args(Protection)
 KINDS = {"file": "file", "directory": "directory", "other": "device, pipe or socket"}
 MAX_NAMES = 10_000
 MAX_COMPARED_NAMES = 500
@@ -227,8 +229,9 @@ class LineWindow:
 async def plan_write(context: ToolContext, args: Arguments) -> PlannedCall:
     target = context.target(args["path"])
     before, fault = await read_replaced(context, target)
+    check_mask("content", args["content"], before or "")
     diff = Diff(path=target.client_path, old_text=before, new_text=args["content"])
-    return plan_change(context, target, f"Write {target.name}", diff=diff, fault=fault)
+    return await plan_change(context, target, f"Write {in_title(target.name)}", diff=diff, fault=fault)
 
 
 async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
@@ -236,10 +239,20 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
     before, fault = await read_replaced(invocation.context, target)
     if fault is not None:
         raise ArgumentError(fault)
+    check_mask("content", content, before or "")
     lines = content.count("\n") + (not content.endswith("\n") and content != "")
     verb = "Created" if before is None else "Replaced"
     done = f"{verb} {target.name}: {lines:,} line{'s' * (lines != 1)}, {len(content.encode()):,} bytes."
-    return await apply_change(invocation, target, before, content, f"Write {target.name}", done, None)
+    return await apply_change(invocation, target, before, content, f"Write {in_title(target.name)}", done, None)
+
+
+def check_mask(argument: str, new: str, old: str) -> None:
+    """:raises ~crow.domain.errors.ArgumentError: `argument` would put the text that stands for a secret into a file."""
+    if new.count(RESULT_MASK) > old.count(RESULT_MASK):
+        raise ArgumentError(
+            f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; writing it would "
+            "destroy the secret. Change only other lines with edit_file"
+        )
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
@@ -258,7 +271,7 @@ async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str |
             return None, f"{target.name} is a {KINDS[stat.kind]}; expected the path of a file"
 
 
-def plan_change(
+async def plan_change(
     context: ToolContext,
     target: PathTarget,
     title: str,
@@ -267,17 +280,22 @@ def plan_change(
     fault: str | None,
     line: int | None = None,
 ) -> PlannedCall:
-    """Plan a call that writes to `target`. If the file is outside the workspace, `fault` is dropped, because it could
-    reveal what the file contains."""
+    """Plan a call that writes to `target`. If the file is outside the workspace or secret, `fault` is dropped, because
+    it could reveal what the file contains."""
     protection = context.workspace.protection(target.path)
-    if target.is_outside:
+    if target.has_hard_links and protection == "none":  # an editor may write without making a new file
+        names, _ = (await context.workspace.find_names([target.path])).get(target.path, ((), True))
+        protection = max(map(context.workspace.protection, map(Path, names)), key=PROTECTIONS.index, default="none")
+    if target.is_outside or target.read_protection != "none":
         fault = None
-    if protection == "never":
+    if protection == "never" or target.read_protection == "never":
+        diff = None
         fault = f"{target.name} belongs to crow itself; ask the user to change it"
+    planned = target.plan(title, "edit", "write", line=line, diffs=() if diff is None else (diff,))
     return replace(
-        target.plan(title, "edit", "write", line=line, diffs=() if diff is None else (diff,)),
-        fault=fault,
-        is_protected=protection == "ask",
+        planned,
+        fault=fault or planned.fault,
+        is_protected=planned.is_protected or protection == "ask",
         is_barrier=True,
     )
 

@@ -7,11 +7,13 @@ current directory, each ended by NUL. If standard input is empty, the program wa
 answer is one line of JSON.
 
 If ripgrep is available, it only says which files may match. The matching lines are always found here, so the answer is
-the same with and without ripgrep. Symbolic links are never followed, whatever names the index of a repository holds.
+the same with and without ripgrep. Symbolic links are never followed, whatever names the index of a repository holds:
+each directory on the way to a file is opened by itself, so that nobody can put a link there in between.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,6 +22,7 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from unicodedata import normalize
 
 SKIPPED = frozenset(
     (
@@ -32,6 +35,11 @@ MAX_WALKED = 200_000
 FILE_BYTES = 20_000_000
 SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
+PATH_CHARS = 4_000
+MAX_OPEN = 64
+"""So many directories are kept open."""
+OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 READER_CHECK_S = 0.5
 ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
 """Finds patterns that may treat the start or end of a text specially. Such a pattern cannot be searched for in a file
@@ -61,12 +69,12 @@ def main() -> None:
     """Answer the request in the first argument.
 
     `glob`: names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum processor
-    time. For grep also `pattern`, `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep`
-    (the program's path, or null).
+    time. `excluded`: the files to leave out, see `Exclusion`; absent if there are none. For grep also `pattern`,
+    `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep` (the program's path, or null).
 
     The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`, and
-    `large` (how many files were too large to search). If the pattern is not a regular expression, the answer has only
-    `fault`, which says why.
+    `large` (how many files were too large to search). Both have `left_out`, the number of excluded files. If the
+    pattern is not a regular expression, the answer has only `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
@@ -77,6 +85,11 @@ def main() -> None:
         if request["glob"]:
             keep = re.compile(glob_expression(request["glob"])).fullmatch
             names = [name for name in names if keep(name if "/" in request["glob"] else name.rpartition("/")[2])]
+        found = len(names)
+        if request.get("excluded"):
+            excluded = Exclusion(**request["excluded"])
+            names = [name for name in names if not excluded.covers(name)]
+        left_out = found - len(names)
         if "pattern" in request:
             pattern, flags = request["pattern"], re.IGNORECASE if request["ignore_case"] else 0
             is_plain = not flags and not META.search(pattern)
@@ -85,7 +98,86 @@ def main() -> None:
             answer = search(names, pattern, flags, request["limit"])
         else:
             answer = {"names": summarize(names, request["limit"]), "total": len(names)}
+        answer["left_out"] = left_out
     print(json.dumps(answer))  # noqa: T201
+
+
+class Exclusion:
+    """The files that the user's rules close, and places of secrets.
+
+    `patterns` are regular expressions for whole paths, compared without regard to case: the absolute path and, below
+    the directory `root`, the path relative to it. `top` is the current directory.
+    """
+
+    def __init__(self, *, top: str, root: str, patterns: Sequence[str]) -> None:
+        whole = "|".join(f"(?:{pattern})" for pattern in patterns)
+        self._matches = re.compile(whole, re.IGNORECASE | re.DOTALL).fullmatch if patterns else None
+        self._top = top.rstrip("/") + "/"
+        root = root.rstrip("/") + "/"
+        self._relative = self._top.removeprefix(root) if self._top.startswith(root) else None
+
+    def covers(self, name: str) -> bool:
+        """Whether the file with this name, relative to the current directory, is left out."""
+        if self._matches is None:
+            return False
+        path = normalize("NFC", self._top + name)
+        relative = self._relative is not None and normalize("NFC", self._relative + name)
+        return bool(self._matches(path) or (relative and self._matches(relative)))
+
+
+class Folders:
+    """Opens files and directories below the current directory, never through a link.
+
+    Directories stay open while the next name is below them, so names in their order are opened quickly.
+    """
+
+    def __init__(self) -> None:
+        self._open = [("", os.open(".", FOLDER))] if OPENS_FOLDERS else []
+
+    def open(self, name: str) -> int:
+        """Open a file to read it. :raises OSError: it cannot be opened, or a link leads to it."""
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        if not OPENS_FOLDERS:
+            return os.open(name, flags)
+        folder, _, last = name.rpartition("/")
+        return os.open(last, flags, dir_fd=self._folder(folder))
+
+    def status(self, name: str) -> os.stat_result:
+        """What a name stands for, or the link. :raises OSError: there is nothing, or a link leads to its directory."""
+        if not OPENS_FOLDERS:
+            return os.lstat(name)
+        folder, _, last = name.rpartition("/")
+        return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
+
+    def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
+        """The names in a directory in order, each with whether it is a directory, and whether it is a link to one.
+
+        :raises OSError: it cannot be read, or a link leads there.
+        """
+        if not OPENS_FOLDERS:
+            return described(folder or ".")
+        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._folder(folder))
+        try:
+            return described(handle)
+        finally:
+            os.close(handle)
+
+    def _folder(self, folder: str) -> int:
+        """A handle of the directory that is valid until the next call."""
+        if len(folder) > PATH_CHARS:
+            raise OSError(errno.ENAMETOOLONG, "too long for other programs", folder)
+        while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):
+            os.close(self._open.pop()[1])
+        path, handle = self._open[-1]
+        for part in filter(None, folder[len(path) :].split("/")):
+            if part in NOT_NAMES:
+                raise OSError(errno.EINVAL, "not a name", folder)
+            handle = os.open(part, FOLDER, dir_fd=handle)
+            path = f"{path}/{part}" if path else part
+            if len(self._open) >= MAX_OPEN:
+                os.close(self._open.pop()[1])
+            self._open.append((path, handle))
+        return handle
 
 
 def find_pattern_fault(pattern: str) -> str:
@@ -125,64 +217,50 @@ def find_files() -> set[str]:
     """The names from standard input that exist, or all files below the current directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
-        return set(walk("."))
+        return set(walk(""))
     names: set[str] = set()
-    folders = {"": True}
+    folders = Folders()
     for name in (each.rstrip("/") for each in given):
-        folder, _, last = name.rpartition("/")
-        if last in NOT_NAMES or name.startswith("/") or not is_reachable(folder, folders):
+        if name.rpartition("/")[2] in NOT_NAMES or name.startswith("/"):
             continue
         try:
-            is_folder = stat.S_ISDIR(os.lstat(name).st_mode)
+            is_folder = stat.S_ISDIR(folders.status(name).st_mode)
         except OSError:
-            continue  # deleted, but still in git's index
+            continue  # deleted, but still in git's index; or behind a link
         names.update(walk(name) if is_folder else (name,))  # git lists a repository inside this repository as a folder
     return names
 
 
-def is_reachable(folder: str, known: dict[str, bool]) -> bool:
-    """Whether a directory is below the current one, with no link on the way. Stores what it finds in `known`.
-
-    This check is needed because git lists whatever its index holds: names behind a directory that has since become a
-    link and, if somebody made the index by hand, names with `..`.
-    """
-    above = ""
-    for part in folder.split("/") if folder not in known else ():
-        path = f"{above}/{part}" if above else part
-        if path not in known:
-            try:
-                known[path] = known[above] and part not in NOT_NAMES and stat.S_ISDIR(os.lstat(path).st_mode)
-            except OSError:
-                known[path] = False
-        above = path
-    return known[folder]
-
-
 def walk(top: str) -> Iterator[str]:
-    """All files below `top` at any depth, except in directories that tools fill, such as `node_modules`."""
-    count, waiting = 0, [top]
+    """All files below `top` at any depth, except in directories that tools fill, such as `node_modules`. An empty `top`
+    is the current directory."""
+    count, waiting, folders = 0, [top], Folders()
     while waiting:
         directory = waiting.pop()
         try:
-            with os.scandir(directory) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
-        except OSError:  # no permission, deleted, or the path is too long for the system
+            entries = folders.entries(directory)
+        except OSError:  # no permission, deleted, replaced by a link, or the path is too long for the system
             continue
-        prefix = "" if directory == "." else f"{directory}/"
-        for entry in entries:
-            if not leads_to_directory(entry):
-                yield prefix + entry.name
+        prefix = f"{directory}/" if directory else ""
+        for name, is_folder, is_link in entries:
+            if not is_folder and not is_link:
+                yield prefix + name
                 count += 1
                 if count >= MAX_WALKED:
                     return
-        below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED]
+        below = [name for name, is_folder, _ in entries if is_folder and name not in SKIPPED]
         waiting += [prefix + name for name in reversed(below)]
 
 
-def leads_to_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a directory or a link to one."""
+def described(directory: str | int) -> list[tuple[str, bool, bool]]:
+    """See :meth:`Folders.entries`."""
+    with os.scandir(directory) as found:
+        return sorted((entry.name, entry.is_dir(follow_symlinks=False), is_folder_link(entry)) for entry in found)
+
+
+def is_folder_link(entry: os.DirEntry[str]) -> bool:
     try:
-        return entry.is_dir()
+        return entry.is_symlink() and entry.is_dir()
     except OSError:
         return False
 
@@ -241,9 +319,9 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
     # treat the ends of the text specially.
     in_whole = None if ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
-    large = 0
+    large, folders = 0, Folders()
     for name in names:
-        text = text_of(name)
+        text = text_of(name, folders)
         if text is None:
             large += 1
         elif text and (in_whole is None or in_whole(text)):
@@ -308,10 +386,10 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
     return done.returncode % 256, done.stdout
 
 
-def text_of(name: str) -> str | None:
+def text_of(name: str, folders: Folders) -> str | None:
     """The text of a file; "" for a binary or anything that is not a regular file, None if it is too large."""
     try:
-        file = os.open(name, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        file = folders.open(name)
     except OSError:
         return ""
     try:

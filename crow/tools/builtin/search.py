@@ -10,26 +10,29 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code, in_title
-from crow.tools import Outcome, PlannedCall, Workspace
+from crow.tools import Outcome, PlannedCall
 from crow.tools.builtin import scan
 from crow.tools.builtin.files import stat_kind
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
+from crow.tools.limits import SEARCHES
 from crow.tools.process import found_program
+from crow.tools.workspace import SECRET_PLACES
 
 MAX_LISTED = 500
 MAX_MATCHES = 200
 TIMEOUT_S = 60.0
+SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 CHECKED_CHARS = 200
 """A longer pattern is checked only by the program: compiling a pattern of some thousand characters can take seconds."""
 
@@ -53,17 +56,20 @@ async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     workspace, target = invocation.context.workspace, invocation.target(args.get("path") or ".")
     await stat_kind(workspace, target, ("directory",), "a directory; use read_file for files")
     pattern = args.get("pattern")
-    answer = await scan_directory(workspace, target.path, {"glob": pattern, "limit": MAX_LISTED})
-    names, total = [clean(line) for line in answer["names"]], answer["total"]
+    answer = await scan_directory(invocation, target, {"glob": pattern, "limit": MAX_LISTED})
+    closed = await find_closed(invocation, target, {line.partition(" (")[0] for line in answer["names"]})
+    names = [clean(line) for line in answer["names"] if line.partition(" (")[0] not in closed]
+    total, left_out = answer["total"], describe_left_out(answer["left_out"] + len(closed))
     if not names:
-        return Outcome(text=f"No files{f' matching {pattern}' if pattern else ''}{in_place(target.name)}.")
+        text = f"No files{f' matching {pattern}' if pattern else ''}{in_place(target.name)}."
+        return Outcome(text="\n".join([text, *left_out]))
     lines = names if target.name == "." else [f"Paths are relative to {target.name}.", *names]
-    if total > len(names):
+    if total > len(names) + len(closed):
         if any(line.endswith(" files)") for line in names):
             lines.append(f"[{total:,} files in all; to list those in a directory, set path or pattern]")
         else:
             lines.append(f"[only the first {len(names)} of {total:,} files; narrow the list with path or pattern]")
-    return Outcome(text="\n".join(lines))
+    return Outcome(text="\n".join([*lines, *left_out]))
 
 
 async def plan_grep(context: ToolContext, args: Arguments) -> PlannedCall:
@@ -87,10 +93,12 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
         "limit": MAX_MATCHES,
     }
     top = PathTarget.at(workspace, target.path.parent) if is_file else target
-    answer = await scan_directory(workspace, top.path, request)
+    answer = await scan_directory(invocation, top, request)
     check_pattern(args["pattern"], answer.get("fault", ""))
+    closed = set() if is_file else await find_closed(invocation, top, {file for file, _, _ in answer["matches"]})
     prefix = "" if top.name == "." else top.name + os.sep
-    lines = [f"{prefix}{clean(file)}:{line}: {clean(text)}" for file, line, text in answer["matches"]]
+    matches = [match for match in answer["matches"] if match[0] not in closed]
+    lines = [f"{prefix}{clean(file)}:{line}: {clean(text)}" for file, line, text in matches]
     if not lines:
         lines = [f"No matches for `{args['pattern']}`{in_place(target.name)}."]
     if answer["more"]:
@@ -100,7 +108,31 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if answer["large"]:
         files = "1 file" if answer["large"] == 1 else f"{answer['large']} files"
         lines.append(f"[skipped {files} larger than {scan.FILE_BYTES:,} bytes]")
-    return Outcome(text="\n".join(lines))
+    return Outcome(text="\n".join([*lines, *describe_left_out(answer["left_out"] + len(closed))]))
+
+
+def describe_left_out(count: int) -> list[str]:
+    """The note on files that were left out; none if there are none."""
+    files = "1 file" if count == 1 else f"{count:,} files"
+    return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
+
+
+async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
+    """The names of found files that may not be shown: secret ones, crow's own, and hard links to excluded files."""
+    workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
+    closed = {
+        name for name, path in paths.items() if workspace.read_protection(path) not in ("none", top.read_protection)
+    }
+    if invocation.excluded_paths:
+        root = workspace.resolve(".")
+        excluded = re.compile("|".join(f"(?:{each})" for each in invocation.excluded_paths), re.IGNORECASE | re.DOTALL)
+        known = await workspace.find_names(paths.values())
+        for name, path in paths.items():
+            others, is_complete = known.get(path, ((), True))
+            spelled = [*others, *(other.removeprefix(f"{root}{os.sep}") for other in others)]
+            if not is_complete or any(map(excluded.fullmatch, spelled)):
+                closed.add(name)
+    return closed
 
 
 def in_place(name: str) -> str:
@@ -118,16 +150,22 @@ def check_pattern(pattern: str, fault: str) -> None:
         )
 
 
-async def scan_directory(workspace: Workspace, top: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of the scanning program for the directory `top`.
+async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of the scanning program for a directory. Excluded files and, unless the directory itself is secret,
+    secret ones are left out.
 
     :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
         the directory.
     """
+    workspace, top = invocation.context.workspace, target.path
+    patterns = [*invocation.excluded_paths, *([SECRET_PATHS] if target.read_protection == "none" else ())]
+    excluded = {"top": str(top), "root": str(workspace.resolve(".")), "patterns": patterns}
+    if request.get("file") is not None:  # the user or a rule has allowed this file
+        excluded = {}
     git, ripgrep = await anyio.to_thread.run_sync(
         lambda: (found_program("git", workspace.contains), found_program("rg", workspace.contains))
     )
-    whole = {**request, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
+    whole = {**request, "excluded": excluded, "seconds": math.ceil(TIMEOUT_S) + 1, "ripgrep": ripgrep}
     program = shlex.join([sys.executable, "-I", "-S", "-W", "ignore", scan.__file__, json.dumps(whole)])
     enter = ENTER.format(path=shlex.quote(str(top)), shown=shlex.quote(f"{top}\n."))
     if git is None or request.get("file") is not None:
@@ -158,7 +196,7 @@ LIST_FILES_SPEC = tool_spec(
     path=argument("string", "The directory. Default: the working directory."),
     pattern=argument("string", "A glob: *.py matches file names in any directory, src/**/*.py matches relative paths."),
 )
-LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list)
+LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEARCHES)
 
 GREP_SPEC = tool_spec(
     "grep",
@@ -170,4 +208,4 @@ GREP_SPEC = tool_spec(
     glob=argument("string", "Search only files that match, such as *.py."),
     ignore_case=argument("boolean", "Default false."),
 )
-GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep)
+GREP = Builtin(GREP_SPEC, "search", "read", plan_grep, run_grep, SEARCHES)

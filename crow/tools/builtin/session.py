@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 
 from crow.domain.entries import PlanItem
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import code
+from crow.domain.rendering import code, in_title
 from crow.tools import Outcome, PlannedCall, SubagentResult, Task
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 
@@ -60,7 +60,7 @@ def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
 
 
 async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return session_call(f"Task: {task_from(args).title}", "think")
+    return session_call(f"Task: {in_title(task_from(args).title)}", "think")
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:

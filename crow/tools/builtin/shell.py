@@ -9,34 +9,34 @@ import signal
 
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import in_title
+from crow.domain.rendering import in_title, title_line
 from crow.tools import CommandAccess, Outcome, PlannedCall
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 from crow.tools.jobs import END_S, Job
+from crow.tools.limits import COMMANDS
 
 DEFAULT_ACCESS: CommandAccess = "read"
 DEFAULT_TIMEOUT_S = 120
 MAX_TIMEOUT_S = 3_600
 MAX_WAIT_S = 600
 FIRST_OUTPUT_S = 0.3
-TITLE_CHARS = 300
 
 
 async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
-    title = " ".join(args["command"].split())
-    title = title if len(title) <= TITLE_CHARS else title[:TITLE_CHARS] + "…"
     return PlannedCall(
-        announcement=Announcement(title=title, kind="execute"),
+        announcement=Announcement(title=in_title(title_line(args["command"])), kind="execute"),
         access="execute",
         argument=args["command"],
-        command_access=effective_access(context, args),
+        command_access=await effective_access(context, args),
+        requested_access=args.get("access", DEFAULT_ACCESS),
         fault="command contains a NUL character; expected a command line" if "\0" in args["command"] else None,
     )
 
 
-def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
+async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
+    await context.workspace.sandbox_status()  # finds out whether commands are confined
     return requested if context.workspace.confines else "full"
 
 
@@ -44,17 +44,20 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     command, timeout_s = str(args["command"]), int(args.get("timeout_s", DEFAULT_TIMEOUT_S))
     if "\0" in command:
         raise ArgumentError("command contains a NUL character; expected a command line")
-    access = effective_access(invocation.context, args)
+    access = await effective_access(invocation.context, args)
     if args.get("background", False):
         job = await invocation.context.jobs.start(command, access)
         await job.wait(FIRST_OUTPUT_S)
-        return job_outcome(job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill")
+        return job_outcome(
+            invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
+        )
     code, output = await invocation.context.workspace.run(
         command, access=access, timeout_s=timeout_s, on_output=invocation.on_output
     )
     end = describe_end(code, timeout_s)
+    hint = invocation.context.workspace.explain_failure(access, output) if end else ""
     return Outcome(
-        text="\n".join(filter(None, [output.removesuffix("\n"), end])) or "(no output)",
+        text="\n".join(filter(None, [output.removesuffix("\n"), end, hint])) or "(no output)",
         is_error=bool(end),
         raw_output={"exit_code": code, "timed_out": code is None},
     )
@@ -77,32 +80,32 @@ def describe_end(code: int | None, timeout_s: int) -> str:
 
 async def plan_output(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"Output of {job.id}: {in_title(' '.join(job.line.split()))}", "read")
+    return session_call(f"Output of {job.id}: {in_title(title_line(job.line))}", "read")
 
 
 async def run_output(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
-    if job.is_running and args.get("wait_s", 0):
-        await job.wait(args["wait_s"])
-    return job_outcome(job, f"{job.id}: {job.state}")
+    await job.wait(args.get("wait_s", 0))
+    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
 async def plan_kill(context: ToolContext, args: Arguments) -> PlannedCall:
     job = context.jobs.find(args["job"])
-    return session_call(f"End {job.id}: {in_title(' '.join(job.line.split()))}", "other")
+    return session_call(f"End {job.id}: {in_title(title_line(job.line))}", "other")
 
 
 async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     job = invocation.context.jobs.find(args["job"])
     if not job.is_running:
-        return job_outcome(job, f"{job.id} had already {job.state}")
+        return job_outcome(invocation.context, job, f"{job.id} had already {job.state}")
     await job.command.end(END_S)
-    return job_outcome(job, f"{job.id}: {job.state}")
+    return job_outcome(invocation.context, job, f"{job.id}: {job.state}")
 
 
-def job_outcome(job: Job, status: str) -> Outcome:
-    text = "\n".join(filter(None, [job.unread.text().removesuffix("\n"), f"[{status}]"]))
-    job.unread.clear()
+def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
+    output = job.take_output()
+    hint = "" if job.is_running or not job.command.returncode else context.workspace.explain_failure(job.access, output)
+    text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
     return Outcome(text=text, raw_output={"job": job.id, "state": job.state})
 
 
@@ -128,7 +131,7 @@ SHELL_SPEC = tool_spec(
     ),
     description=argument("string", "The purpose in a few words."),
 )
-SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell)
+SHELL = Builtin(SHELL_SPEC, "execute", "execute", plan_shell, run_shell, COMMANDS)
 
 JOB = argument("string", "The job's id, such as job1.", minLength=1)
 

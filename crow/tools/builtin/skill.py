@@ -22,12 +22,16 @@ async def plan_skill(context: ToolContext, args: Arguments) -> PlannedCall:
     title, locations = f"Load the skill {skill.name}", (Location(path=skill.source),)
     if not skill.is_from_workspace:
         return PlannedCall(announcement=Announcement(title=title, kind="read", locations=locations), access="none")
+    target = PathTarget.at(context.workspace, Path(skill.source))
+    if target.read_protection != "none":
+        raise ArgumentError(f"{target.name} holds secrets, so it is not loaded as a skill")
     text, digest = await anyio.to_thread.run_sync(read_skill, skill)
     return PlannedCall(
         announcement=Announcement(title=f"{title} from this workspace", kind="read", locations=locations),
         access="read",
         argument=permission_argument(skill, digest),
-        rule_paths=PathTarget.at(context.workspace, Path(skill.source)).rule_names,
+        rule_paths=target.rule_names,
+        has_hard_links=target.has_hard_links,
         asks_once=True,
         review_text=text,
     )

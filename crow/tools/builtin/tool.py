@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from crow.domain.entries import Announcement, CallKind, Diff, Location
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import ToolCall, ToolSpec
-from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, SkillInfo, Workspace
+from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
+from crow.tools import Access, OnOutput, Outcome, PlannedCall, Ports, Protection, SkillInfo, Workspace
 from crow.tools.jobs import Jobs
+from crow.tools.limits import FairLimiter
 from crow.tools.process import HiddenKeys, KeySource
-from crow.tools.workspace import SeenFiles
+from crow.tools.workspace import SeenFiles, shared_inode
 
 Arguments: TypeAlias = Mapping[str, Any]
 """Arguments checked against the tool's schema; optional ones may be absent."""
 
 SHOWN_CHARS = 80
+TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} levels"
+
+
+OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class Builtin:
     """A built-in tool. `kind` and `access` apply to each of its calls, including invalid ones.
 
     `plan` describes a call and finds errors in it without changing anything. `run` executes the call. Both may raise
-    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front.
+    :class:`~crow.domain.errors.ArgumentError`; its message goes to the model, with the tool's name in front. `limiter`
+    limits how many calls run at once.
     """
 
     spec: ToolSpec
@@ -35,6 +42,7 @@ class Builtin:
     access: Access
     plan: Callable[[ToolContext, Arguments], Awaitable[PlannedCall]]
     run: Callable[[ToolInvocation, Arguments], Awaitable[Outcome]]
+    limiter: FairLimiter | None = None
 
 
 def tool_spec(name: str, description: str, /, *, required: str = "", **properties: Mapping[str, Any]) -> ToolSpec:
@@ -63,13 +71,17 @@ class ToolContext:
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not a path."""
-        return PathTarget.at(self.workspace, self.workspace.resolve(path))
+        resolved = self.workspace.resolve(path)
+        given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
+        names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)
+        return replace(PathTarget.at(self.workspace, resolved), given_names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
     """A running call. `allowed_path` is the file or directory that the call may touch. `allowed_argument` is the
-    argument of its planned call. Both are None if the call was not planned."""
+    argument of its planned call. Both are None if the call was not planned. `excluded_paths` are regular expressions
+    for the files that a search leaves out."""
 
     context: ToolContext
     ports: Ports
@@ -77,16 +89,19 @@ class ToolInvocation:
     on_output: OnOutput
     allowed_path: str | None = None
     allowed_argument: str | None = None
+    excluded_paths: tuple[str, ...] = ()
 
     def target(self, path: str) -> PathTarget:
         """The file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
-            directory that was allowed.
+            directory that was allowed; or it is crow's own.
         """
         target = self.context.target(path)
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
             raise ArgumentError(f"{path} now leads to {target.path}, which was not allowed; repeat the call to use it")
+        if target.read_protection == "never":
+            raise ArgumentError(f"{target.name} {OWN_FILE}")
         return target
 
 
@@ -96,7 +111,8 @@ class PathTarget:
 
     `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path as the
     client knows it: inside the working directory, it begins with that directory as the client gave it, even if that is
-    a link. `rule_names` are the names that permission rules may use.
+    a link. `rule_names` are the names that permission rules may use. `given_names` are the names as the call gave them,
+    for deny rules. `read_protection` is the protection from reading. `has_hard_links`: the file has several names.
     """
 
     path: Path
@@ -104,6 +120,9 @@ class PathTarget:
     client_path: str
     rule_names: tuple[str, ...]
     is_outside: bool
+    given_names: tuple[str, ...] = ()
+    read_protection: Protection = "none"
+    has_hard_links: bool = False
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
@@ -116,6 +135,8 @@ class PathTarget:
             client_path=str(workspace.cwd / name) if is_below else whole,
             rule_names=(whole, name) if is_below else (whole,),
             is_outside=not workspace.contains(path),
+            read_protection=workspace.read_protection(path),
+            has_hard_links=shared_inode(path) is not None,
         )
 
     def plan(
@@ -127,7 +148,11 @@ class PathTarget:
             announcement=Announcement(title=title, kind=kind, locations=(location,), diffs=diffs),
             access=access,
             is_outside=self.is_outside,
+            is_protected=self.read_protection == "ask",
             rule_paths=self.rule_names,
+            other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
+            has_hard_links=self.has_hard_links,
+            fault=f"{self.name} {OWN_FILE}" if self.read_protection == "never" else None,
         )
 
 
@@ -158,7 +183,9 @@ def parse(tool: str, text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ArgumentError(f"{tool}: the arguments are not valid JSON: {error}") from None
     except RecursionError:
-        raise ArgumentError(f"{tool}: the arguments are nested too deeply") from None
+        raise ArgumentError(f"{tool}: {TOO_DEEP}") from None
+    if is_too_deep(value):
+        raise ArgumentError(f"{tool}: {TOO_DEEP}")
     if not isinstance(value, dict):
         raise ArgumentError(f"{tool}: the arguments are {format_value(value)}; expected a JSON object")
     return value

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import mcp_types as mcp
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
 
 from crow.domain.entries import Attachment, CallRef
+from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
+from crow.domain.rendering import in_title, on_one_line, safe
 from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
+from crow.tools.web import is_address, normalize_url
 
 ERROR_CHARS = 300
+MESSAGE_CHARS = 4_000
+logger = logging.getLogger(__name__)
+
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 PROGRESS_LINES = 100
 PROGRESS_EVERY_S = 0.1
@@ -47,7 +56,8 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
                 attachments.append(Attachment(name="sound", mime_type=kind, data=data))
             case mcp.ResourceLink(uri=uri, description=about, mime_type=link_kind):
                 name = block.title or block.name
-                pieces.append(f"[{name}]({uri}){f': {about}' if about else ''}")
+                # not as a Markdown link: the server chose the target, and editors open what is clicked
+                pieces.append(f"{in_title(on_one_line(name))} ({on_one_line(uri)}){f': {about}' if about else ''}")
                 attachments.append(Attachment(name=name, uri=uri, mime_type=link_kind))
             case mcp.EmbeddedResource(resource=mcp.TextResourceContents(uri=uri, text=text)):
                 pieces.append(f"{uri}:\n{text}")
@@ -159,21 +169,29 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
 
 async def ask_user(
     elicitation: ElicitationHandler | None, server: str, params: mcp.ElicitRequestParams, call_id: str, question_id: str
-) -> mcp.ElicitResult:
-    """Ask the user a question of `server`; decline the question if nobody can be asked.
+) -> mcp.ElicitResult | mcp.ErrorData:
+    """Ask the user a question of `server`; decline the question if nobody can be asked. A question that could mislead
+    the user is refused with an error.
 
     `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` identifies the
     question if it asks the user to visit a page and the server gave no id.
     """
-    message, call = f"{server}: {params.message}", parse_call_id(call_id)
+    message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
-    if isinstance(params, mcp.ElicitRequestURLParams):
-        kind = "url"
-        question = UrlQuestion(message=message, url=params.url, id=params.elicitation_id or question_id, call=call)
-    else:
-        kind = "form"
-        question = FormQuestion(message=message, schema=params.requested_schema, call=call)
-    if elicitation is None or kind not in elicitation.elicits:
+    try:
+        if isinstance(params, mcp.ElicitRequestURLParams):
+            kind = "url"
+            url, host = page_to_open(params.url)
+            message = f"{message}\n\nThis opens a page on {host}."
+            question = UrlQuestion(message=message, url=url, id=params.elicitation_id or question_id, call=call)
+        else:
+            kind = "form"
+            schema = readable_form(params.requested_schema)
+            question = FormQuestion(message=message, schema=schema, call=call)
+    except ArgumentError as error:
+        logger.warning("MCP server %s: its question was refused: %s", server, error)
+        return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
+    if elicitation is None or kind not in elicitation.question_kinds:
         return mcp.ElicitResult(action="decline")
     answer = await elicitation.elicit(question)
     if answer.action != "accept" or isinstance(question, UrlQuestion):
@@ -195,6 +213,61 @@ def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
             if is_typed and isinstance(value, bool) == (kind == "boolean") and all(isinstance(i, str) for i in items):
                 found[name] = value
     return found
+
+
+def page_to_open(text: str) -> tuple[str, str]:
+    """The URL that the user is asked to open, and its host. A host with other than ASCII characters is in punycode.
+
+    :raises ~crow.domain.errors.ArgumentError: not an https URL (on this machine: http), or one that hides its host.
+    """
+    if safe(text) != text or len(text.split()) != 1:
+        raise ArgumentError(
+            f"url is {on_one_line(text[:ERROR_CHARS])}; expected one without hidden characters and spaces"
+        )
+    url = normalize_url(text)
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "https" and not is_this_machine(host):
+        raise ArgumentError(f"url is {text[:ERROR_CHARS]}; expected https, because the page is on another machine")
+    fragment = urlsplit(text.strip()).fragment
+    return f"{url}#{fragment}" if fragment else url, host
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host name or address means this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    return is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A form whose titles and descriptions have hidden characters escaped.
+
+    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters; the answer would have to repeat
+        them.
+    """
+    form = {key: readable(value, key) for key, value in schema.items()}
+    return {readable(key, ""): value for key, value in form.items()}
+
+
+def readable(value: Any, key: str) -> Any:
+    match value:
+        case str() if key in ("title", "description"):
+            return shorten(value, MESSAGE_CHARS)
+        case str() if safe(value) != value:
+            raise ArgumentError(f"requestedSchema has hidden characters in {on_one_line(value[:ERROR_CHARS])}")
+        case dict():
+            return readable_form(value)
+        case list():
+            return [readable(item, key) for item in value]
+        case _:
+            return value
+
+
+def shorten(text: str, limit: int) -> str:
+    """The beginning of a text for the user, with hidden characters escaped."""
+    left_out = len(text) - limit
+    return safe(text) if left_out <= 0 else f"{safe(text[:limit])}… ({left_out:,} more characters)"
 
 
 def parse_call_id(call_id: str) -> CallRef | None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -18,8 +19,8 @@ from mcp.shared.exceptions import MCPError
 from crow import tools
 from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Part, ToolCall, ToolSpec
-from crow.domain.rendering import in_title
+from crow.domain.messages import Part, Resource, Text, ToolCall, ToolSpec
+from crow.domain.rendering import SecretMask, in_title
 from crow.tools import builtin
 from crow.tools.builtin.session import task_from, task_outcome
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
@@ -28,6 +29,7 @@ from crow.tools.mcp.connection import OnChange, ServerConnection
 from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import find_skills
+from crow.tools.truncate import END_OF_MARKER
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
@@ -54,13 +56,15 @@ class ToolSettings:
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
-    user's own folders. Processes that tools start do not get the `keys`.
+    user's own folders. Servers start in directories below the `server_places`, in which only the user can write.
+    Processes that tools start do not get the `keys`, and results do not show them.
     """
 
     start_timeout_s: float = 10.0
     call_timeout_s: float = 600.0
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
+    server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 
@@ -85,17 +89,21 @@ async def open_toolbox(
         ServerConnection(
             server=server,
             prefix=prefix,
-            cwd=workspace.cwd,
+            workspace=workspace,
             keys=settings.keys,
             start_timeout_s=server.options.start_timeout_s or settings.start_timeout_s,
             call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             elicitation=ports.elicitation,
+            places=settings.server_places,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
     context = ToolContext(
-        workspace=workspace, jobs=Jobs(workspace), fetches_private=settings.fetches_private, keys=settings.keys
+        workspace=workspace,
+        jobs=Jobs(workspace, settings.keys),
+        fetches_private=settings.fetches_private,
+        keys=settings.keys,
     )
     context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
     failure: Exception | None = None
@@ -165,7 +173,8 @@ class McpToolbox:
         """See :class:`crow.tools.ServerPrompts`."""
         connection = self._connection_of(prompt.name, ":")
         assert connection is not None, "the prompt is of this toolbox"
-        return await connection.fill_prompt(prompt, arguments)
+        mask = self._settings.keys().mask
+        return tuple(masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: load skills, and start failed servers again.
@@ -202,6 +211,20 @@ class McpToolbox:
 
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
+        return masked_plan(await self._plan(call), self._settings.keys().mask)
+
+    async def run(
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, planned: tools.PlannedCall | None = None
+    ) -> tools.Outcome:
+        """See :meth:`crow.tools.Toolbox.run`."""
+        mask = self._settings.keys().mask
+
+        async def on_masked_output(text: str) -> None:
+            await on_output(masked_output(text, mask))
+
+        return masked_outcome(await self._run(call, call_id, on_masked_output, planned), mask)
+
+    async def _plan(self, call: ToolCall) -> tools.PlannedCall:
         if call.name in BUILTIN_NAMES:
             return await builtin.plan(call, self._context)
         try:
@@ -210,7 +233,7 @@ class McpToolbox:
                 return tools.PlannedCall(announcement=announcement, access="none")
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
-                return replace(await self.plan(inner), rule_tool=inner.name)
+                return replace(await self._plan(inner), rule_tool=inner.name)
         except ArgumentError as error:
             is_search = call.name == FIND_TOOLS.name
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
@@ -226,10 +249,9 @@ class McpToolbox:
             is_read_only=found is not None and found[1].is_read_only,
         )
 
-    async def run(
-        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, *, planned: tools.PlannedCall | None = None
+    async def _run(
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, planned: tools.PlannedCall | None
     ) -> tools.Outcome:
-        """See :meth:`crow.tools.Toolbox.run`."""
         try:
             if call.name == "task" and self._ports.subagents is not None:
                 # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
@@ -260,7 +282,9 @@ class McpToolbox:
 
         arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, planned)
         try:
-            result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
+            # In the task of the caller: a cancelled turn ends all its waiting calls at once, so none of them starts.
+            async with builtin.slot_for(call.name, arguments, self._context):
+                result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
                 raise error.__cause__ from None  # a bug in crow, which MCP has wrapped
@@ -308,9 +332,80 @@ class McpToolbox:
         return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
 
 
+def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
+    """The plan without secrets in the texts of files and errors."""
+    return replace(
+        plan,
+        announcement=masked_announcement(plan.announcement, mask),
+        fault=None if plan.fault is None else mask(plan.fault),
+        review_text=mask(plan.review_text),
+    )
+
+
+def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
+    """The outcome without secrets. Images and other data are not changed."""
+    announcement, skill = outcome.announcement, outcome.skill
+    return replace(
+        outcome,
+        text=mask(outcome.text),
+        attachments=tuple(
+            replace(each, name=mask(each.name), uri=None if each.uri is None else mask(each.uri))
+            for each in outcome.attachments
+        ),
+        announcement=None if announcement is None else masked_announcement(announcement, mask),
+        raw_output={mask(key): masked_json(value, mask) for key, value in outcome.raw_output.items()},
+        skill=None if skill is None else (skill[0], mask(skill[1])),
+    )
+
+
+def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announcement:
+    diffs = tuple(
+        replace(diff, old_text=None if diff.old_text is None else mask(diff.old_text), new_text=mask(diff.new_text))
+        for diff in announcement.diffs
+    )
+    return replace(announcement, diffs=diffs)
+
+
+def masked_output(text: str, mask: SecretMask) -> str:
+    """The output so far without secrets. It may begin or end within one, because its beginning may have been left out
+    and its end may still arrive."""
+    marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
+    text = mask(rest)
+    if start := mask.cut_off(text):
+        text = mask.mask + text[start:]
+    return marker + end + text[: len(text) - mask.unfinished(text)]
+
+
+def masked_json(value: Any, mask: SecretMask) -> Any:
+    match value:
+        case str():
+            return mask(value)
+        case list() | tuple():
+            return [masked_json(item, mask) for item in value]
+        case Mapping():
+            return {mask(key): masked_json(item, mask) for key, item in value.items()}
+        case _:
+            return value
+
+
+def masked_part(part: Part, mask: SecretMask) -> Part:
+    """The part of a prompt without secrets in its text."""
+    match part:
+        case Text(text=text):
+            return replace(part, text=mask(text))
+        case Resource(text=str(text)):
+            return replace(part, text=mask(text))
+        case _:
+            return part
+
+
 def load_skills(settings: ToolSettings, workspace: tools.Workspace) -> tuple[tools.SkillInfo, ...]:
     """The skills of the user and of the workspace."""
-    return find_skills(settings.skill_folders, workspace.cwd, workspace.contains)
+
+    def is_open(path: Path) -> bool:
+        return workspace.contains(path) and workspace.read_protection(path) == "none"
+
+    return find_skills(settings.skill_folders, workspace.cwd, is_open)
 
 
 def query_of(call: ToolCall) -> str:

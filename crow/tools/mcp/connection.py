@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,11 +23,22 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
-from crow.tools import ElicitationHandler, HttpServer, OnOutput, Outcome, ServerPrompt, ServerStatus, StdioServer
-from crow.tools.mcp.calls import ask_user, describe_error, outcome_of, parts_of, report_progress
+from crow.tools import (
+    ElicitationHandler,
+    HttpServer,
+    OnOutput,
+    Outcome,
+    ServerPrompt,
+    ServerStatus,
+    StdioServer,
+    Workspace,
+)
+from crow.tools.limits import FairLimiter
+from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import KeySource
@@ -39,6 +50,9 @@ OnChange = Callable[[], Awaitable[None]]
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
+MAX_CALLS = 32
+"""How many calls of one server run at once; the others wait in order."""
+
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
@@ -61,12 +75,13 @@ class ServerConnection:
 
     server: StdioServer | HttpServer
     prefix: str
-    cwd: Path
+    workspace: Workspace
     keys: KeySource
     start_timeout_s: float
     call_timeout_s: float
     on_change: OnChange | None
     elicitation: ElicitationHandler | None = None
+    places: Sequence[Path] = ()
     tools: tuple[ExternalTool, ...] = ()
     """The newest known tools, kept when the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
@@ -88,6 +103,7 @@ class ServerConnection:
     _tools_changed: anyio.Event = field(default_factory=anyio.Event)
     _prompts_changed: anyio.Event = field(default_factory=anyio.Event)
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
+    _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
     _running: list[str] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
@@ -186,6 +202,8 @@ class ServerConnection:
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
                     elicitation_callback=self._on_question,
+                    # a server elsewhere has no use for the paths of this machine
+                    list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
                 )
                 await stack.enter_async_context(client)
                 self._is_initialized = True
@@ -207,7 +225,7 @@ class ServerConnection:
         """The transport to the server."""
         match self.server:
             case StdioServer() as server:
-                self._process = ServerProcess(server, self.cwd, self.keys)
+                self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
                 return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
@@ -277,7 +295,7 @@ class ServerConnection:
             case mcp.PromptListChangedNotification():
                 self._prompts_changed.set()
             case mcp.ElicitCompleteNotification() if self.elicitation is not None:
-                await self.elicitation.elicited(message.params.elicitation_id)
+                await self.elicitation.finish_question(message.params.elicitation_id)
             case _:
                 pass
 
@@ -288,6 +306,7 @@ class ServerConnection:
             await self.on_change()
 
     async def _fail(self, detail: str) -> None:
+        detail = self.keys().mask(detail)
         lived_s = time.monotonic() - self._ready_at
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
@@ -314,6 +333,12 @@ class ServerConnection:
     ) -> Outcome:
         """Call a tool; a failure is an outcome that names the server."""
         await self.available()
+        async with self._slots.slot():
+            return await self._call(tool, arguments, on_output, call_id)
+
+    async def _call(
+        self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str
+    ) -> Outcome:
         if self._client is None:
             return self._failure(f"is not available: {self._detail or 'it was stopped'}")
         self._running.append(call_id)
@@ -372,6 +397,10 @@ class ServerConnection:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")
 
+    async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
+        """Tell the server where the workspace is."""
+        return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
+
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
@@ -384,9 +413,16 @@ class ServerConnection:
             self._lost.set()
         if error.code == mcp.REQUEST_TIMEOUT:
             return f"did not answer {tool.name} within {self.call_timeout_s:g} s"
+        if error.code == mcp.PARSE_ERROR:
+            return f"gave {tool.name} an answer that cannot be read: {describe_error(error)}"
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"
+
+
+def root_of(directory: Path) -> mcp.Root:
+    """A directory of the workspace as MCP names it."""
+    return mcp.Root(uri=FileUrl(directory.as_uri()), name=encodable(directory.name) or None)
 
 
 def refused_handshake(error: BaseException) -> bool:

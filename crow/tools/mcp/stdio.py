@@ -1,22 +1,34 @@
-"""Runs an MCP server as a child process and exchanges messages with it over its standard streams."""
+"""Runs an MCP server as a child process and exchanges messages with it over its standard streams.
+
+A server starts in an empty directory of its own, not in the workspace: programs such as `python -m` and `npx` run code
+that they find in the directory where they start.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import re
+import shutil
+import tempfile
 from collections import deque
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import mcp_types as mcp
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
-from crow.tools import StdioServer
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start
+from crow.domain.errors import ToolServerError
+from crow.tools import THE_WORKSPACE, StdioServer, Workspace
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start, trusted_path
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +39,13 @@ QUEUED_BYTES = 4_000_000
 UNREAD_BYTES = 64_000_000
 LAST_WORDS_CHARS = 2_000
 LOGGED_LINES = 1_000
+ID_BYTES = 2_000
+SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
+MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
+SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + MEMBER + rb",)+")
+SCALARS_AFTER = re.compile(rb"(?:," + MEMBER + rb")+\}\s*\Z")
+"""Match the members of a message that stand before or after all objects and lists. `SCALAR` finds the id in them."""
+
 INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
     *("LANG", "LC_ALL", "LC_CTYPE", "TZ"),
@@ -41,19 +60,24 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`. It leads a process group. On leaving, the child's input is
-    closed; after `CLOSE_S` the whole group gets SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that
-    are not messages are ignored. Its standard error is logged.
+    The child gets a minimal environment without the `keys`, a PATH without relative directories and those of the
+    workspace, and an empty directory, which is removed on leaving. That is made in one of the `places`, but not in the
+    workspace: `npx` searches all parents of the directory where it starts for programs. The child leads a process
+    group. On leaving, its input is closed; after `CLOSE_S` the whole group and all processes that left it get SIGTERM,
+    and after a further `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its standard error is
+    logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.
     """
 
     server: StdioServer
-    cwd: Path
+    workspace: Workspace
     keys: KeySource = HiddenKeys
+    places: Sequence[Path] = ()
     closed: anyio.Event = field(default_factory=anyio.Event)
     reason: str = ""
+    _private: Path | None = None
     _process: Process | None = None
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _partial: bytearray = field(default_factory=bytearray)
@@ -78,15 +102,30 @@ class ServerProcess:
     async def __aenter__(
         self,
     ) -> tuple[ObjectReceiveStream[SessionMessage | Exception], ObjectSendStream[SessionMessage]]:
-        """Start the server. :raises OSError: it cannot be started. :raises ValueError: a NUL in its command."""
-        self._process = await start(
-            [self.server.command, *self.server.args],
-            cwd=self.cwd,
-            env=child_environment(self.keys(), only=INHERITED, more=dict(self.server.env)),
-            on_output=self._on_output,
-            on_errors=self._on_errors,
-            takes_input=True,
-        )
+        """Start the server.
+
+        :raises OSError: it cannot be started.
+        :raises ValueError: a NUL in its command.
+        :raises ~crow.domain.errors.ToolServerError: its command is a relative path, or it cannot be confined.
+        """
+        command, cwd = self.server.command, str(self.workspace.cwd)
+        if os.path.dirname(command) and not os.path.isabs(command):
+            raise ToolServerError(
+                f"its command is {command}; expected an absolute path or the name of a program on PATH"
+            )
+        argv = [command, *(arg.replace(THE_WORKSPACE, cwd) for arg in self.server.args)]
+        self._stack.push_async_callback(self._remove_directory)
+        self._private = await anyio.to_thread.run_sync(make_directory, self._trusted_places())
+        try:
+            self._process = await self._start(argv, self._environment(cwd), self._private / "temporary")
+        except FileNotFoundError as error:
+            await self._stack.aclose()
+            if os.path.dirname(command):
+                raise
+            raise ToolServerError(f"{command} is not on PATH (directories of the workspace do not count)") from error
+        except BaseException:
+            await self._stack.aclose()
+            raise
         self._stack.push_async_callback(self._end, self._process)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(tasks.cancel_scope.cancel)
@@ -105,7 +144,7 @@ class ServerProcess:
         await anyio.lowlevel.checkpoint()  # a server that floods must not block the event loop
         while True:
             while self._lines:
-                message = parse_message(self._lines.popleft())
+                message = self._parse(self._lines.popleft())
                 if not self._lines:
                     self._resume()
                 if message is not None:
@@ -114,6 +153,19 @@ class ServerProcess:
                 raise anyio.EndOfStream
             self._arrived = anyio.Event()
             await self._arrived.wait()
+
+    def _parse(self, line: bytes) -> SessionMessage | None:
+        """The message in a line. A request that cannot be read is answered here with an error, and a response that
+        cannot be read becomes an error response. Otherwise one side would wait for ever."""
+        try:
+            return parse_message(line)
+        except ValueError as error:
+            logger.debug("no JSON-RPC message: %r", line[:LAST_WORDS_CHARS])
+            response, is_request = unreadable_message(line, error)
+        if response is not None and is_request:
+            with suppress(anyio.BrokenResourceError):
+                self.send(SessionMessage(response))
+        return None if response is None or is_request else SessionMessage(response)
 
     def send(self, message: SessionMessage) -> None:
         """Queue a message without waiting, so that a server that does not read its input cannot block the sender.
@@ -126,12 +178,56 @@ class ServerProcess:
         if self._process.write(line.encode("utf-8", "replace") + b"\n") > UNREAD_BYTES:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
 
+    def _trusted_places(self) -> list[Path]:
+        if self.server.sandbox is not None:  # which may hide the places; its /tmp is empty
+            return []
+        return [place for place in self.places if not self.workspace.contains(Path(os.path.realpath(place)))]
+
+    def _environment(self, cwd: str) -> Mapping[str, str]:
+        path = {"PATH": trusted_path(self.workspace.contains)}
+        own = {name: value.replace(THE_WORKSPACE, cwd) for name, value in self.server.env}
+        return child_environment(self.keys(), only=INHERITED, more=path | own)
+
+    async def _start(self, argv: list[str], env: Mapping[str, str], directory: Path) -> Process:
+        if self.server.sandbox is None:
+            return await start(
+                argv,
+                cwd=directory / "work",
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
+                takes_input=True,
+            )
+        try:
+            return await self.workspace.start_confined(
+                argv,
+                access=self.server.sandbox,
+                cwd=directory / "work",
+                directory=directory,
+                env=env,
+                on_output=self._on_output,
+                on_errors=self._on_errors,
+            )
+        except PermissionError as error:
+            raise ToolServerError(
+                f'it was not started, because nothing confines it as sandbox = "{self.server.sandbox}" demands: '
+                f"{error.strerror} Remove sandbox to run it unconfined."
+            ) from error
+
+    async def _remove_directory(self) -> None:
+        if self._private is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(lambda path: shutil.rmtree(path, ignore_errors=True), self._private)
+
     async def _end(self, process: Process) -> None:
         process.close_input()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_S):
                 await process.exited.wait()
-            await process.end(TERM_S)
+            if self.server.sandbox is None:
+                await process.end(TERM_S)
+            else:
+                await self.workspace.end_confined(process, TERM_S)
 
     async def _watch_process(self, process: Process) -> None:
         """Notice the end of the process, even if one of its children keeps the output open."""
@@ -194,6 +290,25 @@ class ServerProcess:
                 logger.info("%s: further lines are not logged", self.server.name)
 
 
+def make_directory(places: Sequence[Path]) -> Path:
+    """Make a directory that only this user can access, in the first place where that works, else in that for temporary
+    files. A server starts in its empty directory `temporary/work`.
+
+    In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
+    """
+    for place in (*places, None):
+        try:
+            if place is not None:
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private = Path(os.path.realpath(tempfile.mkdtemp(prefix="crow-server-", dir=place)))
+            break
+        except OSError:
+            if place is None:
+                raise
+    (private / "temporary" / "work").mkdir(mode=0o700, parents=True)
+    return private
+
+
 class _Incoming(ObjectReceiveStream[SessionMessage | Exception]):
     """The messages of a server, as a stream for `mcp.Client`."""
 
@@ -222,11 +337,25 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
 
 
 def parse_message(line: bytes) -> SessionMessage | None:
-    """The message in a line; None if there is none."""
-    if not line.strip():
-        return None
-    try:
-        return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError:
-        logger.debug("no JSON-RPC message: %r", line[:LAST_WORDS_CHARS])
-        return None
+    """The message in a line; None if there is none. :raises ValueError: it is no valid JSON-RPC message."""
+    return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
+
+
+def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
+    """The error response with which an unreadable message ends its request, and whether it is a request of the server.
+
+    The message may nest too deeply, for example. Its id is found if it stands before or after all objects and lists,
+    as in all usual messages. No response: the line is no message, or its id is not found.
+    """
+    members: dict[bytes, bytes] = {}
+    for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):
+        members |= dict(SCALAR.findall(part[0])) if part is not None else {}
+    text = members.get(b"id")
+    if text is None:
+        return None, False
+    request_id = text[1:-1].decode("utf-8", "replace") if text.startswith(b'"') else int(text)
+    reason = (
+        error.errors(include_url=False, include_input=False)[0]["msg"] if isinstance(error, ValidationError) else ""
+    )
+    data = mcp.ErrorData(code=mcp.PARSE_ERROR, message=reason or "it is not valid")
+    return mcp.JSONRPCError(jsonrpc="2.0", id=request_id, error=data), b"method" in members

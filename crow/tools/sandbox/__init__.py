@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.tools import CommandAccess
+from crow.tools import CommandAccess, SandboxStatus
 from crow.tools.process import Process
 
 ConfinedAccess: TypeAlias = Literal["read", "write"]
@@ -24,6 +25,8 @@ class Confinement:
     the command sees its own writes, but which are discarded at its end, if the sandbox can do that; elsewhere they are
     read-only. `temporary`: the session's private directory for temporary files, which is writable too.
 
+    `blank` is a file to show in place of a hidden file.
+    `layers` is a new, empty directory for what the command writes into throwaway trees; None if they are read-only.
     `has_network`: the command may reach more than the loopback interface.
     """
 
@@ -35,6 +38,8 @@ class Confinement:
     hidden: tuple[Path, ...] = ()
     throwaway: tuple[Path, ...] = ()
     temporary: Path
+    blank: Path = Path(os.devnull)
+    layers: Path | None = None
     has_network: bool = False
 
 
@@ -43,7 +48,15 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """The sandbox's name for users: bubblewrap, Landlock or Seatbelt."""
+        """The sandbox's name and version for users, such as `bubblewrap 0.8.0`."""
+
+    @property
+    def protects_files(self) -> bool:
+        """Whether it can make paths inside a writable tree read-only. If not, `ProtectedFiles` must undo changes."""
+
+    @property
+    def has_overlay(self) -> bool:
+        """Whether it can discard what a command writes into throwaway trees."""
 
     async def start(
         self,
@@ -53,6 +66,8 @@ class Sandbox(Protocol):
         cwd: Path,
         env: Mapping[str, str],
         on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
     ) -> Process:
         """Start a confined command in its own process group. See :func:`crow.tools.process.start`.
 
@@ -60,4 +75,47 @@ class Sandbox(Protocol):
         """
 
 
-__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Sandbox"]
+class Confiner(Protocol):
+    """Confines the commands of one session."""
+
+    @property
+    def confines(self) -> bool:
+        """See :meth:`crow.tools.Workspace.confines`."""
+
+    async def status(self) -> SandboxStatus:
+        """See :meth:`crow.tools.Workspace.sandbox_status`."""
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        access: ConfinedAccess,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
+        directory: Path | None = None,
+    ) -> Process:
+        """Start a confined program in `cwd`. `directory` replaces the session's directory for temporary files.
+
+        After the end of the process, call `finish`.
+
+        :raises OSError: it cannot be started, or nothing confines it. It never runs unconfined.
+        """
+
+    async def finish(self, process: Process) -> tuple[str, ...]:
+        """Discard what an ended command wrote into throwaway trees, and put protected files back. Return a sentence
+        for each protected file. Does nothing if it was already called."""
+
+    def accept(self, path: Path) -> None:
+        """Note that crow itself changed a protected file while commands run. Blocks."""
+
+    def explain(self, access: CommandAccess, output: str) -> str:
+        """A line for the model if a command's output shows that it failed for want of access; else empty."""
+
+    async def close(self) -> None:
+        """Remove the session's private directories."""
+
+
+__all__ = ["CommandAccess", "ConfinedAccess", "Confinement", "Confiner", "Sandbox", "SandboxStatus"]

@@ -19,7 +19,7 @@ SHOWN = Announcement(title="t")
 
 async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) -> None:
     calls = (
-        call("shell", "c0", command="echo one two"),
+        call("shell", "c0", command="echo one"),
         call("shell", "c1", command="echo one; echo two"),
         call("shell", "c2", command="echo two"),
         call("write_file", "c3", path="docs/a.md", content="a"),
@@ -43,8 +43,8 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
         await run.session.prompt(text("/permissions forget all"))
         await run.session.prompt(text("/permissions"))
         answers = [command.answer for command in run.client.stored(Command)]
-    assert [result.text.split(".")[0] for result in results] == [
-        "one two",
+    assert [result.text.split(",")[0].split(".")[0] for result in results] == [
+        "one",
         "The user has forbidden this call of shell",
         "The user has forbidden this call of shell",
         "Created docs/a",
@@ -58,21 +58,27 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
         "This rule exists already: 1. allow `shell(echo one)`",
         f"From now on in this session: deny `srv__*`. No tool has such a name at present. {take_back.format(4)}",
     ]
-    assert answers[5].splitlines()[:-2] == [
+    assert answers[5].splitlines()[:10] == [
         "The mode is `ask`. Deny rules win over everything else.",
         "",
         "Rules in config.toml:",
         "- deny `shell(git push)`",
         "",
         "Rules of this session:",
-        "1. allow `shell(echo one)`",
+        f"1. allow `shell(echo one)` (exactly these words, any access, in {tmp_path / 'work'})",
         "2. deny `shell(echo two)`",
-        "3. allow `write_file(docs/**)`",
+        f"3. allow `write_file(docs/**)` (in {tmp_path / 'work'})",
         "4. deny `srv__*`",
     ]
     assert stored == (
         {"tool": "shell", "argument": "echo two", "allow": False, "pattern": True},
-        {"tool": "write_file", "argument": "docs/**", "allow": True, "pattern": True},
+        {
+            "tool": "write_file",
+            "argument": "docs/**",
+            "allow": True,
+            "pattern": True,
+            "cwd": str(tmp_path / "work"),
+        },
         {"tool": "srv__*", "argument": None, "allow": False},
     )
     assert answers[6:8] == ["Removed: allow `shell(echo one)`.", "Removed: 3 rules of this session."]
@@ -94,7 +100,7 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
         ("deny shel", "There is no tool `shel`; there are `read_file`, "),
         (
             "allow shell(git status; ls)",
-            "`shell(git status; ls)` would allow nothing: a command is allowed by its first",
+            "`shell(git status; ls)` would allow nothing: a command is allowed by its words",
         ),
         ("allow shell(*)", "`shell(*)` would allow nothing: "),
         ("allow recall(x)", "A rule about `recall` takes no argument; "),
@@ -117,11 +123,11 @@ def test_typed_rule_is_stored_shown_and_applied_as_typed() -> None:
         "mcp__*",
         "fetch(https://a.example/*)",
     ):
-        rule = typed_rule(f" {typed} ", allow=True)
+        rule = typed_rule(f" {typed} ", allow=True, cwd="/w")
         assert rule_from(rule.as_json()) == rule
         assert rule_text(rule) == f"`{typed}`"
     with pytest.raises(ArgumentError, match="is not a rule"):
-        typed_rule("", allow=True)
+        typed_rule("", allow=True, cwd="/w")
 
 
 def test_star_after_a_command_matches_any_arguments() -> None:
@@ -131,8 +137,8 @@ def test_star_after_a_command_matches_any_arguments() -> None:
             decide("shell", offer, "ask", user_rules(["shell(git log *)", "shell(ls:*)"], ["shell(git push *)"]))
         )
 
-    allowed, refused = ("git log -1", "git log", "ls"), ("git push x", "git log; git push x")
-    assert [decided(line) for line in allowed] == [Allow] * 3
+    allowed, refused = ("git log -1", "git log", "ls", "ls -l x"), ("git push x", "git log; git push x")
+    assert [decided(line) for line in allowed] == [Allow] * 4
     assert [decided(line) for line in refused] == [Refuse] * 2
     assert decided("git log; rm x") not in (Allow, Refuse)
 

@@ -24,6 +24,7 @@ from crow.domain.errors import ContextOverflow
 from crow.domain.messages import Usage
 from crow.domain.tokens import estimate_message, estimate_tools
 from crow.llm import ModelInfo, Request
+from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
 from tests.support.compaction import SUMMARY, Notes, branch_of
 from tests.support.memory_store import MemoryStore
@@ -150,7 +151,7 @@ class Talk:
         await branch.record([NewEntry(body=user(text, cut=cut))])
         await self.briefing.begin_turn(tools.specs(), (), ())
         compactor = Compactor(gauge, self.endpoint, Helpers(fresh_prompt=self.briefing.fresh_prompt))
-        permissions = Permissions(branch, NoteTaker())
+        permissions = Permissions(branch, NoteTaker(), DiskWorkspace(branch.row.cwd))
         turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions)
         try:
             await turn.run()

@@ -10,6 +10,7 @@ from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Checkpoint, Mask, NewEntry
 from crow.llm import ModelInfo, Request
+from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on
 from tests.support.memory_store import MemoryStore
@@ -44,7 +45,7 @@ async def test_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost() -
     briefing = Briefing(branch)
     await briefing.begin_turn(tools.specs(), (), ())
     compactor = compactor_on(branch, AnsweringModel(answer, INFO), fresh_prompt=briefing.fresh_prompt)
-    permissions = Permissions(branch, NoteTaker())
+    permissions = Permissions(branch, NoteTaker(), DiskWorkspace(branch.row.cwd))
     turn = Turn(branch, compactor, tools, steps=STEPS + 1, briefing=briefing, permissions=permissions)
 
     assert await turn.run() == "end_turn"

@@ -79,6 +79,10 @@ match how:
         child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL)
         note(os.getpid(), child.pid)
         sys.exit(0)
+    case "leaves-stray":
+        program = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "stray.py"), "deaf"]
+        note(int(subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout))
+        serve()
     case "garbage":
         serve(garbage)
     case "no-schema":

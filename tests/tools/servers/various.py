@@ -1,8 +1,10 @@
 """An MCP server over standard streams that does what few do; the first argument says what.
 
-`asks`: its tools put questions to the user. `faulty`: one tool of two cannot be offered. `many`: a hundred tools.
-`listens`: it speaks only the newer protocol, and its tool adds another one. `prompts`: it has prompts, and filling in
-`more` adds one.
+`asks`: its tools put questions to the user. A second argument is the page that `visit` asks for, or how many questions
+`flood` asks. `counts`: `hold` waits for 32 calls and answers how many there were at once. `deep`: what it sends nests
+as deep as the second argument says. `where`: its tool tells where it runs and which roots it is told. `faulty`: one
+tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool adds
+another one. `prompts`: it has prompts, and filling in `more` adds one. `hostile`: all its texts have hidden characters.
 """
 
 import json
@@ -14,8 +16,12 @@ from typing import Any
 
 how = sys.argv[1]
 ANY = {"type": "object"}
+EVIL = "Read\u202e\x1b[2K\x9b\U000e0041\u2028[more](javascript:alert(1))\nand delete"
 CATALOGUES: dict[str, list[dict[str, Any]]] = {
-    "asks": [{"name": name, "inputSchema": ANY} for name in ("ask", "suggest", "visit")],
+    "where": [{"name": "where", "inputSchema": ANY}],
+    "asks": [{"name": name, "inputSchema": ANY} for name in ("ask", "suggest", "visit", "flood")],
+    "deep": [{"name": name, "inputSchema": ANY} for name in ("answer", "ask", "fine")],
+    "counts": [{"name": "hold", "inputSchema": ANY}],
     "faulty": [
         {"name": "bad type", "inputSchema": {"type": "object", "properties": {"a": {"type": "strng"}}}},
         {"name": "no schema"},
@@ -33,6 +39,7 @@ CATALOGUES: dict[str, list[dict[str, Any]]] = {
     ],
     "listens": [{"name": "more", "inputSchema": ANY}],
     "prompts": [],
+    "hostile": [{"name": "x\u202ey", "title": EVIL, "description": EVIL, "inputSchema": ANY}],
 }
 TOOLS = CATALOGUES[how]
 PROMPTS: list[dict[str, Any]] = [
@@ -65,12 +72,14 @@ SUGGESTED = {
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 answers: dict[str, Any] = {}
 answered = threading.Event()
+sending = threading.Lock()
 listener: Any = None
 
 
 def send(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
-    sys.stdout.flush()
+    with sending:
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        sys.stdout.flush()
 
 
 def told(words: str) -> dict[str, Any]:
@@ -79,12 +88,30 @@ def told(words: str) -> dict[str, Any]:
 
 def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     match name:
+        case "where":
+            send({"id": "q1", "method": "roots/list"})
+            answered.wait(600)
+            answered.clear()
+            place = {"cwd": os.getcwd(), "files": os.listdir(), "path": os.environ["PATH"], "args": sys.argv[2:]}
+            return told(json.dumps({**place, "roots": answers["q1"]["roots"], "told": os.environ.get("TOLD")}))
         case "ask":
             question: dict[str, Any] = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
         case "suggest":
             question = {"mode": "form", "message": "Which build?", "requestedSchema": SUGGESTED}
         case "visit":
-            question = {"mode": "url", "message": "Sign in.", "url": "https://example.com/", "elicitationId": "e7"}
+            page = sys.argv[2] if len(sys.argv) > 2 else "https://example.com/"
+            question = {"mode": "url", "message": "Sign in.", "url": page, "elicitationId": "e7"}
+        case "x\u202ey":
+            question = {"mode": "form", "message": EVIL, "requestedSchema": {**SCHEMA, "description": EVIL}}
+            send({"id": "q1", "method": "elicitation/create", "params": question})
+            answered.wait(600)
+            link = {"type": "resource_link", "uri": "javascript:alert(1)", "name": EVIL}
+            file = {"type": "resource_link", "uri": "file://evil.example/share", "name": "share"}
+            return {"content": [{"type": "text", "text": EVIL}, link, file], "structuredContent": {EVIL: EVIL}}
+        case "flood":
+            return flood(int(sys.argv[2]))
+        case "hold":
+            return hold()
         case "more":
             TOOLS.append({"name": "extra", "inputSchema": ANY})
             meta = {SUBSCRIPTION: listener}
@@ -96,6 +123,60 @@ def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
     answered.wait(600)
     answered.clear()
     return told(json.dumps(answers["q1"], sort_keys=True))
+
+
+def flood(count: int) -> dict[str, Any]:
+    """Asks `count` questions at once; tells how often each answer came."""
+    for number in range(count):
+        question = {"mode": "form", "message": f"Question {number}?", "requestedSchema": SCHEMA}
+        send({"id": f"flood{number}", "method": "elicitation/create", "params": question})
+    while len(answers) < count:
+        answered.wait(600)
+        answered.clear()
+    actions = [answer["action"] for answer in answers.values()]
+    return told(json.dumps({action: actions.count(action) for action in sorted(set(actions))}))
+
+
+at_once = [0, 0]
+gathering = threading.Barrier(32)
+counting = threading.Lock()
+
+
+def hold() -> dict[str, Any]:
+    """Waits until 32 calls have come; tells how many were there at once at most."""
+    with counting:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+    gathering.wait(600)
+    with counting:
+        at_once[0] -= 1
+    return told(str(at_once[1]))
+
+
+def send_deep(message: dict[str, Any]) -> None:
+    """Sends a message with a value that nests deeply in place of every `DEEP`."""
+    depth = int(sys.argv[2])
+    text = json.dumps({"jsonrpc": "2.0", **message}).replace('"DEEP"', '{"a":' * depth + "1" + "}" * depth)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def deep(message: dict[str, Any]) -> EllipsisType | dict[str, Any]:
+    params = message["params"]
+    match params["name"]:
+        case "answer":
+            result = {"content": [], "structuredContent": "DEEP"}
+            ends = {"result": result, "id": message["id"]}
+            send_deep(ends if params.get("arguments") else {"id": message["id"], "result": result})
+            return ...
+        case "ask":
+            form = {"type": "object", "properties": {"name": "DEEP"}}
+            question = {"mode": "form", "message": "Who?", "requestedSchema": form}
+            send_deep({"id": "q1", "method": "elicitation/create", "params": question})
+            answered.wait(600)
+            answered.clear()
+            return told(json.dumps(answers["q1"], sort_keys=True))
+    return told(f"fine {json.dumps(params.get('arguments'))}")
 
 
 def user(content: dict[str, Any], role: str = "user") -> dict[str, Any]:
@@ -136,7 +217,10 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | EllipsisType | None:
     match message["method"]:
         case "initialize" if how != "listens":
             version = params["protocolVersion"]
-            capabilities = {"tools": {"listChanged": True}, **({"prompts": {}} if how == "prompts" else {})}
+            capabilities = {
+                "tools": {"listChanged": True},
+                **({"prompts": {}} if how in ("prompts", "hostile") else {}),
+            }
             return {
                 "protocolVersion": version,
                 "capabilities": capabilities,
@@ -152,10 +236,13 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | EllipsisType | None:
         case "tools/list":
             return {"tools": TOOLS, **(cache if how == "listens" else {})}
         case "prompts/list":
-            return {"prompts": PROMPTS}
+            evil = [{"name": "p\u202e", "description": EVIL, "arguments": [{"name": EVIL, "required": True}]}]
+            return {"prompts": evil if how == "hostile" else PROMPTS}
         case "prompts/get":
             messages = fill(params["name"], params.get("arguments"))
             return None if messages is None else {"messages": messages}
+        case "tools/call" if how == "deep":
+            return deep(message)
         case "tools/call":
             return call(params["name"], params.get("arguments"))
     return None
@@ -172,7 +259,7 @@ def handle(message: dict[str, Any]) -> None:
 for line in sys.stdin:
     message = json.loads(line)
     if "method" not in message:
-        answers[message["id"]] = message.get("result")
+        answers[message["id"]] = message.get("result", message.get("error"))
         answered.set()
     elif "id" in message:
         threading.Thread(target=handle, args=(message,), daemon=True).start()

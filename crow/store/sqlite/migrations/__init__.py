@@ -18,6 +18,7 @@ FILES = (
     "0003_imports.sql",
     "0004_usage_once.sql",
     "0005_checksums.sql",
+    "0006_names.sql",
 )
 VERSION = len(FILES)
 
@@ -25,13 +26,13 @@ APPLICATION_ID = int.from_bytes(b"crow", "big")
 """The `PRAGMA application_id` of a crow database."""
 
 
-def migrate(connection: sqlite3.Connection) -> None:
-    """Migrate the database to `VERSION`; `connection` is in autocommit mode.
+def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
+    """Migrate the database to `version`; `connection` is in autocommit mode.
 
     Each transaction checks the version again. So if two processes open a file at the same time, each step runs only
     once.
     """
-    for number, name in enumerate(FILES, start=1):
+    for number, name in enumerate(FILES[:version], start=1):
         connection.execute("BEGIN IMMEDIATE")
         try:
             if connection.execute("PRAGMA user_version").fetchone()[0] < number:

@@ -1,0 +1,1 @@
+"""Counts the questions that a user is asked about commands; see `__main__`."""

@@ -1,0 +1,577 @@
+"""Reads command lines: the words of a plain command, and the commands that any line runs.
+
+An allow rule uses `simple_words`, which accepts too little rather than too much. A deny rule uses `runs`, which finds
+the commands in a line as bash would. What a line computes, such as the value of a variable, is unknown here; `runs`
+answers "maybe" where that decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+Words: TypeAlias = tuple[str, ...]
+"""The words of a command, with quotes removed. `ONE` stands for unknown text in a word, `MANY` for unknown text that
+may also be several words."""
+
+ONE, MANY = "\0", "\1"
+MAX_DEPTH = 12
+MAX_COMMANDS = 1_000
+MAX_CHARS = 32_000
+"""A longer line is not read, so what it runs is unknown."""
+MAX_WORDS = 256
+"""Of a command behind a wrapper, only so many words are looked at."""
+
+BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
+"""Matches a character that has no special meaning for the shell outside of quotes."""
+PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^"\n\0$`\\!]*)"|(?P<bare>{BARE}+)""")
+
+
+def simple_words(line: str) -> Words | None:
+    """The words of a single plain command, with quotes removed. None for any line in which a shell could see more than
+    that: operators, substitutions, redirections, expansions or further lines."""
+    words: list[str] = []
+    pieces: list[str] = []
+    at = 0
+    while at < len(line):
+        found = PIECE.match(line, at)
+        if found is None or (found["bare"] is not None and not found["bare"].isprintable()):
+            return None
+        at = found.end()
+        if found["blank"] is None:
+            pieces.append(found[found.lastgroup or 0])
+        elif pieces:
+            words.append("".join(pieces))
+            pieces = []
+    return tuple([*words, "".join(pieces)] if pieces else words)
+
+
+class CommandList:
+    """The commands of a line, in the order in which they end. `files` are the targets of redirections. `is_clear` is
+    false if a part of the line could not be read, or runs text that is computed."""
+
+    def __init__(self) -> None:
+        self.commands: list[Words] = []
+        self.files: list[str] = []
+        self.is_clear = True
+
+
+@lru_cache(maxsize=16)
+def read_commands(line: str) -> CommandList:
+    """The commands that a line runs, including those in substitutions, in `sh -c` and behind wrappers such as `env`."""
+    found = CommandList()
+    if len(line) > MAX_CHARS:
+        found.is_clear = False
+    else:
+        LineReader(line, found, 0).read()
+    return found
+
+
+SPACE = " \t"
+ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
+BACKQUOTED = re.compile(r"`((?:[^`\\]|\\.)*)`?", re.DOTALL)
+ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'?", re.DOTALL)
+QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+REDIRECTION = re.compile(r"&>>?|<<<|<<-?|<>|<&|>&|>>|>\||<\(|>\(|<|>")
+HERE_MARK = re.compile(r"""[ \t]*((?:'[^'\n]*'|"[^"\n]*"|\\.|[^\s;&|<>()'"\\])+)""")
+KEYWORDS = frozenset(
+    ("if", "then", "else", "elif", "while", "until", "do", "!", "{", "time", "coproc", "fi", "done", "esac", "}")
+)
+
+
+class LineReader:
+    """Splits one text into commands and adds them to `found`. Text inside substitutions is read by further readers."""
+
+    def __init__(self, text: str, found: CommandList, depth: int) -> None:
+        self._text = text
+        self._found = found
+        self._depth = depth
+        self._at = 0
+        self._words: list[str] = []
+        self._pieces: list[str] | None = None
+        self._drops_word = False
+        self._has_brace = False
+        self._here: list[tuple[str, bool, bool]] = []
+        self._takes_input = False
+
+    def read(self) -> None:
+        """Read the whole text."""
+        if self._depth > MAX_DEPTH or len(self._found.commands) > MAX_COMMANDS:
+            self._found.is_clear = False
+            return
+        while self._at < len(self._text):
+            self._read_next(self._text[self._at])
+        self._end_command()
+
+    def _read_next(self, char: str) -> None:
+        rest_at = self._at + 1
+        if char in SPACE:
+            self._end_word()
+            self._at = rest_at
+        elif char == "\\":
+            if self._text[rest_at : rest_at + 1] != "\n":
+                self._add(self._text[rest_at : rest_at + 1])
+            self._at = rest_at + 1
+        elif char == "'":
+            self._add(self._until("'", rest_at))
+        elif char == '"':
+            self._add("")
+            self._at = rest_at
+            self._read_double('"')
+        elif char in "$`":
+            self._read_expansion(MANY)
+        elif char == "#" and self._pieces is None:
+            end = self._text.find("\n", self._at)
+            self._at = len(self._text) if end < 0 else end
+        elif char in "<>" or self._text.startswith("&>", self._at):
+            self._read_redirection()
+        elif char in ";&|()\n":
+            self._end_command(is_piped=char == "|" and not self._text.startswith("||", self._at))
+            self._at = rest_at + (self._text[self._at : self._at + 2] in ("||", "&&", ";;", "|&"))
+            if char == "\n":
+                self._skip_here_documents()
+        elif char in "*?" or (char == "[" and (self._pieces is not None or self._peek(rest_at) not in " [\t\n")):
+            self._add(MANY)
+            self._at = rest_at
+        else:
+            self._has_brace = self._has_brace or char == "{"
+            self._add(char)
+            self._at = rest_at
+
+    def _peek(self, at: int) -> str:
+        return self._text[at : at + 1] or "\n"
+
+    def _add(self, piece: str) -> None:
+        if self._pieces is None:
+            self._pieces = []
+        self._pieces.append(piece)
+
+    def _until(self, end: str, start: int) -> str:
+        """The text from `start` to the next `end`; reading goes on behind that."""
+        stop = self._text.find(end, start)
+        if stop < 0:
+            self._found.is_clear = False
+            stop = len(self._text)
+        self._at = stop + len(end)
+        return self._text[start:stop]
+
+    def _read_double(self, end: str) -> None:
+        """Read text in double quotes, up to and including `end`; to the end of the text if `end` is empty."""
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == end:
+                self._at += 1
+                return
+            if char in "$`":
+                self._read_expansion(ONE)
+                continue
+            if char == "\\" and self._peek(self._at + 1) in '$`"\\\n':
+                self._add("" if self._peek(self._at + 1) == "\n" else self._peek(self._at + 1))
+                self._at += 2
+                continue
+            self._add(char)
+            self._at += 1
+        if end:
+            self._found.is_clear = False
+
+    def read_substitutions(self) -> None:
+        """Read only the commands in substitutions; everything else is text."""
+        if self._depth > MAX_DEPTH:
+            self._found.is_clear = False
+            return
+        self._read_double("")
+
+    def _read_expansion(self, unknown: str) -> None:
+        """Read what begins with a dollar sign or a backquote."""
+        text, start = self._text, self._at
+        if text[start] == "`":
+            inner = BACKQUOTED.match(text, start)
+            assert inner is not None
+            self._at = inner.end()
+            self._nest(re.sub(r"\\([`\\$])", r"\1", inner[1]))
+            self._add(unknown)
+            return
+        after = text[start + 1 : start + 2]
+        if after == "(":
+            self._at = start + 2
+            self._nest(self._balanced("(", ")"))
+            self._add(unknown)
+        elif after == "{":
+            self._at = start + 2
+            LineReader(self._balanced("{", "}"), self._found, self._depth + 1).read_substitutions()
+            self._add(MANY if "@" in text[start : self._at] else unknown)
+        elif after == "'" and unknown == MANY:
+            inner = ANSI_QUOTED.match(text, start)
+            assert inner is not None
+            self._at = inner.end()
+            self._add(ONE)
+        elif name := NAME.match(text, start + 1):
+            self._at = name.end()
+            self._add(MANY if name[0] == "@" else unknown)
+        else:
+            self._at = start + 1
+            if after != '"' or unknown == ONE:
+                self._add("$")
+
+    def _balanced(self, opening: str, closing: str) -> str:
+        """The text up to the bracket that closes the one before it. Quotes are respected."""
+        start, level = self._at, 1
+        text = self._text
+        while self._at < len(text):
+            char = text[self._at]
+            if char == "\\":
+                self._at += 2
+                continue
+            if char == "'" or char == '"':
+                quoted = QUOTED.match(text, self._at)
+                if quoted is not None:
+                    self._at = quoted.end()
+                    continue
+            level += (char == opening) - (char == closing)
+            self._at += 1
+            if not level:
+                return text[start : self._at - 1]
+        self._found.is_clear = False
+        return text[start:]
+
+    def _nest(self, text: str) -> None:
+        LineReader(text, self._found, self._depth + 1).read()
+
+    def _read_redirection(self) -> None:
+        text = self._text
+        if self._pieces is not None and "".join(self._pieces).isdecimal():
+            self._pieces = None  # the number of a file descriptor
+        self._end_word()
+        operator = REDIRECTION.match(text, self._at)
+        assert operator is not None
+        self._at = operator.end()
+        match operator[0]:
+            case "<(" | ">(":
+                self._nest(self._balanced("(", ")"))
+                self._add(ONE)
+                return
+            case "<<" | "<<-":
+                self._takes_input = True
+                word = HERE_MARK.match(text, self._at)
+                if word is None:
+                    self._found.is_clear = False
+                    return
+                self._at = word.end()
+                mark = re.sub(r"['\"\\]", "", word[1])
+                self._here.append((mark, operator[0] == "<<-", mark == word[1]))
+                return
+            case "<" | "<<<" | "<>":
+                self._takes_input = True
+        self._drops_word = True
+
+    def _skip_here_documents(self) -> None:
+        """Skip the texts of here-documents. Only their substitutions are read, and only if bash expands them."""
+        waiting, self._here = self._here, []
+        for mark, may_indent, is_expanded in waiting:
+            body: list[str] = []
+            while self._at < len(self._text):
+                end = self._text.find("\n", self._at)
+                end = len(self._text) if end < 0 else end
+                line = self._text[self._at : end]
+                self._at = end + 1
+                if (line.lstrip("\t") if may_indent else line) == mark:
+                    break
+                body.append(line)
+            if is_expanded:
+                LineReader("\n".join(body), self._found, self._depth + 1).read_substitutions()
+
+    def _end_word(self) -> None:
+        if self._pieces is None:
+            return
+        word, self._pieces = "".join(self._pieces), None
+        if self._has_brace:  # it may be more than one word: {a,b}
+            self._has_brace = False
+            inner = word[word.find("{") : word.rfind("}") + 1]
+            word = MANY if "," in inner or ".." in inner else word
+        if self._drops_word:
+            self._drops_word = False
+            self._found.files.append(word)
+        else:
+            self._words.append(word)
+
+    def _end_command(self, *, is_piped: bool = False) -> None:
+        self._end_word()
+        self._drops_word = False
+        words, takes_input = tuple(self._words), self._takes_input
+        self._words, self._takes_input = [], is_piped
+        if words:
+            add_command(words, self._found, self._depth, takes_input=takes_input)
+
+
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "rbash", "csh", "tcsh"))
+WRAPPERS: Mapping[str, tuple[str, int]] = {
+    "builtin": ("", 0),
+    "busybox": ("", 0),
+    "caffeinate": ("tw", 0),
+    "chroot": ("", 1),
+    "chrt": ("TPD", 1),
+    "command": ("", 0),
+    "doas": ("uC", 0),
+    "env": ("uCS", 0),
+    "exec": ("a", 0),
+    "flock": ("wE", 1),
+    "ionice": ("cn", 0),
+    "ltrace": ("oeupn", 0),
+    "nice": ("n", 0),
+    "nohup": ("", 0),
+    "parallel": ("jINPaS", 0),
+    "pkexec": ("", 0),
+    "prlimit": ("", 0),
+    "rlwrap": ("", 0),
+    "runuser": ("ugGcs", 0),
+    "script": ("cEIOBTm", 0),
+    "setarch": ("", 1),
+    "setpriv": ("", 0),
+    "setsid": ("", 0),
+    "ssh": ("oFEiJlLRDpbBcImOQSwW", 1),
+    "stdbuf": ("ioe", 0),
+    "strace": ("oeupEasPSUbX", 0),
+    "su": ("cgGsw", 0),
+    "sudo": ("uCDgRrTtUph", 0),
+    "systemd-run": ("pEtuMH", 0),
+    "taskset": ("", 1),
+    "time": ("fo", 0),
+    "timeout": ("ks", 1),
+    "unbuffer": ("", 0),
+    "unshare": ("SGRwm", 0),
+    "nsenter": ("tSG", 0),
+    "watch": ("n", 0),
+    "xargs": ("aEeIiLlnPsd", 0),
+}
+"""Programs that run another one: the letters of their options with a value, and how many words stand before the other
+program."""
+
+RUNNERS = frozenset(
+    (
+        *("bunx", "direnv", "mise", "nix", "nix-shell", "npx", "pipx", "pnpx", "uvx", "toolbox", "firejail", "entr"),
+        *("watchexec", "nodemon", "hyperfine", "fakeroot", "gosu", "su-exec", "tini", "dumb-init", "valgrind", "perf"),
+        *("faketime", "runcon", "sg", "cgexec", "numactl", "eatmydata", "bwrap", "proxychains", "proxychains4"),
+        *("torsocks", "sshpass", "tmux", "screen", "start-stop-daemon", "adb", "dbus-run-session", "xvfb-run"),
+    )
+)
+"""More programs that run another one, in ways that are too varied for `WRAPPERS`."""
+FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
+
+
+def program_of(word: str) -> str:
+    """The name of a program without its directory."""
+    return word.rpartition("/")[2]
+
+
+def without_assignments(words: Words) -> Words:
+    """The words of a command without keywords and assignments in front."""
+    at = 0
+    while at < len(words) and (words[at] in KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
+        at += 1
+    return words[at:]
+
+
+def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
+    """Add a command and the commands that it runs. `takes_input`: it reads the output of another one, or a text."""
+    if len(found.commands) > MAX_COMMANDS or depth > MAX_DEPTH:
+        found.is_clear = False
+        return
+    words = without_assignments(words)
+    if not words:
+        return
+    found.commands.append(words)
+    program = program_of(words[0])
+    if program in SHELLS:
+        add_shell(words, found, depth, takes_input=takes_input)
+    elif program == "eval":
+        add_text(" ".join(words[1:]), found, depth)
+    elif program in WRAPPERS or program in RUNNERS or (words[1:2] and words[1] in ("run", "exec", "dlx")):
+        more = (MANY,) if program in ("xargs", "parallel") else ()
+        for at in range(1, len(words)):
+            if len(found.commands) > MAX_COMMANDS:
+                found.is_clear = False
+                return
+            if any(char in words[at] for char in " \t\n;|&"):
+                add_text(words[at].partition("=")[2] if words[at].startswith("-") else words[at], found, depth)
+            elif not words[at].startswith("-"):
+                inner = (*without_assignments(words[at : at + MAX_WORDS]), *more) or words
+                found.commands.append(inner)
+                if program_of(inner[0]) in ("eval", "find", *SHELLS):
+                    add_command(inner, found, depth + 1, takes_input=takes_input or bool(more))
+    elif program == "find":
+        for at, word in enumerate(words[:-1]):
+            if len(found.commands) > MAX_COMMANDS:
+                found.is_clear = False
+                return
+            if word in FIND_RUNS:
+                add_command((*words[at + 1 : at + MAX_WORDS], MANY), found, depth + 1)
+
+
+def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
+    """Add what a shell runs: the text behind `-c`, else a script, else its input, which is unknown."""
+    runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
+    operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
+    if runs_text:
+        for word in words[runs_text + 1 :]:
+            add_text(word, found, depth)
+    elif operands and not words[1].startswith(("-", "+")):
+        found.commands.append(words[operands[0] :])
+    elif operands:
+        found.commands += [words[at:] for at in operands]
+    elif takes_input:
+        found.is_clear = False
+
+
+def add_text(text: str, found: CommandList, depth: int) -> None:
+    """Add the commands in a text that a program runs as a command line."""
+    if ONE in text or MANY in text:
+        found.is_clear = False
+    LineReader(text.replace(ONE, "$_").replace(MANY, "$_"), found, depth + 1).read()
+
+
+def named_files(line: str) -> Iterator[str]:
+    """The words of a line that may be paths, also those in options such as `--file=PATH`."""
+    found = read_commands(line)
+    for word in (*(word for command in found.commands for word in command), *found.files):
+        yield word
+        if "=" in word:
+            yield word.partition("=")[2]
+
+
+Certainty: TypeAlias = Literal["yes", "no", "maybe"]
+
+SUBCOMMANDS: Mapping[str, frozenset[str]] = {
+    "git": frozenset(
+        ("-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--super-prefix", "--config-env")
+    ),
+    "docker": frozenset(("-H", "--host", "-c", "--context", "-l", "--log-level", "--config")),
+    "podman": frozenset(("--connection", "-c", "--url", "--log-level", "--root")),
+    "kubectl": frozenset(("-n", "--namespace", "--context", "--kubeconfig", "-s", "--server", "--cluster", "--user")),
+    "helm": frozenset(("-n", "--namespace", "--kube-context", "--kubeconfig")),
+    "cargo": frozenset(("-C", "-Z", "--config", "--color")),
+    "npm": frozenset(("--prefix", "-C", "--registry", "-w", "--workspace", "--userconfig", "--loglevel")),
+    "pnpm": frozenset(("-C", "--dir", "--filter", "-F", "--registry")),
+    "yarn": frozenset(("--cwd", "--registry")),
+    "gh": frozenset(("-R", "--repo")),
+    "go": frozenset(("-C",)),
+    **dict.fromkeys(
+        ("apt", "apt-get", "aws", "az", "brew", "bundle", "conda", "dnf", "gcloud", "gem", "hg", "jj", "pip", "pip3"),
+        frozenset[str](),
+    ),
+    **dict.fromkeys(
+        ("poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"), frozenset[str]()
+    ),
+}
+"""Programs whose first operand says what they do, and their options before it that take the next word as their
+value."""
+
+
+def runs(line: str, pattern: str) -> Certainty:
+    """Whether a line runs a command that begins with the words of `pattern`.
+
+    Options of the pattern may stand anywhere in the command, in any order. Other words of the pattern stand among its
+    operands in this order, the first one in front if the program has subcommands. Words may be globs. "maybe": it
+    depends on something that the line computes.
+    """
+    wanted = pattern_words(pattern)
+    if wanted is None:
+        return "yes" if pattern in line else "no"
+    if not wanted:
+        return "yes"
+    found = read_commands(line)
+    answers = {matches(command, wanted) for command in found.commands}
+    if "yes" in answers:
+        return "yes"
+    return "no" if answers <= {"no"} and found.is_clear else "maybe"
+
+
+def pattern_words(pattern: str) -> Words | None:
+    """The words of a rule's pattern, without a `*` at its end. They may be globs. None if it is not a plain command."""
+    plain = pattern[:-2] if pattern.endswith((" *", ":*")) else pattern
+    words = simple_words(plain)
+    if words is None and not re.search(r"[;&|<>()`$'\"\\\n]", plain):
+        words = tuple(plain.split())
+    return words
+
+
+def matches(command: Words, wanted: Words) -> Certainty:
+    """Whether a command begins with the wanted words; see `runs`."""
+    program = command[0]
+    if ONE in program or MANY in program:
+        return "maybe"
+    first, *rest = wanted
+    if not is_same(program.removeprefix("./"), first.removeprefix("./")) and not is_same(program_of(program), first):
+        return "no"
+    options = [word for word in rest if word.startswith("-") and word != "-"]
+    operands = [word for word in rest if word not in options]
+    certainties = (match_options(command, options), match_operands(command, operands))
+    if "no" in certainties:
+        return "no"
+    return "maybe" if "maybe" in certainties else "yes"
+
+
+def is_same(word: str, wanted: str) -> bool:
+    return fnmatchcase(word.casefold(), wanted.casefold())
+
+
+def match_options(command: Words, wanted: Sequence[str]) -> Certainty:
+    """Whether a command has all wanted options."""
+    given = [word for word in command[1:] if word.startswith("-")]
+    letters = {char for word in given if not word.startswith("--") for char in word[1:]}
+    is_unknown = any(ONE in word or MANY in word for word in command[1:])
+    for option in wanted:
+        name = option.partition("=")[0]
+        has = option in given or (
+            any(len(word) > 3 and option.startswith(word.partition("=")[0]) for word in given if word.startswith("--"))
+            or any(word.startswith(f"{name}=") for word in given)
+            if option.startswith("--")
+            else set(option[1:]) <= letters
+        )
+        if not has:
+            return "maybe" if is_unknown else "no"
+    return "yes"
+
+
+def match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
+    """Whether the wanted words are operands of a command, in this order."""
+    if not wanted:
+        return "yes"
+    program = program_of(command[0]).casefold()
+    values = SUBCOMMANDS.get(program)
+    left, at, is_first = list(wanted), 1, True
+    is_unknown = False
+    while at < len(command) and left:
+        word = command[at]
+        at += 1
+        if MANY in word:
+            is_unknown = True
+            if values is not None and is_first:
+                return "maybe"
+        elif word.startswith("-") and len(word) > 1 and ONE not in word[:2]:
+            if values is not None and is_first and word in values:
+                if word in ("-c", "--config-env") and command[at : at + 1] and re.match(r"alias\.|[\0\1]", command[at]):
+                    return "maybe"  # git: an alias can have any meaning
+                is_unknown = is_unknown or (at < len(command) and MANY in command[at])
+                at += 1
+        elif is_same(word, left[0]):
+            left.pop(0)
+            is_first = False
+        elif ONE in word:
+            is_unknown = True
+            is_first = False
+        elif values is not None and is_first:
+            # an option of unknown kind may have taken this word as its value
+            before = command[at - 2]
+            is_value = before.startswith("-") and "=" not in before and before not in values and at > 2
+            if not is_value or is_unknown:
+                return "maybe" if is_unknown else "no"
+            is_first = True
+        else:
+            is_first = False
+    if not left:
+        return "maybe" if is_unknown and values is not None else "yes"
+    return "maybe" if is_unknown else "no"

@@ -1,0 +1,163 @@
+"""Says what confines commands, and what the files of a workspace would do."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from crow.domain.events import NoticeShown
+from crow.domain.rendering import code
+from crow.tools import SKILL_FOLDERS, SandboxStatus, SkillInfo
+
+INSTRUCTION_FILE = "AGENTS.md"
+MAX_SKILLS = 200
+IGNORED = (
+    *(".crow/config.toml", ".crow/commands", "CLAUDE.md", ".claude/settings.json", ".claude/settings.local.json"),
+    *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
+    *(".cursor/mcp.json", ".vscode/mcp.json"),
+)
+"""Files and folders that instruct or configure agents, and that crow does not read."""
+
+WHY_IGNORED = "a workspace sets no server, command, endpoint, key or permission"
+TRY = "`crow doctor` says what would help."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceContents:
+    """What a workspace holds that concerns an agent.
+
+    `instructions` are the files that go to the model as text, with their sizes in bytes. `skills` is the number of
+    skills. `ignored` are names of files and folders that crow does not read.
+    """
+
+    cwd: str
+    instructions: tuple[tuple[str, int], ...] = ()
+    skills: int = 0
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def concerns_agents(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.instructions or self.skills or self.ignored)
+
+
+def inspect_workspace(cwd: str) -> WorkspaceContents:
+    """Look for what concerns an agent. Opens no file and never walks the tree. Blocks."""
+    folder = Path(cwd)
+    found = (directory / INSTRUCTION_FILE for directory in (folder, *folder.parents))
+    sizes = ((str(path), size) for path in found if (size := file_size(path)) and stays_in_folder(path))
+    return WorkspaceContents(
+        cwd=cwd,
+        instructions=tuple(sizes),
+        skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
+        ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
+    )
+
+
+def stays_in_folder(path: Path) -> bool:
+    """Whether a link does not lead out of its directory; the model does not get others."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
+
+
+def file_size(path: Path) -> int:
+    """The size of a regular file in bytes; 0 for anything else."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+
+
+def skill_files(folder: Path) -> Iterator[Path]:
+    for name in SKILL_FOLDERS:
+        try:
+            with os.scandir(folder / name) as entries:
+                paths = [Path(entry.path, "SKILL.md") for entry, _ in zip(entries, range(MAX_SKILLS), strict=False)]
+        except (OSError, ValueError):
+            continue
+        yield from (path for path in paths if file_size(path))
+
+
+def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
+    """The notice about a workspace in which the user has not worked yet."""
+    sentences = []
+    if contents.instructions:
+        names = and_more([f"{code(path)} ({size:,} bytes)" for path, size in contents.instructions], 2)
+        sentences.append(f"The model gets {names} as text.")
+    if contents.skills:
+        number = f"{contents.skills} skills ask" if contents.skills > 1 else "1 skill asks"
+        sentences.append(f"{number} before the model may load {'them' if contents.skills > 1 else 'it'}.")
+    if contents.ignored:
+        sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
+    if sentences:
+        sentences.append("`/permissions` shows more.")
+    title = f"You have not worked in {code(contents.cwd)} with crow before"
+    return NoticeShown(severity="info", title=title, description=" ".join(sentences))
+
+
+def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
+    """The warning that nothing confines commands, or that some of the settings cannot be used. None if all is well, or
+    if the user has turned confinement off."""
+    if status.setting == "off" or (status.name and not status.problem):
+        return None
+    if status.name:
+        return NoticeShown(severity="warning", title="[sandbox] in config.toml", description=status.problem)
+    if status.setting == "required":
+        title, words = "Commands cannot be confined", "So commands with the access `read` or `write` fail."
+        return NoticeShown(severity="error", title=title, description=f"{status.problem} {words} {TRY}")
+    title, words = "Nothing confines commands", "So every command has full access, and asks unless a rule allows it."
+    return NoticeShown(severity="warning", title=title, description=f"{status.problem} {words} {TRY}")
+
+
+def describe_sandbox(status: SandboxStatus) -> list[str]:
+    """The section of `/permissions` about the access of commands: lines of Markdown."""
+    setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
+    if not status.name:
+        if status.setting == "required":
+            return [
+                f"Nothing can confine commands: {status.problem}",
+                "Commands with the access `read` or `write` fail; commands with the access `full` ask.",
+                f"{setting}. {TRY}",
+            ]
+        return [
+            f"Nothing confines commands: {status.problem}",
+            "Every command counts as `full`: it can do everything that you can.",
+            f"{setting}. {TRY}",
+        ]
+    throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"
+    network = "it has the network" if status.has_network else "it has no network"
+    problem = [f"Not used: {status.problem}"] if status.problem else []
+    more = [f"`{name}` adds {and_more([code(path) for path in paths], 5)}" for name, paths in added(status) if paths]
+    return [
+        f"{status.name} holds each command to the access that it asked for:",
+        f"- `read`: sees the system, the workspace and your toolchains; {throwaway}, and it has no network",
+        f"- `write`: can also change files in the workspace, except protected ones; {network}",
+        "- `full`: is not confined, and can do everything that you can",
+        "; ".join([setting, f"`network` is {'true' if status.has_network else 'false'}", *more])
+        + ". `crow doctor` tries it out.",
+        *problem,
+    ]
+
+
+def added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
+    return (("readable", status.readable), ("writable", status.writable))
+
+
+def describe_workspace(contents: WorkspaceContents, skills: Iterable[SkillInfo], *, is_known: bool) -> list[str]:
+    """The section of `/permissions` about the workspace: lines of Markdown. `skills` are all skills of the session."""
+    own = [skill for skill in skills if skill.is_from_workspace]
+    lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
+    lines += [f"- skill {code(skill.name)} ({code(skill.source)}): asks before it is loaded" for skill in own[:20]]
+    lines += [f"- {len(own) - 20} more skills, which ask too"] if len(own) > 20 else []
+    lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]
+    new = "" if is_known else ", where you have not worked with crow before"
+    head = f"The workspace is {code(contents.cwd)}{new}."
+    return [f"{head} What concerns an agent in it:", *lines] if lines else [f"{head} It holds nothing for an agent."]
+
+
+def and_more(names: list[str], most: int) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

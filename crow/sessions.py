@@ -1,0 +1,255 @@
+"""The Python API for reading stored sessions; see `docs/python-api.md`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from crow.domain.conversation import for_model
+from crow.domain.entries import Checkpoint, Entry, Mask, Restore
+from crow.domain.errors import ArgumentError
+from crow.llm.dialect import Dialect
+from crow.llm.encode import Encoder
+from crow.settings.load import find_paths
+from crow.store import Scope, SessionRow
+from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.store import SqliteStore
+from crow.store.transcript import Transcript
+
+__all__ = ["SearchHit", "Session", "Sessions"]
+
+_PAGE = 200
+_PLAIN = Dialect(reasoning="none", opaque=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHit:
+    """A title, prompt or answer that a search found. `entry` is the id of the entry, and `snippet` the text around the
+    match. `kind` is `title`, `user` or `assistant`."""
+
+    session_id: str
+    entry: int
+    kind: str
+    snippet: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A stored session, as it was when it was read. Its methods read the current state.
+
+    `message_count` is the number of prompts and answers. `cost` is in US dollars. Tokens and cost include sub-agents.
+    `parent_id` is set for a sub-agent, `forked_from` for a fork. Times are in UTC.
+    """
+
+    id: str
+    title: str | None
+    alias: str | None
+    workspace_path: str
+    model: str
+    mode: str
+    message_count: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    cost: float
+    created_at: datetime
+    updated_at: datetime
+    archived: bool
+    parent_id: str | None
+    forked_from: str | None
+    metadata: Mapping[str, Any]
+    _admin: SessionAdmin = field(repr=False, compare=False)
+    _store: SqliteStore = field(repr=False, compare=False)
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """Return the whole conversation as messages of OpenAI's chat completions API, as if it had never been
+        compacted. The first one is the system message.
+
+        Calls without a result get one that says so. Thoughts are left out.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        compactions = (Checkpoint, Mask, Restore)
+        return await _openai_messages([one async for one in self.entries() if not isinstance(one.body, compactions)])
+
+    async def context(self) -> list[dict[str, Any]]:
+        """Return the messages that the model would get now: after a compaction, the summary and what follows it.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        return await _openai_messages((await self._store.tail(self.id)).entries)
+
+    async def entries(self) -> AsyncIterator[Entry]:
+        """Yield everything on the session's path, oldest first. `crow.domain.entries` has the kinds of `Entry.body`.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        async for batch in self._store.history(self.id):
+            for entry in batch:
+                yield entry
+
+    def export(self) -> AsyncIterator[bytes]:
+        """Yield the parts of a file that `crow sessions import` takes: all branches, sub-agents, images, and files
+        before a change.
+
+        :raises ~crow.domain.errors.StoreUnavailable: the session was deleted meanwhile.
+        """
+        return self._admin.export([self.id])
+
+    async def markdown(self) -> AsyncIterator[str]:
+        """Yield the parts of a transcript for people, with thoughts, diffs and whole results.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        transcript = Transcript(is_full=True)
+        yield transcript.head(await self._store.session(self.id))
+        async for entry in self.entries():
+            yield transcript.feed(entry)
+
+
+class Sessions:
+    """The stored sessions. Nothing is written, and other processes may write at the same time."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._admin = SessionAdmin(store)
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, path: str | os.PathLike[str] | None = None) -> AsyncIterator[Sessions]:
+        """Open the database at `path`, by default the one that crow uses (`crow config` prints its path).
+
+        :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
+            database, or an older crow wrote it.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        """
+        database = find_paths(os.environ).database if path is None else _path(path)
+        store = await SqliteStore.open_to_read(database)
+        try:
+            yield cls(store)
+        finally:
+            await store.close()
+
+    async def list(
+        self, *, workspace: str | os.PathLike[str] | None = None, archived: bool = False, limit: int | None = None
+    ) -> tuple[Session, ...]:
+        """Return the sessions that have a prompt, newest first; sub-agents are left out.
+
+        `workspace` is the directory of the sessions. With `archived`, only the archived ones are returned.
+
+        :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
+        """
+        if limit is not None and limit < 1:
+            raise ArgumentError(f"limit is {limit}; expected 1 or more, or None for all sessions.")
+        cwd, cursor = _directory(workspace), None
+        found: list[Session] = []
+        while True:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = await self._store.sessions(cwd=cwd, cursor=cursor, limit=size, archived=archived)
+            found += await self._sessions(page.rows)
+            cursor = page.cursor
+            if cursor is None or len(found) == limit:
+                return tuple(found)
+
+    async def get(self, name: str) -> Session:
+        """Return the session with this id or alias. The start of an id is enough if only one id begins with it.
+
+        :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
+        """
+        row = await self._store.session(await self._admin.find(name))
+        return (await self._sessions([row]))[0]
+
+    async def search(
+        self,
+        query: str,
+        *,
+        workspace: str | os.PathLike[str] | None = None,
+        model: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int = 20,
+    ) -> tuple[SearchHit, ...]:
+        """Search titles, prompts and answers; all words must match. Titles come first, then the newest entries.
+
+        `model` is a part of a model's name. `since` is included, `until` is not. A time without a zone is local time.
+        """
+        scope = Scope(
+            cwd=_directory(workspace),
+            model=model,
+            since_ms=None if since is None else round(since.timestamp() * 1000),
+            before_ms=None if until is None else round(until.timestamp() * 1000),
+        )
+        hits = await self._store.search(query, scope=scope, limit=limit)
+        return tuple(
+            SearchHit(
+                session_id=hit.session,
+                entry=hit.entry,
+                kind=hit.kind,
+                snippet=hit.snippet,
+                created_at=_time(hit.created_ms),
+            )
+            for hit in hits
+        )
+
+    def export(self) -> AsyncIterator[bytes]:
+        """Yield the parts of one file that `crow sessions import` takes, with all listed and archived sessions."""
+        return self._admin.export(None)
+
+    async def _sessions(self, rows: Sequence[SessionRow]) -> tuple[Session, ...]:
+        counts = await self._store.count_messages([row.id for row in rows])
+        return tuple(
+            Session(
+                id=row.id,
+                title=row.title,
+                alias=row.alias,
+                workspace_path=row.cwd,
+                model=row.model,
+                mode=row.mode,
+                message_count=counts[row.id],
+                tokens_in=row.tokens_in,
+                tokens_out=row.tokens_out,
+                tokens_cached=row.tokens_cached,
+                cost=row.cost,
+                created_at=_time(row.created_ms),
+                updated_at=_time(row.updated_ms),
+                archived=row.archived,
+                parent_id=row.parent_id,
+                forked_from=row.forked_from,
+                metadata=row.metadata,
+                _admin=self._admin,
+                _store=self._store,
+            )
+            for row in rows
+        )
+
+
+async def _openai_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Render entries in a thread, since a long session takes a while."""
+
+    def render() -> list[dict[str, Any]]:
+        sent = Encoder().messages(for_model(entries).messages, endpoint="", dialect=_PLAIN)
+        messages: list[dict[str, Any]] = json.loads(b"[" + b",".join(sent) + b"]")
+        return messages
+
+    return await anyio.to_thread.run_sync(render)
+
+
+def _directory(workspace: str | os.PathLike[str] | None) -> str | None:
+    return None if workspace is None else str(_path(workspace))
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def _time(unix_ms: int) -> datetime:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC)

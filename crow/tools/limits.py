@@ -1,0 +1,87 @@
+"""Ceilings on work that runs at once, shared fairly between sessions."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+
+
+class FairLimiter:
+    """Gives out at most `total` slots at once, and at most `each` of them to one holder.
+
+    Requests of one holder are served in order. Holders that wait take turns, so a holder with hundreds of requests does
+    not delay the others.
+    """
+
+    def __init__(self, total: int, *, each: int | None = None) -> None:
+        self._total = total
+        self._each = total if each is None else each
+        self._taken: Counter[object] = Counter()
+        self._waiting: dict[object, deque[anyio.Event]] = {}  # the holder whose turn it is comes first
+
+    @property
+    def taken(self) -> int:
+        """How many slots are in use."""
+        return self._taken.total()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def slot(self, holder: object = None) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken. A task that is
+        already cancelled gets no slot, even if one is free."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if self.taken < self._total and self._taken[holder] < self._each:
+            self._taken[holder] += 1
+        else:
+            await self._wait(holder)
+        try:
+            yield
+        finally:
+            self._give_back(holder)
+
+    async def _wait(self, holder: object) -> None:
+        granted = anyio.Event()
+        self._waiting.setdefault(holder, deque()).append(granted)
+        try:
+            await granted.wait()
+        except BaseException:
+            if granted.is_set():
+                self._give_back(holder)
+            else:
+                self._waiting[holder].remove(granted)
+                if not self._waiting[holder]:
+                    del self._waiting[holder]
+            raise
+
+    def _give_back(self, holder: object) -> None:
+        self._taken[holder] -= 1
+        if not self._taken[holder]:
+            del self._taken[holder]
+        while self.taken < self._total:
+            eligible = [one for one in self._waiting if self._taken[one] < self._each]
+            if not eligible:
+                return
+            following = eligible[0]
+            requests = self._waiting.pop(following)
+            requests.popleft().set()
+            self._taken[following] += 1
+            if requests:
+                self._waiting[following] = requests  # at the end: the other holders come first
+
+
+COMMANDS = FairLimiter(16, each=12)
+"""Commands of the shell tool that run in the foreground, in the whole process. Holders are workspaces."""
+
+SEARCHES = FairLimiter(8, each=6)
+"""Programs that list or search files, in the whole process. Holders are workspaces."""
+
+FETCHES = FairLimiter(8, each=6)
+"""Documents that are fetched and converted, in the whole process. Holders are workspaces."""

@@ -1,0 +1,320 @@
+"""Confines commands with bubblewrap, which gives each its own view of the file system and its own processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from crow.tools.process import KILL, Process, start
+from crow.tools.sandbox import Confinement
+
+NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
+PROBE_S = 10.0
+OVERLAY_VERSION = (0, 11)
+TEMPORARY = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - the command's own directory is mounted there
+RUN = """trap : HUP INT QUIT TERM
+echo started >&2
+("$@") 2>&1
+code=$?
+set -- /proc/[0-9]*
+[ $# -le 2 ] || echo left >&2
+exit $code"""
+"""Runs the command inside the sandbox. The shell's own standard error tells crow what bubblewrap's exit code does not:
+that the command began, that it left processes running, and that a signal ended it (shells print the signal's name)."""
+
+MOUNT = """set -e
+mount=$1
+count=$2
+shift 2
+while [ "$count" -gt 0 ]; do
+    cd -- "$1"
+    "$mount" -t overlay -o "userxattr,volatile,lowerdir=.,upperdir=$2,workdir=$3" overlay .
+    shift 3
+    count=$((count - 1))
+done
+cd /
+exec "$@\""""
+"""Mounts overlays in a mount namespace of its own, for versions of bubblewrap that cannot do it themselves."""
+
+View = Literal["mask", "read", "write", "deny", "throwaway"]
+
+
+class ConfinedProcess(Process):
+    """A command under bubblewrap. `failure` says why it never began; empty if it did, or if it is still unknown.
+
+    The process that crow started is bubblewrap's outer one. Its death ends all processes of the sandbox at once.
+    """
+
+    def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
+        super().__init__(on_output, on_errors or self._note)
+        self.is_reported = on_errors is None
+        self._notes = bytearray()
+
+    def _note(self, data: bytes) -> None:
+        self._notes += data[: 65_536 - len(self._notes)]
+
+    @property
+    def _lines(self) -> list[str]:
+        return self._notes.decode("utf-8", "replace").splitlines()
+
+    @property
+    def failure(self) -> str:
+        """Why the command never began."""
+        if not self.is_reported or not self.exited.is_set() or "started" in self._lines:
+            return ""
+        return " ".join(self._lines) or "bubblewrap was ended"
+
+    @property
+    def returncode(self) -> int | None:
+        """See :class:`crow.tools.process.Process`."""
+        code = self._transport.get_returncode()
+        if code is None or code <= 128 or self.failure:
+            return code
+        is_signalled = any(line not in ("started", "left", "") for line in self._lines)
+        return 128 - code if is_signalled else code
+
+    @property
+    def left_others(self) -> bool:
+        """Whether other processes of the command still ran when it ended. They have ended with it."""
+        return "left" in self._lines
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send SIGKILL to bubblewrap, and any other signal to all processes inside the sandbox."""
+        inside = [] if number == KILL else processes_inside(self.pid)
+        if not inside:  # also if the command has not begun yet
+            super().signal(KILL)
+            return
+        for pid in inside:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    async def is_alive(self) -> bool:
+        """Whether the sandbox still runs."""
+        return not self.exited.is_set()
+
+
+def processes_inside(outer: int) -> list[int]:
+    """The processes in the sandbox of an outer bubblewrap process, without its own inner one."""
+    children = child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
+    first = children_of(outer, children)
+    found, level = [], [pid for parent in first for pid in children_of(parent, children)]
+    while level:
+        found += level
+        level = [pid for parent in level for pid in children_of(parent, children)]
+    return found
+
+
+def children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence[int]:
+    if table is not None:
+        return table.get(pid, ())
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def child_table() -> dict[int, list[int]]:
+    """All processes by their parents, for kernels that do not list the children of a process."""
+    table: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+            table.setdefault(parent, []).append(int(name))
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bubblewrap:
+    """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
+
+    `overlay` is how commands with the access `read` get a throwaway layer over the workspace: by bubblewrap, by mounts
+    beforehand, or not at all. `program`, `unshare` and `mount` are absolute paths outside of the workspace.
+    """
+
+    program: str
+    name: str
+    unshare: str = ""
+    mount: str = ""
+    overlay: Literal["none", "native", "mounted"] = "none"
+
+    @property
+    def protects_files(self) -> bool:
+        """See :class:`crow.tools.sandbox.Sandbox`."""
+        return True
+
+    @property
+    def has_overlay(self) -> bool:
+        """See :class:`crow.tools.sandbox.Sandbox`."""
+        return self.overlay != "none"
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        confinement: Confinement,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
+    ) -> Process:
+        """See :class:`crow.tools.sandbox.Sandbox`."""
+        command = [*argv] if on_errors is not None else ["/bin/sh", "-c", RUN, "sh", *argv]
+        return await start(
+            self.command_line(command, confinement, cwd=cwd),
+            cwd=cwd,
+            env=env,
+            on_output=on_output,
+            on_errors=on_errors,
+            takes_input=takes_input,
+            make=ConfinedProcess,
+        )
+
+    def command_line(self, argv: Sequence[str], confinement: Confinement, *, cwd: Path) -> list[str]:
+        """The command line that starts a confined command."""
+        layers, trees = confinement.layers, confinement.throwaway
+        overlay = self.overlay if layers is not None else "none"
+        before: list[str] = []
+        if layers is not None and overlay == "mounted" and trees:
+            before = [self.unshare, "--user", "--map-root-user", "--mount"]
+            before += ["/bin/sh", "-c", MOUNT, "sh", self.mount, str(len(trees))]
+            for number, tree in enumerate(trees):
+                before += [str(tree), *make_layer(layers, number)]
+        mounts = [argument for each in mount_options(confinement, overlay) for argument in each]
+        return [
+            *before,
+            self.program,
+            *NAMESPACES,
+            *(("--uid", str(os.getuid()), "--gid", str(os.getgid())) if before else ()),
+            *(() if confinement.has_network else ("--unshare-net",)),
+            *("--die-with-parent", "--cap-drop", "ALL"),
+            *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
+            *mounts,
+            *("--chdir", os.path.realpath(cwd), "--"),
+            *argv,
+        ]
+
+
+def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
+    """bubblewrap's options for the file system, parents before what is inside them."""
+    layers = confinement.layers
+    views = path_views(confinement, has_overlay=overlay != "none")
+    masks = []
+    for path, view in sorted(views.items(), key=lambda item: len(item[0].parts)):
+        parent = next((parent for parent in path.parents if parent in views), None)
+        outer = "read" if parent is None else "write" if is_temporary(parent, views) else views[parent]
+        place = str(path)
+        match view:
+            case "mask" if is_temporary(path, views):
+                yield "--bind", str(confinement.temporary), place
+            case "mask" if outer == "mask":
+                yield "--dir", place
+            case "mask":
+                masks.append(place)
+                yield "--tmpfs", place
+            case "read" if outer == "mask" or (outer != "read" and not path.is_symlink()):
+                yield "--ro-bind", place, place
+            case "write":
+                yield "--bind", place, place
+            case "throwaway" if overlay == "native" and layers is not None:
+                upper, work = make_layer(layers, len(masks) + len(place))
+                yield "--overlay-src", place, "--overlay", upper, work, place
+            case "throwaway":
+                yield "--bind", place, place
+            case "deny" if path.is_dir():
+                masks.append(place)
+                yield "--perms", "0000", "--tmpfs", place
+            case "deny":
+                yield "--ro-bind", str(confinement.blank), place
+    for place in masks:
+        yield "--remount-ro", place
+    if os.geteuid() == 0:  # many files in /proc, such as those in /proc/sys, ask only for the user root
+        yield "--remount-ro", "/proc"
+
+
+def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
+    """Whether the command's own directory for temporary files takes the place of this directory."""
+    return path in TEMPORARY and views[path] == "mask"
+
+
+def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:
+    """How the command sees each path. Later ones win."""
+    views: dict[Path, View] = {}
+    views |= dict.fromkeys(confinement.masked, "mask")
+    views |= dict.fromkeys(confinement.readable, "read")
+    views |= dict.fromkeys(confinement.throwaway, "throwaway" if has_overlay else "read")
+    views |= dict.fromkeys((*confinement.writable, confinement.temporary), "write")
+    views |= dict.fromkeys(confinement.read_only, "read")
+    views |= dict.fromkeys(confinement.hidden, "deny")
+    return views
+
+
+def make_layer(layers: Path, number: int) -> tuple[str, str]:
+    """Two new directories for one overlay: what is written, and the kernel's own."""
+    upper, work = layers / f"{number}-upper", layers / f"{number}-work"
+    upper.mkdir(parents=True)
+    work.mkdir()
+    return str(upper), str(work)
+
+
+def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
+    """Try bubblewrap with real commands. Return what works, or why nothing does. Blocks for some 20 ms."""
+    try:
+        name = run([program, "--version"]).stdout.strip() or "bubblewrap"
+        version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
+        plain = Bubblewrap(program=program, name=name, unshare=unshare or "", mount=mount or "")
+        if version >= OVERLAY_VERSION and not try_out(native := replace(plain, overlay="native")):
+            return native
+        if unshare and mount and not try_out(mounted := replace(plain, overlay="mounted")):
+            return mounted
+        problem = try_out(plain)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        problem = str(error)
+    return f"{program} does not work here: {problem}" if problem else plain
+
+
+def try_out(sandbox: Bubblewrap) -> str:
+    """Why the sandbox does not hold a command; empty if it does."""
+    with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
+        place = Path(os.path.realpath(name))
+        for folder in ("inside", "outside", "tree", "temporary", "layers"):
+            (place / folder).mkdir()
+        confinement = Confinement(
+            access="read",
+            readable=(place,),
+            writable=(place / "inside",),
+            throwaway=(place / "tree",) if sandbox.has_overlay else (),
+            temporary=place / "temporary",
+            layers=place / "layers" if sandbox.has_overlay else None,
+        )
+        script = 'cd "$1"; echo 1 >inside/a; { echo 1 >outside/a; } 2>/dev/null; [ "$2" = none ] || echo 1 >tree/a'
+        argv = ["/bin/sh", "-c", script, "sh", str(place), sandbox.overlay]
+        ran = run(sandbox.command_line(argv, confinement, cwd=place))
+        open_layers(place / "layers")
+        if ran.returncode:
+            return " ".join(ran.stderr.split()) or f"exit code {ran.returncode}"
+        if (place / "outside" / "a").exists() or (place / "tree" / "a").exists():
+            return "a command wrote where it must not"
+        return "" if (place / "inside" / "a").exists() else "a command could not write where it may"
+
+
+def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command line and keep its output. :raises OSError: :raises subprocess.SubprocessError:"""
+    return subprocess.run(  # noqa: S603
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_S, check=False, errors="replace"
+    )
+
+
+def open_layers(layers: Path) -> None:
+    """Make the kernel's own directories in the layers removable for a user who is not root."""
+    for path in layers.glob("**/*-work/work"):
+        path.chmod(0o700)

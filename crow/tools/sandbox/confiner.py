@@ -1,0 +1,378 @@
+"""Confines the commands of one session: finds a sandbox, prepares each command, and puts things right after it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from crow.tools import CommandAccess, SandboxStatus
+from crow.tools.process import Process, found_program
+from crow.tools.sandbox import ConfinedAccess, Confinement, Sandbox, bubblewrap
+from crow.tools.sandbox.policy import (
+    MAX_READ_ONLY,
+    PYTEST_CACHE,
+    REMOVED,
+    Policy,
+    PrivateDirectories,
+    SandboxOptions,
+    is_inside,
+)
+from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
+from crow.tools.sandbox.seatbelt import Seatbelt
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX = "crow-session-"
+KEPT_S = 30 * 86_400
+CLOSE_S = 0.3
+SEARCHED_CHARS = 20_000
+
+NO_WRITE = (
+    r"read-only (?:file ?system|directory)|permission denied|operation not permitted|device or resource busy"
+    r"|\b(?:EROFS|EACCES|EPERM)\b|PermissionError|unable to create .*lock|cannot create|attempt to write a readonly"
+)
+NO_NETWORK = (
+    r"network is unreachable|could not resolve|couldn't resolve|name or service not known|failed to lookup address"
+    r"|temporary failure in name resolution|no address associated|unknown host|failed to establish a new connection"
+    r"|\b(?:ENETUNREACH|ENOTFOUND|EAI_AGAIN)\b|getaddrinfo|dial tcp|dns error|no such host|connectionerror"
+    r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The sandbox that works on this machine. If there is none, `problem` says why."""
+
+    sandbox: Sandbox | None
+    problem: str = ""
+
+
+_probed: dict[str, Sandbox | str] = {}
+"""What works, by program or kind. A text says why it does not work."""
+
+_probing = threading.Lock()
+
+
+def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -> Choice:
+    """Find a sandbox that works, by trying it once in each process. Blocks.
+
+    `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
+    """
+    probes: list[tuple[str, Callable[[], Sandbox | str]]] = []
+    if sys.platform == "darwin":
+        probes = [("Seatbelt", probe_seatbelt)]
+    elif sys.platform.startswith("linux"):
+        program = found_program("bwrap", is_untrusted)
+        if program is not None:
+            probes.append((program, partial(probe_bubblewrap, program, is_untrusted)))
+        probes.append(("Landlock", probe_landlock))
+    else:
+        return Choice(None, f"Nothing can confine commands on {sys.platform}.")
+    problems = [] if probes[0][0] != "Landlock" else ["bubblewrap is not installed."]
+    for key, probe in probes:
+        with _probing:
+            if key not in _probed:
+                _probed[key] = probe()
+            found = _probed[key]
+        if not isinstance(found, str):
+            return Choice(found)
+        problems.append(f"{found}.")
+    return Choice(None, " ".join(problems))
+
+
+def probe_bubblewrap(program: str, is_untrusted: Callable[[Path], bool]) -> Sandbox | str:
+    unshare, mount = (found_program(name, is_untrusted) for name in ("unshare", "mount"))
+    return bubblewrap.probe(program, unshare=unshare, mount=mount)
+
+
+def probe_landlock() -> Sandbox | str:
+    from crow.tools.sandbox.landlock import Landlock  # imports ctypes: 10 ms
+
+    sandbox = Landlock()
+    problem = sandbox.probe()
+    return f"Landlock: {problem}" if problem else sandbox
+
+
+def probe_seatbelt() -> Sandbox | str:
+    sandbox = Seatbelt()
+    problem = sandbox.probe()
+    return f"Seatbelt: {problem}" if problem else sandbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What one command needs: its confinement, its variables, and the protected paths before it."""
+
+    confinement: Confinement
+    env: Mapping[str, str]
+    snapshot: Snapshot | None
+
+
+class KernelConfiner:
+    """The :class:`crow.tools.sandbox.Confiner` of one session.
+
+    `directories` are those of the workspace.
+    """
+
+    def __init__(self, directories: Sequence[Path], options: SandboxOptions) -> None:
+        roots = tuple(dict.fromkeys(Path(os.path.realpath(directory)) for directory in directories))
+        self.options = options
+        self._policy = Policy(roots, options)
+        self._choice: Choice | None = None
+        self._private: Private | None = None
+        self._protected: ProtectedFiles | None = None
+        self._has_overlay: bool | None = None
+        self._prepared: dict[Process, Prepared] = {}
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def confines(self) -> bool:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        if self.options.enabled == "auto":
+            return self._choice is not None and self._choice.sandbox is not None
+        return self.options.enabled == "required"
+
+    async def status(self) -> SandboxStatus:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        options = self.options
+        status = SandboxStatus(
+            setting=options.enabled,
+            has_network=options.network,
+            readable=options.readable,
+            writable=options.writable,
+        )
+        if options.enabled == "off":
+            return replace(status, problem='`sandbox.enabled` is "off".')
+        choice = await self._choose()
+        if choice.sandbox is None:
+            return replace(status, problem=choice.problem)
+        problem = "; ".join(self._policy.problems())
+        return replace(status, name=choice.sandbox.name, problem=problem, has_overlay=choice.sandbox.has_overlay)
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        access: ConfinedAccess,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
+        directory: Path | None = None,
+    ) -> Process:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        choice = await self._choose()
+        if choice.sandbox is None or self.options.enabled == "off":
+            problem = choice.problem if self.options.enabled != "off" else '`sandbox.enabled` is "off".'
+            raise PermissionError(
+                errno.EPERM,
+                f'The command was not run, because nothing confines it to the access "{access}": {problem} '
+                'Use the access "full"; then the user is asked.',
+            )
+        prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory)
+        variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
+        process = await choice.sandbox.start(
+            argv,
+            prepared.confinement,
+            cwd=cwd,
+            env=variables,
+            on_output=on_output,
+            on_errors=on_errors,
+            takes_input=takes_input,
+        )
+        self._prepared[process] = prepared
+        return process
+
+    async def finish(self, process: Process) -> tuple[str, ...]:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        prepared = self._prepared.pop(process, None)
+        if prepared is None:
+            return ()
+        if prepared.confinement.layers is not None:
+            remove_later(prepared.confinement.layers)
+        if prepared.snapshot is None or self._protected is None:
+            return ()
+        assert self._choice is not None, "the command has started"
+        sandbox = self._choice.sandbox
+        is_whole = len(prepared.confinement.read_only) < MAX_READ_ONLY
+        only_created = sandbox is not None and sandbox.protects_files and is_whole
+        protected, snapshot = self._protected, prepared.snapshot
+        return await anyio.to_thread.run_sync(lambda: protected.put_back(snapshot, only_created=only_created))
+
+    def accept(self, path: Path) -> None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        if self._protected is not None:
+            self._protected.accept(path)
+
+    def explain(self, access: CommandAccess, output: str) -> str:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        if access == "full" or not self.confines:
+            return ""
+        text = output[-SEARCHED_CHARS:]
+        has_network = access == "write" and self.options.network
+        if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
+            setting = "" if access == "write" else ' and access "write"'
+            return (
+                f'[Access was "{access}", which has no network, also not to services of this machine. If the command '
+                'needs it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
+                f"{setting}.]"
+            )
+        if not re.search(NO_WRITE, text, re.IGNORECASE):
+            return ""
+        if access == "read":
+            return (
+                '[Access was "read", which changes nothing. To change files in the workspace, use access "write"; for '
+                'anything else "full".]'
+            )
+        return (
+            '[Access was "write": only the workspace and the directory for temporary files can be written, and not '
+            'protected files such as .git/config or AGENTS.md. If the command needs more, use access "full". The '
+            "user can allow more directories with `writable` in [sandbox] of config.toml.]"
+        )
+
+    async def close(self) -> None:
+        """See :class:`crow.tools.sandbox.Confiner`."""
+        private, self._private = self._private, None
+        if private is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
+                await anyio.to_thread.run_sync(private.remove, abandon_on_cancel=True)
+
+    async def _choose(self) -> Choice:
+        roots = self._policy.roots
+        if self._choice is None:
+            self._choice = await anyio.to_thread.run_sync(choose_sandbox, lambda path: is_inside(path, roots))
+        return self._choice
+
+    def _prepare(self, sandbox: Sandbox, access: ConfinedAccess, directory: Path | None) -> Prepared:
+        with self._lock:
+            if self._private is None:
+                self._policy.create_own()
+                self._private = Private.create(self.options.caches, self._policy.roots)
+            if self._protected is None:
+                self._protected = ProtectedFiles(self._policy.writable_roots(), self._private.kept)
+            private, protected = self._private, self._protected
+        snapshot = protected.snapshot() if access == "write" else None
+        places = private.directories if directory is None else replace(private.directories, temporary=directory)
+        confinement = self._policy.confinement(access, places, snapshot)
+        if access == "read" and sandbox.has_overlay and self._overlay_works(sandbox, confinement, private):
+            confinement = replace(confinement, layers=private.new_layers(next(self._numbers)))
+        if directory is not None:  # a server runs as long as the session; the user may create protected files meanwhile
+            snapshot = None
+        env = self._policy.environment(access, places, has_overlay=confinement.layers is not None)
+        return Prepared(confinement=confinement, env=env, snapshot=snapshot)
+
+    def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
+        """Whether the file system of this workspace can be below an overlay."""
+        with self._lock:
+            if self._has_overlay is None:
+                assert isinstance(sandbox, bubblewrap.Bubblewrap)
+                tried = replace(confinement, layers=private.new_layers(next(self._numbers)))
+                argv = sandbox.command_line(["/bin/sh", "-c", ":"], tried, cwd=self._policy.roots[0])
+                self._has_overlay = bubblewrap.run(argv).returncode == 0
+            return self._has_overlay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Private:
+    """The private directories of one session. `kept` is for what commands wrote over protected files."""
+
+    root: Path
+    directories: PrivateDirectories
+    kept: Path
+    lock: int
+
+    @classmethod
+    def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
+        """Create the directories, and remove those of processes that have died. :raises OSError:"""
+        temporary = Path(os.path.realpath(tempfile.gettempdir()))
+        remove_stale(temporary)
+        new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))
+        lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")  # locked before others see it
+        name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
+        if caches is not None:
+            remove_unused(caches, name)
+        place = root if caches is None else Path(os.path.realpath(caches)) / name
+        for path in (root / "temporary", place / "caches" / PYTEST_CACHE, place / "kept"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError):
+            os.utime(place)
+        (root / "hidden").touch(mode=0o000)
+        directories = PrivateDirectories(temporary=root / "temporary", caches=place / "caches", blank=root / "hidden")
+        return cls(root=root, directories=directories, kept=place / "kept", lock=lock)
+
+    def new_layers(self, number: int) -> Path:
+        """A new directory for the overlays of one command."""
+        path = self.root / "layers" / str(number)
+        path.mkdir(mode=0o700, parents=True)
+        return path
+
+    def remove(self) -> None:
+        """Remove the session's directory. Caches and kept files stay."""
+        remove_tree(self.root)
+        os.close(self.lock)
+
+
+def remove_stale(temporary: Path) -> None:
+    """Remove the directories of sessions whose process has died."""
+    for path in temporary.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            lock = os.open(path / "lock", os.O_RDWR)
+            try:
+                if sys.platform != "win32":
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(path)
+            finally:
+                os.close(lock)
+
+
+def remove_unused(caches: Path, used: str) -> None:
+    """Remove the caches of workspaces that were not used for a month."""
+    with suppress(OSError):
+        for path in caches.iterdir():
+            if path.name != used and path.stat().st_mtime < time.time() - KEPT_S:
+                remove_tree(path)
+
+
+def remove_later(path: Path) -> None:
+    """Remove a directory in a daemon thread: the exit does not wait for it, and the next session removes the rest."""
+    threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory as far as possible, also parts that the owner cannot read."""
+
+    def retry(_function: object, name: str, _error: object) -> None:
+        with suppress(OSError):
+            for folder in (os.path.dirname(name), name):
+                if os.path.isdir(folder) and not os.path.islink(folder):
+                    os.chmod(folder, 0o700)
+            if os.path.isdir(name) and not os.path.islink(name):
+                shutil.rmtree(name, ignore_errors=True)
+            else:
+                os.unlink(name)
+
+    shutil.rmtree(path, onerror=retry)

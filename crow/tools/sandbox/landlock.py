@@ -1,0 +1,354 @@
+"""Confines commands by Landlock and a seccomp filter: what the Linux kernel offers without any program.
+
+A thread that starts a command first gives up its own rights for good, and the command inherits the rest. The thread
+ends when the command runs; crow's other threads stay as they are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat as modes
+import struct
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from crow.tools.process import Process, starting
+from crow.tools.sandbox import Confinement
+from crow.tools.sandbox.probe import try_confinement
+from crow.tools.sandbox.seccomp import make_filter, missing_architecture
+from crow.tools.sandbox.transport import start_in_thread
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on all architectures
+GET_VERSION = 1
+PATH_BENEATH = 1
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38
+CAPABILITY_VERSION = 0x20080522
+MAX_RULESETS = 8
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_BLOCK = 1 << 6, 1 << 11
+REFER, TRUNCATE, IOCTL_DEV, RESOLVE_UNIX = 1 << 13, 1 << 14, 1 << 15, 1 << 16
+FILE_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: REFER, 3: TRUNCATE, 5: IOCTL_DEV, 9: RESOLVE_UNIX}
+TCP_RIGHTS = 0b11  # bind and connect; the filter refuses these sockets too
+TCP_ABI = 4
+SCOPES = 0b11  # abstract unix sockets and signals
+SCOPES_ABI = 6
+TRUNCATE_ABI = 3
+
+READ = EXECUTE | READ_FILE | READ_DIR
+WRITE = (1 << 15) - 1 & ~(MAKE_CHAR | MAKE_BLOCK)
+DEVICE = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
+RIGHTS_OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV | RESOLVE_UNIX
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a fixed place for semaphores and shared memory
+
+
+class Landlock:
+    """A :class:`crow.tools.sandbox.Sandbox` for Linux 5.13 and newer.
+
+    It is weaker than bubblewrap:
+
+    - `throwaway` trees are read-only, and `read_only` paths inside writable trees stay writable: see
+      :class:`crow.tools.sandbox.protected.ProtectedFiles`.
+    - Masked directories refuse access instead of being empty. Names, sizes and times of all files can still be asked
+      for by their path, and the list of processes can be seen.
+    - If a file is hidden, nothing can be created directly in the directories that lead to it.
+    - Without network there are no internet sockets at all, so that programs cannot talk over the loopback interface
+      either. There are never unix sockets except pairs, and no new pseudo-terminals.
+    - `write` commands can change modes, owners and times of the user's files everywhere; `read` commands only times.
+    - /dev/shm and System V IPC are shared with the user's other programs.
+    - Before ABI 6 (Linux 6.12), commands can signal the user's other processes, also crow.
+    - There is no process namespace: a process that leaves its group and changes its environment outlives the command.
+
+    `abi` limits the ABI, for tests.
+    """
+
+    protects_files = False
+    has_overlay = False
+
+    def __init__(self, *, abi: int = sys.maxsize) -> None:
+        self._max_abi = abi
+        self._rulesets: OrderedDict[Confinement, Ruleset] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The sandbox's name for users, with the version of the kernel's Landlock."""
+        return f"Landlock {min(landlock_abi(), self._max_abi)}"
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        confinement: Confinement,
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        on_output: Callable[[bytes], None],
+        on_errors: Callable[[bytes], None] | None = None,
+        takes_input: bool = False,
+    ) -> Process:
+        """See :meth:`crow.tools.sandbox.Sandbox.start`; the last two are as in :func:`crow.tools.process.start`."""
+
+        process = Process(on_output, on_errors)
+        variables = process.marked(env)
+
+        def start() -> subprocess.Popen[bytes]:
+            self._restrict_thread(confinement)
+            return subprocess.Popen(  # noqa: S603 - the model's command
+                argv,
+                bufsize=0,
+                stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if on_errors is None else subprocess.PIPE,
+                cwd=cwd,
+                env=variables,
+                start_new_session=True,
+            )
+
+        with starting():
+            await start_in_thread(start, process)
+        return process
+
+    def probe(self) -> str:
+        """Try to confine a command. Return why that does not work, in words; empty if it works. Blocks for about 10
+        ms."""
+        if not sys.platform.startswith("linux"):
+            return "Landlock is a part of Linux"
+        reason = missing_architecture() or missing_landlock()
+        if reason:
+            return reason
+        return try_confinement(self._run)
+
+    def _run(self, argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
+        """Run a confined command to its end."""
+        found: list[subprocess.CompletedProcess[bytes] | OSError] = []
+
+        def run() -> None:
+            try:
+                self._restrict_thread(confinement)
+                found.append(
+                    subprocess.run(  # noqa: S603 - a fixed command
+                        argv, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                    )
+                )
+            except OSError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=run, name="try Landlock")
+        thread.start()
+        thread.join()
+        if isinstance(found[0], OSError):
+            raise found[0]
+        return found[0]
+
+    def _restrict_thread(self, confinement: Confinement) -> None:
+        """Confine the current thread, and all processes that it starts, for good.
+
+        :raises OSError: it cannot be confined.
+        """
+        abi = min(landlock_abi(), self._max_abi)
+        if abi < 1:
+            raise OSError(errno.EOPNOTSUPP, "Landlock does not work on this system")
+        program = make_filter(
+            confinement.access, has_network=confinement.has_network, checks_truncate=abi >= TRUNCATE_ABI
+        )
+        with self._lock:
+            ruleset = self._find_ruleset(confinement, abi)
+            prctl(PR_SET_NO_NEW_PRIVS, 1)
+            syscall(RESTRICT_SELF, ruleset.handle, 0)
+        drop_capabilities()
+        instructions = ctypes.create_string_buffer(program, len(program))
+        pointer = ctypes.addressof(instructions)
+        program_header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, pointer))
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
+
+    def _find_ruleset(self, confinement: Confinement, abi: int) -> Ruleset:
+        """The kernel's rules for a confinement. They are made again if a path now leads to another file."""
+        ruleset = self._rulesets.pop(confinement, None)
+        if ruleset is not None and not ruleset.is_current():
+            ruleset.close()
+            ruleset = None
+        if ruleset is None:
+            ruleset = make_ruleset(confinement, abi)
+        self._rulesets[confinement] = ruleset
+        if len(self._rulesets) > MAX_RULESETS:
+            self._rulesets.popitem(last=False)[1].close()
+        return ruleset
+
+
+@dataclass(slots=True)
+class Ruleset:
+    """A ruleset of the kernel, which any number of threads can apply.
+
+    Rules belong to files, not to paths. `stamps` tell whether the paths still lead to the same files, and whether the
+    entries of the directories are the same from which rules were made one by one.
+    """
+
+    handle: int
+    rights: int
+    stamps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def is_current(self) -> bool:
+        """Whether the rules still fit the paths."""
+        return all(make_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items())
+
+    def close(self) -> None:
+        """Free the ruleset. Confined processes keep their confinement."""
+        os.close(self.handle)
+
+    def allow(self, path: str, rights: int, excluded: Sequence[str]) -> None:
+        """Allow `rights` for everything at and below a path, except for what is at and below the excluded paths.
+
+        Nothing happens if there is no such path, or if a link is in it.
+        """
+        self.stamps.setdefault(path, make_stamp(path, is_listed=False))
+        try:
+            handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            if path == os.sep or os.readlink(f"/proc/self/fd/{handle}") == path:
+                self._allow(handle, path, rights, excluded)
+        finally:
+            os.close(handle)
+
+    def _allow(self, handle: int, path: str, rights: int, excluded: Sequence[str]) -> None:
+        mode = os.fstat(handle).st_mode
+        if path in excluded or modes.S_ISLNK(mode):
+            return
+        inner = [name for name in excluded if name.startswith(path.rstrip(os.sep) + os.sep)]
+        if not inner:
+            allowed = rights if modes.S_ISDIR(mode) else rights & RIGHTS_OF_FILES
+            rule = struct.pack("=Qi", allowed & self.rights, handle)
+            syscall(ADD_RULE, self.handle, PATH_BENEATH, rule, 0)
+            return
+        if not modes.S_ISDIR(mode):
+            return
+        self.stamps[path] = make_stamp(path, is_listed=True)
+        for name in list_directory(handle):
+            try:
+                child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            except OSError:
+                continue
+            try:
+                self._allow(child, os.path.join(path, name), rights, inner)
+            finally:
+                os.close(child)
+
+
+def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
+    """The rules for a confinement. The last component of a listed path may be missing.
+
+    Landlock cannot take away what a rule allows, so the directories that lead to an excluded path get no rule: each of
+    their other entries gets one. What is created there later is not accessible before the next command.
+    """
+    rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
+    network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS
+    scopes = SCOPES if abi >= SCOPES_ABI else 0
+    fields = 1 if abi < TCP_ABI else 2 if abi < SCOPES_ABI else 3
+    attributes = struct.pack("=QQQ", rights, network, scopes)[: 8 * fields]
+    ruleset = Ruleset(syscall(CREATE_RULESET, attributes, len(attributes), 0), rights)
+    hidden = [str(path) for path in confinement.hidden]
+    try:
+        ruleset.allow("/", READ, [*hidden, *map(str, confinement.masked), "/dev"])
+        for path in (*confinement.readable, *confinement.throwaway):
+            ruleset.allow(str(path), READ, hidden)
+        for path in (*confinement.writable, confinement.temporary):
+            ruleset.allow(str(path), WRITE | (IOCTL_DEV if path.is_relative_to("/dev") else 0), hidden)
+        for device in DEVICES:
+            ruleset.allow(device, DEVICE, ())
+        ruleset.allow(SHARED_MEMORY, WRITE, ())
+    except BaseException:
+        ruleset.close()
+        raise
+    return ruleset
+
+
+def make_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
+    """What identifies the file at a path and, for a listed directory, its entries; None if there is no file."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if is_listed else (found.st_dev, found.st_ino)
+
+
+def list_directory(handle: int) -> list[str]:
+    """The names in a directory; none if it cannot be read."""
+    try:
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=handle)
+    except OSError:
+        return []
+    try:
+        return os.listdir(readable)
+    finally:
+        os.close(readable)
+
+
+def missing_landlock() -> str:
+    """Why the kernel has no Landlock, in words; empty if it has."""
+    try:
+        syscall(CREATE_RULESET, None, 0, GET_VERSION)
+    except OSError as error:
+        match error.errno:
+            case errno.ENOSYS:
+                return "the kernel has no Landlock; Linux 5.13 and newer have it"
+            case errno.EOPNOTSUPP:
+                return "Landlock is switched off; add landlock to the kernel's parameter lsm="
+            case errno.EPERM:
+                return "the container that crow runs in forbids Landlock"
+            case _:
+                return f"Landlock does not work: {error.strerror}"
+    return ""
+
+
+def landlock_abi() -> int:
+    """The version of the kernel's Landlock; 0 if there is none."""
+    try:
+        return syscall(CREATE_RULESET, None, 0, GET_VERSION)
+    except OSError:
+        return 0
+
+
+def drop_capabilities() -> None:
+    """Give up all capabilities of the current thread. Without new privileges, a started program gets none either."""
+    header, data = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24)
+    if libc().capset(header, data) != 0:
+        raise_error("capset")
+
+
+def prctl(option: int, value: int, pointer: int = 0) -> None:
+    """Set an attribute of the current thread. :raises OSError: the kernel refused."""
+    if libc().prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        raise_error("prctl")
+
+
+def syscall(number: int, *arguments: int | bytes | None) -> int:
+    """Make a system call. :raises OSError: the kernel refused."""
+    converted = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    result: int = libc().syscall(ctypes.c_long(number), *converted)
+    if result < 0:
+        raise_error("landlock")
+    return result
+
+
+@cache
+def libc() -> ctypes.PyDLL:
+    """The C library. Calls keep the interpreter's lock, because they are too short to give it away."""
+    library = ctypes.PyDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    return library
+
+
+def raise_error(name: str) -> None:
+    """Raise the error of the last call."""
+    number = ctypes.get_errno()
+    raise OSError(number, f"{name}: {os.strerror(number)}")

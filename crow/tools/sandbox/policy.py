@@ -1,0 +1,460 @@
+"""Decides what the commands of a workspace may see and change."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+from crow.tools.sandbox import ConfinedAccess, Confinement
+from crow.tools.sandbox.protected import Snapshot
+
+MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
+"""Directories of other users and programs. /run has the sockets of Docker and of the user's D-Bus, which run commands
+outside the sandbox."""
+
+TEMPORARY = ("/run", "/tmp", "/var/tmp")  # noqa: S108
+"""The part of `MASKED` that stays masked even if a workspace contains it."""
+
+SYSTEM = frozenset(
+    Path(path)
+    for path in ("/", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/sys", "/usr", "/var")
+)
+"""Directories that cannot be masked, even if HOME is one of them."""
+
+RESOLVER = "/run/systemd/resolve"
+
+TOOLCHAINS = (
+    *(".cargo", ".rustup", ".pyenv", ".rbenv", ".nvm", ".asdf", ".volta", ".sdkman", ".bun", ".deno", ".ghcup"),
+    *(
+        "go",
+        ".jdks",
+        ".m2/repository",
+        ".m2/wrapper",
+        ".nuget/packages",
+        ".gradle/caches",
+        ".gradle/wrapper",
+        ".opam",
+        ".julia",
+        ".juliaup",
+    ),
+    *(".local/bin", ".local/lib", ".local/go", ".nix-profile", ".nix-defexpr", ".npm-global", ".yarn", ".pnpm"),
+    *(f".local/share/{name}" for name in ("uv", "pipx", "mise", "pnpm", "fnm", "rtx", "virtualenv", "virtualenvs")),
+    *(".config/git", ".config/mise", ".config/go"),
+    *(".cache/node/corepack", ".cache/pre-commit", ".cache/ms-playwright"),
+)
+"""Below HOME, what programs need to run. Commands can read it."""
+
+TOOL_VARIABLES = (
+    *("CARGO_HOME", "RUSTUP_HOME", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "ASDF_DIR", "ASDF_DATA_DIR", "SDKMAN_DIR"),
+    *("GOPATH", "GOROOT", "JAVA_HOME", "MISE_DATA_DIR", "PNPM_HOME", "BUN_INSTALL", "DENO_INSTALL", "VIRTUAL_ENV"),
+    *("CONDA_PREFIX", "RBENV_ROOT", "COREPACK_HOME", "PRE_COMMIT_HOME", "PLAYWRIGHT_BROWSERS_PATH"),
+)
+"""Environment variables that may name such a directory elsewhere."""
+
+FOLDERS = (
+    *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
+    *(".claude", ".nuget"),
+)
+"""Below HOME, folders that contain toolchains or secrets."""
+
+GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
+PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
+"""One of these stands beside the `bin` of an installed program."""
+
+MAX_READ_ONLY = 32
+"""Each read-only path costs a command some 0.3 ms. The changes of others are undone after the command."""
+
+SECRETS = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store", ".vault-token", ".terraform.d"),
+    *(".netrc", "_netrc", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pypirc", ".git-credentials", ".pgpass", ".my.cnf"),
+    *(".config/git/credentials", ".config/gcloud", ".config/gh", ".config/hub", ".config/glab-cli", ".config/op"),
+    *(".config/rclone", ".config/doctl", ".config/google-chrome", ".config/chromium"),
+    *(".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml"),
+    *(".m2/settings-security.xml", ".gradle/gradle.properties", ".nuget/NuGet", ".config/NuGet", ".s3cfg", ".boto"),
+    *(".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird", ".claude.json", ".codex"),
+    *(".claude/.credentials.json", ".gemini", ".bash_history", ".zsh_history", ".python_history"),
+)
+"""Below HOME, places of keys, passwords and histories."""
+
+SYSTEM_SECRETS = (
+    *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d"),
+    *("/etc/ssl/private", "/etc/NetworkManager/system-connections", "/etc/krb5.keytab"),
+    *(f"/etc/ssh/ssh_host_{kind}_key" for kind in ("rsa", "dsa", "ecdsa", "ed25519")),
+)
+
+CACHES = {
+    "XDG_CACHE_HOME": ("xdg", ".cache"),
+    "PIP_CACHE_DIR": ("pip", ".cache/pip"),
+    "UV_CACHE_DIR": ("uv", ".cache/uv"),
+    "npm_config_cache": ("npm", ".npm"),
+    "YARN_CACHE_FOLDER": ("yarn", ".cache/yarn"),
+    "BUN_INSTALL_CACHE_DIR": ("bun", ".bun/install/cache"),
+    "DENO_DIR": ("deno", ".cache/deno"),
+    "GOCACHE": ("go-build", ".cache/go-build"),
+    "GOMODCACHE": ("go-mod", "go/pkg/mod"),
+    "GRADLE_USER_HOME": ("gradle", ".gradle"),
+    "CCACHE_DIR": ("ccache", ".cache/ccache"),
+    "SCCACHE_DIR": ("sccache", ".cache/sccache"),
+    "COMPOSER_CACHE_DIR": ("composer", ".cache/composer"),
+    "CARGO_HOME": ("cargo", ".cargo"),
+}
+"""Variables that move a cache to the commands' own directory, with its name there and its usual place below HOME."""
+
+WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
+"""Variables that move what tests and linters write into the workspace, with the name of the new place. They are set for
+commands that cannot write there at all."""
+
+PYTEST_CACHE = "pytest"
+"""The same for pytest, which takes an option instead. The directory must exist: pytest would change its mode, which is
+not allowed everywhere."""
+
+KEPT_PLACES = {
+    "COREPACK_HOME": ".cache/node/corepack",
+    "PRE_COMMIT_HOME": ".cache/pre-commit",
+    "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
+    "GRADLE_RO_DEP_CACHE": ".gradle/caches",
+}
+"""Installed programs that would be searched below XDG_CACHE_HOME or GRADLE_USER_HOME."""
+
+REMOVED = (
+    *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
+    *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "SESSION_MANAGER", "TMUX", "VSCODE_IPC_HOOK_CLI"),
+)
+"""Variables that name sockets of the user's programs. Confined commands cannot reach these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxOptions:
+    """The user's settings for the sandbox, and crow's own places.
+
+    `own` are crow's files and directories, which no confined command can see. `caches` is the directory in which each
+    workspace gets a directory for caches of its commands; None if they have none.
+    """
+
+    enabled: Literal["auto", "off", "required"] = "auto"
+    network: bool = False
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    own: tuple[Path, ...] = ()
+    caches: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateDirectories:
+    """Directories of the commands of one session: `temporary` for temporary files, `caches` for package caches. `blank`
+    is an empty file that nobody can read."""
+
+    temporary: Path
+    caches: Path
+    blank: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlaces:
+    """Places that exist. `stamp` has the times of change of the folders that contain them."""
+
+    stamp: tuple[int, ...]
+    toolchains: tuple[Path, ...]
+    hidden: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedRepository:
+    """The git directories of a linked worktree, which are outside of the worktree."""
+
+    own: Path
+    common: Path
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What the commands of one workspace may see and change.
+
+    `roots` are the workspace's directories with links resolved, `env` is the environment that commands start from.
+    """
+
+    roots: tuple[Path, ...]
+    options: SandboxOptions
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    _places: list[FoundPlaces] = field(default_factory=list, repr=False)
+
+    @property
+    def home(self) -> Path | None:
+        """The user's home directory with links resolved; None if there is none."""
+        home = os.path.realpath(os.path.expanduser("~"))
+        return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
+
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about directories that commands cannot use, although they should."""
+        foreign = [root for root in self.roots if is_foreign(root)]
+        return (
+            *(f"{root} belongs to another user, so confined commands of root cannot write there" for root in foreign),
+            *self._problems_of_settings(),
+        )
+
+    def _problems_of_settings(self) -> Iterator[str]:
+        return (
+            f"sandbox.{key}: {entry} {problem}"
+            for key, entries in (("readable", self.options.readable), ("writable", self.options.writable))
+            for entry in entries
+            if (problem := self._problem_of(entry, is_writable=key == "writable"))
+        )
+
+    def writable_roots(self) -> tuple[Path, ...]:
+        """The directories that commands with the access `write` can write: the workspace, those of the settings, and
+        the repository of a linked worktree."""
+        linked = [self._linked_repository(root) for root in self.roots]
+        common = [repository.common for repository in linked if repository is not None]
+        return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
+
+    def confinement(
+        self, access: ConfinedAccess, private: PrivateDirectories, snapshot: Snapshot | None = None
+    ) -> Confinement:
+        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths."""
+        home, writable = self.home, self.writable_roots()
+        masked = self._masked(home)
+        found = self._found_places(home)
+        readable = [path for path in found.toolchains if is_inside(path, masked)]
+        readable += self._named(self.options.readable)
+        has_network = access == "write" and self.options.network
+        if has_network:
+            readable += existing([RESOLVER])
+        own_writable = [private.caches]
+        read_only: Sequence[Path] = ()
+        throwaway: tuple[Path, ...] = ()
+        if access == "write":
+            read_only, folders = protected_parts(snapshot)
+            own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *found.hidden), writable)]
+        else:
+            throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
+            readable += [path for path in writable if path not in self.roots]
+        visible = (*readable, *own_writable, *throwaway)
+        return Confinement(
+            access=access,
+            masked=masked,
+            readable=tuple(dict.fromkeys(readable)),
+            writable=tuple(dict.fromkeys(own_writable)),
+            read_only=tuple(read_only),
+            hidden=tuple(path for path in found.hidden if is_visible(path, masked, visible)),
+            throwaway=throwaway,
+            temporary=private.temporary,
+            blank=private.blank,
+            has_network=has_network,
+        )
+
+    def environment(
+        self, access: ConfinedAccess, private: PrivateDirectories, *, has_overlay: bool = False
+    ) -> dict[str, str]:
+        """Variables that a confined command gets in addition: private places for temporary files and caches.
+
+        A cache that the command can write anyway stays where it is. `has_overlay`: a `read` command can write into the
+        workspace, and its writes are discarded.
+        """
+        home = self.home or Path(os.sep)
+        writable = self.writable_roots() if access == "write" else ()
+        variables = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(private.temporary))
+        has_network = access == "write" and self.options.network
+        for name, (directory, place) in CACHES.items():
+            usual = Path(self.env.get(name) or home / place)
+            if is_inside(usual, writable) or (name == "CARGO_HOME" and not has_network):
+                continue
+            variables[name] = str(private.caches / directory)
+        if "GOMODCACHE" in variables:
+            downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
+            others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
+            variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
+        if access == "read" and not has_overlay:
+            variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
+            pytest = f"-o cache_dir={shlex.quote(str(private.caches / PYTEST_CACHE))}"
+            variables["PYTEST_ADDOPTS"] = f"{self.env.get('PYTEST_ADDOPTS', '')} {pytest}".strip()
+        for name, place in KEPT_PLACES.items():
+            if name not in self.env and os.path.isdir(home / place):
+                variables[name] = str(home / place)
+        return variables
+
+    def _found_places(self, home: Path | None) -> FoundPlaces:
+        """Toolchains and secret places. They are searched again only if something was created or removed."""
+        folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
+        stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
+        if not self._places or self._places[0].stamp != stamp:
+            toolchains, hidden = tuple(self._toolchains(home)), tuple(self._hidden(home))
+            self._places[:] = [FoundPlaces(stamp=stamp, toolchains=toolchains, hidden=hidden)]
+        return self._places[0]
+
+    def create_own(self) -> None:
+        """Create those of crow's own directories that a command could create otherwise. :raises OSError:"""
+        roots = self.writable_roots()
+        for path in self.options.own:
+            if not path.suffix and is_inside(Path(os.path.realpath(path)), roots):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _masked(self, home: Path | None) -> tuple[Path, ...]:
+        temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
+        places = [Path(os.path.realpath(path)) for path in MASKED if os.path.isdir(path)]
+        if home is not None and home not in SYSTEM:
+            places.append(home)
+        kept = (
+            place
+            for place in places
+            if place not in SYSTEM and (place in temporary or not is_inside(place, self.roots) or place in self.roots)
+        )
+        return tuple(dict.fromkeys(kept))
+
+    def _toolchains(self, home: Path | None) -> Iterator[Path]:
+        if home is None:
+            return
+        yield from existing(home / name for name in TOOLCHAINS)
+        for directory in (home, home / ".config"):
+            yield from (path for path in sorted(directory.glob(".gitconfig*")) if os.path.isfile(path))
+        named = [self.env.get(name, "").split(os.pathsep) for name in TOOL_VARIABLES]
+        yield from self._program_places(chain(*named), home)
+        for place in self._program_places(self.env.get("PATH", "").split(os.pathsep), home):
+            yield installed_tree(place, home)
+
+    def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
+        own = self.writable_roots()
+        for place in filter(None, map(literal, paths)):
+            if os.path.isdir(place) and not is_general(place, home) and not is_inside(place, own):
+                yield place
+
+    def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
+        for entry in entries:
+            if not self._problem_of(entry, is_writable=is_writable):
+                yield Path(os.path.realpath(os.path.expanduser(entry)))
+
+    def _problem_of(self, entry: str, *, is_writable: bool) -> str:
+        """Why an entry of the settings cannot be used; empty if it can."""
+        path = os.path.expanduser(entry)
+        if "\0" in entry or not os.path.isabs(path):
+            return "is not an absolute path; expected a path such as ~/datasets"
+        place = Path(os.path.realpath(path))
+        if not os.path.exists(place):
+            return "does not exist"
+        if is_writable and place in SYSTEM:
+            return "is a directory of the system; expected a directory below it"
+        if any(own == place or own.is_relative_to(place) for own in self.options.own) and is_writable:
+            return "contains crow's own files"
+        return ""
+
+    def _hidden(self, home: Path | None) -> Iterator[Path]:
+        named = {*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)}
+        secrets = [*SYSTEM_SECRETS, *(() if home is None else (str(home / name) for name in SECRETS))]
+        for path in (Path(os.path.realpath(secret)) for secret in secrets):
+            if path not in named and os.access(path, os.R_OK):
+                yield path
+        yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
+
+    def _linked_repository(self, root: Path) -> LinkedRepository | None:
+        """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+
+        The `.git` file in the workspace alone proves nothing: the workspace is hostile.
+        """
+        try:
+            own = linked_path(root / ".git", "gitdir: ")
+            if own is None or linked_path(own / "gitdir") != root / ".git":
+                return None
+            common = linked_path(own / "commondir")
+        except (OSError, ValueError):
+            return None
+        is_repository = common is not None and own.parent == common / "worktrees" and os.path.isfile(common / "HEAD")
+        return LinkedRepository(own, common) if common is not None and is_repository else None
+
+
+def linked_path(file: Path, prefix: str = "") -> Path | None:
+    """The resolved path that a file of git names, except for the last part; None if it names none."""
+    if os.path.islink(file) or not os.path.isfile(file):
+        return None
+    with file.open("rb") as opened:
+        text = os.fsdecode(opened.read(16_384)).rstrip("\r\n")
+    if not text.startswith(prefix) or len(text) == len(prefix) or "\0" in text:
+        return None
+    return literal(os.path.join(os.path.dirname(file), text[len(prefix) :]))
+
+
+def is_foreign(root: Path) -> bool:
+    """Whether a user root works in the directory of another user. Confined commands have none of root's powers."""
+    try:
+        return os.geteuid() == 0 and root.stat().st_uid != 0
+    except (OSError, AttributeError):
+        return False
+
+
+def modified_ns(path: Path) -> int:
+    """When something in a directory was created or removed; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def literal(path: str) -> Path | None:
+    """The path with links resolved, except for the last part; None if it is not absolute."""
+    if not os.path.isabs(path) or "\0" in path:
+        return None
+    path = os.path.normpath(path)
+    return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
+    """The paths that exist, with links resolved except for the last part."""
+    for path in paths:
+        place = literal(str(path))
+        if place is not None and os.path.exists(place):
+            yield place
+
+
+def is_inside(path: Path, roots: Iterable[Path]) -> bool:
+    """Whether the path is one of the roots or below one."""
+    return any(path.is_relative_to(root) for root in roots)
+
+
+def is_general(place: Path, home: Path) -> bool:
+    """Whether a directory has more than programs: HOME, a directory above it, or a collection such as ~/.config."""
+    return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
+
+
+def installed_tree(directory: Path, home: Path) -> Path:
+    """The tree of the program that a directory on PATH belongs to, or the directory itself."""
+    tree = directory.parent
+    if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
+        return directory
+    return tree if any(os.path.exists(tree / part) for part in PREFIX_PARTS) else directory
+
+
+def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
+    """The folders between the roots and the paths. A command must not rename them, since it would move the paths."""
+    for path in paths:
+        for root in roots:
+            if path.is_relative_to(root):
+                yield from (parent for parent in path.parents if parent.is_relative_to(root))
+
+
+def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
+    """Whether a command would see the path: nothing masks it, or it is in a visible tree."""
+    return is_inside(path, visible) or not is_inside(path, masked)
+
+
+def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The protected paths that must be read-only, and the git directories that stay writable but must keep their
+    place. These are at most `MAX_READ_ONLY`, those of repositories first.
+
+    Links are left out: nothing can be mounted on a link. `ProtectedFiles` puts them back.
+    """
+    states = {} if snapshot is None else snapshot.states
+    repositories = {path for path, state in states.items() if state.is_repository and state.kind == "directory"}
+    folders = set(repositories)
+    for path in repositories:
+        while (path := os.path.dirname(path)) in states:  # modules, worktrees and the folders in them
+            folders.add(path)
+    read_only = [
+        path for path, state in states.items() if path not in folders and state.kind != "link" and not state.is_mutable
+    ]
+    whole = set(read_only)
+    tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]
+    tops.sort(key=lambda path: (not is_inside(path, map(Path, repositories)), len(path.parts)))
+    return tuple(tops[:MAX_READ_ONLY]), tuple(map(Path, sorted(folders)))

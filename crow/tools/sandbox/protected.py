@@ -1,0 +1,590 @@
+"""Puts back protected files that a command changed where the kernel could not stop it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat as modes
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from crow.tools.workspace import (
+    PROTECTED,
+    PROTECTED_FILES,
+    REPOSITORY_PARTS,
+    fold_name,
+    open_folder,
+    read_file,
+    replace_file,
+)
+
+FOLDER_DEPTH = 4
+MAX_FOLDERS = 4_000
+MAX_ENTRIES = 5_000
+FILE_BYTES = 1_000_000
+ALL_BYTES = 20_000_000
+MAX_SEARCHED = 100_000
+ROUNDS = 6
+SETTLED_NS = 50_000_000
+"""The clock of some file systems ticks this slowly: a newer time of change may hide a second change."""
+
+SKIPPED = frozenset(
+    (
+        *("node_modules", "bower_components", ".venv", "venv", "site-packages", "target", "__pycache__"),
+        *(".tox", ".nox", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".gradle", ".next", ".yarn", ".pnpm-store"),
+    )
+)
+"""Folders in which dependencies and build results are stored. They are not searched for protected files."""
+
+GIT_FOLDERS = frozenset({".git", "git~1"})
+GIT_FILES = frozenset({"config", "config.worktree", "commondir", "gitdir"})
+Kind: TypeAlias = Literal["file", "directory", "link", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileState:
+    """The state of one protected path.
+
+    `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
+    link's target; None if it is not kept. `is_settled`: an equal stamp means equal content. `is_repository`: a
+    repository's own directory. `is_mutable`: only the path's existence is protected, as with HEAD of a repository.
+    """
+
+    kind: Kind
+    mode: int
+    owner: tuple[int, int]
+    stamp: tuple[int, ...]
+    content: bytes | None = field(default=None, repr=False)
+    is_settled: bool = True
+    is_repository: bool = False
+    is_mutable: bool = False
+
+    def is_like(self, other: FileState) -> bool:
+        """Whether nothing that matters differs, except for the mode."""
+        if self.kind != other.kind:
+            return False
+        if self.is_mutable or self.kind in ("directory", "other"):
+            return True
+        if self.content is None or other.content is None:
+            return self.stamp == other.stamp
+        return self.content == other.content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The paths in an ordinary folder that a pass needs. `stamp` is None if the folder may have changed unnoticed."""
+
+    stamp: tuple[int, ...] | None
+    folders: tuple[str, ...]
+    watched: tuple[str, ...]
+    is_repository: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Snapshot:
+    """The protected paths before a command. Commands that run at the same time share the states."""
+
+    states: dict[str, FileState] = field(repr=False)
+
+
+class ProtectedFiles:
+    """The protected files of a workspace, which commands under a weak sandbox could change.
+
+    Watched are the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
+    below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
+    its modules and worktrees; objects, refs, HEAD and the index stay free. Created protected files count too, and so
+    does a repository that is created.
+
+    Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link, more
+    than 5,000 protected entries, and extended attributes. Changes of files over 1 MB, or beyond 20 MB in all, are
+    reported but cannot be put back.
+
+    `kept` is the directory for what commands wrote. Commands must not be able to write there. All methods block, and
+    may be called from several threads.
+    """
+
+    def __init__(self, roots: Iterable[Path], kept: Path) -> None:
+        self._roots = tuple(dict.fromkeys(os.path.realpath(root) for root in roots))
+        self._kept = kept
+        self._states: dict[str, FileState] = {}
+        self._listings: dict[str, Listing] = {}
+        self._active: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def snapshot(self) -> Snapshot:
+        """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
+
+        While another command runs, its snapshot is used again: what that command has changed meanwhile must not become
+        the state to put back.
+        """
+        with self._lock:
+            running = next(iter(self._active), None)
+            states = self._scan() if running is None else running.states
+            snapshot = Snapshot(states)
+            self._active.add(snapshot)
+            return snapshot
+
+    def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
+        """Undo what has changed since the snapshot. Return one sentence for each path.
+
+        With `only_created`, leave changed and removed paths alone, except for links: the command could not have changed
+        them. What the command wrote is moved to `kept`.
+        """
+        with self._lock:
+            undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
+            for _ in range(ROUNDS):
+                if not undo.run(self._scan(snapshot.states)):
+                    break
+            else:
+                undo.report_unstable(self._scan(snapshot.states))
+            self._active.discard(snapshot)
+            return tuple(undo.sentences.values())
+
+    def accept(self, path: Path | None = None) -> None:
+        """Note that the user allowed a change of this path, or of any path, while commands run. `put_back` then leaves
+        the path as it is now."""
+        with self._lock:
+            if not self._active:
+                return
+            states = next(iter(self._active)).states
+            current = self._scan()
+            for changed in states.keys() | current.keys():
+                if path is None or is_related(changed, str(path)):
+                    if changed in current:
+                        states[changed] = current[changed]
+                    else:
+                        del states[changed]
+
+    def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
+        """The states of the protected paths now, also of those that were protected before."""
+        scan = Scan(self._states, self._listings, opens_folders=before is not None)
+        for root in self._roots:
+            scan.add_root(root)
+        if before is not None:
+            scan.add_known(before)
+        self._states, self._listings = scan.states, scan.listings
+        return dict(scan.states)
+
+
+class Scan:
+    """One pass over the roots. It reads again only what has changed since the pass before.
+
+    With `opens_folders`, folders that cannot be listed get the mode u+rwx: a command must not hide files in this way.
+    """
+
+    def __init__(
+        self, states: Mapping[str, FileState], listings: Mapping[str, Listing], *, opens_folders: bool
+    ) -> None:
+        self.states: dict[str, FileState] = {}
+        self.listings: dict[str, Listing] = {}
+        self._earlier_states = states
+        self._earlier_listings = listings
+        self._opens_folders = opens_folders
+        self._bytes_left = ALL_BYTES
+        self._now = time.time_ns()
+
+    def add_root(self, root: str) -> None:
+        """Add the protected paths in and below a root, folders close to the root first."""
+        level, folders_left = [root], MAX_FOLDERS
+        for _ in range(FOLDER_DEPTH + 1):
+            below: list[str] = []
+            for folder in level[:folders_left]:
+                listing = self._list_folder(folder)
+                for path in listing.watched:
+                    self._add(path, is_in_repository=listing.is_repository)
+                below += listing.folders
+            folders_left -= min(len(level), folders_left)
+            level = below
+
+    def add_known(self, before: Mapping[str, FileState]) -> None:
+        """Add what was protected before and still exists, even if a command has created so much that it is beyond the
+        limits now."""
+        for path in before.keys() - self.states.keys():
+            self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
+
+    def _list_folder(self, folder: str) -> Listing:
+        earlier = self._earlier_listings.get(folder)
+        try:
+            found = os.lstat(folder)
+        except OSError:
+            return Listing(stamp=None, folders=(), watched=(), is_repository=False)
+        stamp = make_stamp(found)
+        if earlier is None or earlier.stamp != stamp:
+            earlier = self._read_folder(folder, stamp if self._is_settled(found) else None)
+        self.listings[folder] = earlier
+        return earlier
+
+    def _read_folder(self, folder: str, stamp: tuple[int, ...] | None) -> Listing:
+        entries = {entry.name: entry.is_dir(follow_symlinks=False) for entry in self._entries(folder)}
+        is_repository = "HEAD" in entries and "objects" in entries and "refs" in entries
+        parts = REPOSITORY_PARTS if "HEAD" in entries else frozenset()
+        folders, watched = [], []
+        for name, is_folder in entries.items():
+            folded = quick_fold(name)
+            if folded in PROTECTED or folded in PROTECTED_FILES or folded in parts:
+                watched.append(os.path.join(folder, name))
+            elif is_folder and folded not in SKIPPED and not (is_repository and folded == "logs"):
+                folders.append(os.path.join(folder, name))
+        # the repository gets its share of ALL_BYTES first
+        watched.sort(key=lambda path: (quick_fold(os.path.basename(path)) not in GIT_FOLDERS, path))
+        return Listing(stamp=stamp, folders=tuple(sorted(folders)), watched=tuple(watched), is_repository=is_repository)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        for _ in range(2):
+            try:
+                with os.scandir(folder) as entries:
+                    return list(entries)
+            except PermissionError:
+                if not self._opens_folders or not open_up(folder):
+                    return []
+            except OSError:
+                return []
+        return []
+
+    def _add(self, path: str, *, is_in_repository: bool) -> None:
+        """Add a protected path with everything below it that is watched."""
+        folded = quick_fold(os.path.basename(path))
+        if is_in_repository and folded in ("head", "objects", "refs"):
+            self._add_one(path, is_mutable=True)
+        elif is_in_repository and folded in ("modules", "worktrees"):
+            self._add_repositories(path)
+        elif folded in GIT_FOLDERS:
+            self._add_repository(path)
+        else:
+            self._add_tree(path)
+
+    def _add_tree(self, path: str) -> None:
+        stack = [path]
+        while stack:
+            path = stack.pop()
+            state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
+            if state is not None and state.kind == "directory":
+                stack.extend(entry.path for entry in self._entries(path))
+
+    def _add_repository(self, path: str) -> None:
+        """Add a repository's own directory, or the file that stands for it."""
+        state = self._add_one(path, is_repository=True)
+        if state is None or len(self.states) >= MAX_ENTRIES or state.kind != "directory":
+            return
+        for entry in sorted(self._entries(path), key=lambda entry: entry.name):
+            folded = quick_fold(entry.name)
+            if folded in ("modules", "worktrees"):
+                self._add_repositories(entry.path)
+            elif folded in GIT_FILES or folded in ("hooks", "info"):
+                self._add_tree(entry.path)
+
+    def _add_repositories(self, path: str) -> None:
+        """Add the repositories in a folder. Those of submodules may be several folders deep."""
+        state = self._add_one(path) if len(self.states) < MAX_ENTRIES else None
+        if state is not None and state.kind == "directory":
+            for entry in self._entries(path):
+                if os.path.lexists(os.path.join(entry.path, "HEAD")):
+                    self._add_repository(entry.path)
+                else:
+                    self._add_repositories(entry.path)
+
+    def _add_one(self, path: str, *, is_repository: bool = False, is_mutable: bool = False) -> FileState | None:
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return None
+        stamp, earlier = make_stamp(found), self._earlier_states.get(path)
+        content = None
+        if not is_mutable:
+            is_known = earlier is not None and earlier.stamp == stamp and earlier.is_settled and not earlier.is_mutable
+            content = earlier.content if earlier is not None and is_known else self._read(path, found)
+        if content is not None:
+            self._bytes_left -= len(content)
+        state = FileState(
+            kind=kind_of(found.st_mode),
+            mode=modes.S_IMODE(found.st_mode),
+            owner=(found.st_uid, found.st_gid),
+            stamp=stamp,
+            content=content,
+            is_settled=self._is_settled(found),
+            is_repository=is_repository,
+            is_mutable=is_mutable,
+        )
+        self.states[path] = state
+        return state
+
+    def _read(self, path: str, found: os.stat_result) -> bytes | None:
+        with suppress(OSError):
+            if modes.S_ISLNK(found.st_mode):
+                return os.fsencode(os.readlink(path))
+            if modes.S_ISREG(found.st_mode) and found.st_size <= min(FILE_BYTES, self._bytes_left):
+                content = read_file(Path(path), 0, FILE_BYTES + 1)
+                return content if len(content) <= min(FILE_BYTES, self._bytes_left) else None
+        return None
+
+    def _is_settled(self, found: os.stat_result) -> bool:
+        return self._now - found.st_ctime_ns > SETTLED_NS
+
+
+class Undo:
+    """Undoes the changes since a snapshot, in rounds: one change can hide others.
+
+    A file called HEAD decides what else is protected beside it, so it is put right before everything else.
+    """
+
+    def __init__(
+        self, roots: Sequence[str], kept: Path, before: Mapping[str, FileState], *, only_created: bool
+    ) -> None:
+        self.sentences: dict[str, str] = {}
+        self._roots = roots
+        self._kept = kept
+        self._before = before
+        self._only_created = only_created
+        self._given_up: set[str] = set()
+
+    def run(self, current: Mapping[str, FileState]) -> bool:
+        """Undo the differences. Return whether there was one, so that another round must check the result."""
+        if not self._only_created and self._restore_moved_repositories(current):
+            return True
+        differences = self._differences(current)
+        heads = [path for path in differences if quick_fold(os.path.basename(path)) == "head"]
+        for path in heads or differences:
+            if not any(is_inside(path, done) for done in self._given_up):
+                self._undo(path, current.get(path))
+        return bool(differences)
+
+    def report_unstable(self, current: Mapping[str, FileState]) -> None:
+        """Report what still differs after the last round."""
+        for path in self._differences(current):
+            self._say(path, "the command still changes {}; a process that it started is running; end that process")
+
+    def _differences(self, current: Mapping[str, FileState]) -> list[str]:
+        """The paths to undo, folders before their content. What is inside a created folder moves with it."""
+        created = {path for path in current if path not in self._before}
+        differences = {path for path in created if os.path.dirname(path) not in created}
+        for path, before in self._before.items():
+            if not self._only_created or before.kind == "link":
+                now = current.get(path)
+                if now is None or not before.is_like(now) or (before.mode != now.mode and before.kind != "link"):
+                    differences.add(path)
+        return sorted(path for path in differences if path not in self._given_up)
+
+    def _undo(self, path: str, now: FileState | None) -> None:
+        before = self._before.get(path)
+        try:
+            if before is None:
+                self._say(path, f"the command created {{}}; it was moved to {self._keep(path)}")
+            elif now is None:
+                self._restore(path, before, None)
+                self._say(path, "the command removed {}; it was put back")
+            elif not before.is_like(now):
+                self._put_back(path, before, now)
+            else:
+                set_mode(path, before)
+                self._say(path, "the command changed the mode of {}; the former mode was put back")
+        except OSError as error:
+            if os.path.lexists(path) or before is not None:
+                self._given_up.add(path)
+                self._say(path, f"the command changed {{}}, which could not be put back: {error.strerror}")
+
+    def _put_back(self, path: str, before: FileState, now: FileState) -> None:
+        if before.kind in ("file", "link") and before.content is None:
+            self._given_up.add(path)
+            self._say(path, "the command changed {}; it is too large to be put back, so check it yourself")
+            return
+        written = self._keep(path, stays=before.kind == now.kind == "file")
+        self._restore(path, before, now)
+        self._say(path, f"the command changed {{}}; the former content was put back; the new one is in {written}")
+
+    def _restore(self, path: str, before: FileState, now: FileState | None) -> None:
+        place = Path(path)
+        if before.kind == "file" and before.content is not None:
+            replace_file(place, before.content)
+            set_mode(path, before)
+        elif before.kind == "link" and before.content is not None:
+            with open_folder(place.parent) as folder:
+                os.symlink(os.fsdecode(before.content), place.name if folder is not None else path, dir_fd=folder)
+        elif before.kind == "directory":
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with open_folder(place.parent) as folder:
+                os.mkdir(place.name if folder is not None else path, dir_fd=folder)
+            set_mode(path, before)
+        else:
+            state = "" if now is None else "Changed; "
+            raise OSError(errno.EFBIG, f"{state}Its content was not kept")
+
+    def _restore_moved_repositories(self, current: Mapping[str, FileState]) -> bool:
+        """Move repositories' directories back that the command renamed. Return whether there were any."""
+        is_changed = False
+        for path, before in self._before.items():
+            if before.kind != "directory" or not before.is_repository or path in self._given_up:
+                continue
+            now = current.get(path)
+            if now is not None and now.stamp[:2] == before.stamp[:2]:
+                continue
+            found = self._find_folder(before.stamp[:2])
+            if found is None or found == path:
+                continue
+            is_changed = True
+            try:
+                if os.path.lexists(path):
+                    self._keep(path)
+                move(found, path)
+                self._say(path, f"the command moved {{}} to {self._shown(found)}; it was moved back")
+            except OSError as error:
+                self._given_up.add(path)
+                self._say(path, f"the command moved {{}} to {self._shown(found)}: {error.strerror}")
+        return is_changed
+
+    def _find_folder(self, identity: tuple[int, ...]) -> str | None:
+        """Find a repository's directory by device and inode."""
+        device, inode = identity
+        queue, searched = deque(self._roots), 0
+        while queue and searched < MAX_SEARCHED:
+            searched += 1
+            with suppress(OSError), os.scandir(queue.popleft()) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
+                    if entry.inode() == inode and entry.stat(follow_symlinks=False).st_dev == device:
+                        is_one = os.path.lexists(os.path.join(entry.path, "HEAD"))  # inodes are used again
+                        return entry.path if is_one else None
+                    queue.append(entry.path)
+        return None
+
+    def _keep(self, path: str, *, stays: bool = False) -> str:
+        """Move what is at the path to `kept`. If it `stays`, it keeps its place until it is replaced. Return the new
+        place, as it is shown to the model."""
+        root = next((root for root in self._roots if is_inside(path, root)), os.sep)
+        target = self._kept / os.path.relpath(path, root)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number = 1
+        while os.path.lexists(target):
+            number += 1
+            target = target.with_name(f"{os.path.basename(path)}.{number}")
+        if stays:
+            copy(path, str(target))
+        else:
+            move(path, str(target))
+        return escape(str(target))
+
+    def _say(self, path: str, sentence: str) -> None:
+        said = sentence.replace("{}", self._shown(path))
+        self.sentences[path] = said if path not in self.sentences else f"{self.sentences[path]}; then {said}"
+
+    def _shown(self, path: str) -> str:
+        root = next((root for root in self._roots if is_inside(path, root)), os.sep)
+        return escape(os.path.relpath(path, root) if root == self._roots[0] else path)
+
+
+def quick_fold(name: str) -> str:
+    """:func:`crow.tools.workspace.fold_name`, faster for ordinary names."""
+    return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Whether the path is the folder or below it."""
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def is_related(path: str, other: str) -> bool:
+    """Whether one path is the other or contains it."""
+    return is_inside(path, other) or is_inside(other, path)
+
+
+def kind_of(mode: int) -> Kind:
+    """The kind of a file with this `st_mode`."""
+    match modes.S_IFMT(mode):
+        case modes.S_IFREG:
+            return "file"
+        case modes.S_IFDIR:
+            return "directory"
+        case modes.S_IFLNK:
+            return "link"
+        case _:
+            return "other"
+
+
+def make_stamp(found: os.stat_result) -> tuple[int, ...]:
+    """What changes whenever a file changes."""
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def escape(text: str) -> str:
+    """The text with everything that cannot be printed escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "replace").decode() for char in text)
+
+
+def open_up(folder: str) -> bool:
+    """Give the owner all rights in a folder. Return whether that was possible."""
+    with suppress(OSError), opened(folder) as handle:
+        found = os.fstat(handle)
+        if modes.S_ISDIR(found.st_mode):
+            os.chmod(f"/proc/self/fd/{handle}", modes.S_IMODE(found.st_mode) | 0o700)
+            return True
+    return False
+
+
+def set_mode(path: str, state: FileState) -> None:
+    """Give a file or folder its former mode and, if possible, its former owner."""
+    with opened(path) as handle:
+        found, place = os.fstat(handle), f"/proc/self/fd/{handle}"
+        if kind_of(found.st_mode) != state.kind:
+            raise OSError(errno.ELOOP, "The path now leads elsewhere", path)
+        if not hasattr(os, "O_PATH"):  # the handle is an ordinary one
+            os.fchmod(handle, state.mode)
+            return
+        if (found.st_uid, found.st_gid) != state.owner:
+            with suppress(OSError):
+                os.chown(place, *state.owner)
+        os.chmod(place, state.mode)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[int]:
+    """Open a file or folder without following links, only to change its mode."""
+    flags = getattr(os, "O_PATH", os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)) | getattr(os, "O_NOFOLLOW", 0)
+    place = Path(path)
+    with open_folder(place.parent) as folder:
+        handle = os.open(place.name if folder is not None else path, flags, dir_fd=folder)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def move(path: str, target: str) -> None:
+    """Move a file or folder. Links in the path to it are not followed, nor links inside a folder."""
+    place = Path(path)
+    with open_folder(place.parent) as folder:
+        name = place.name if folder is not None else path
+        try:
+            os.rename(name, target, src_dir_fd=folder)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            copy(path, target)
+            if modes.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+                shutil.rmtree(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+
+
+def copy(path: str, target: str) -> None:
+    """Copy a file, link or folder to a new path. Pipes, sockets and devices are left out."""
+    found = os.lstat(path)
+    match kind_of(found.st_mode):
+        case "link":
+            os.symlink(os.readlink(path), target)
+        case "directory":
+            os.mkdir(target, 0o700)
+            for name in os.listdir(path):
+                copy(os.path.join(path, name), os.path.join(target, name))
+        case "file":
+            flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+            with open(os.open(path, flags), "rb") as source, open(target, "xb") as file:
+                if modes.S_ISREG(os.fstat(source.fileno()).st_mode):
+                    shutil.copyfileobj(source, file)

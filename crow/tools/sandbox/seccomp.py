@@ -1,0 +1,222 @@
+"""The system calls that confined commands may not use, as a seccomp filter.
+
+Landlock leaves these open: sockets other than TCP, changes of modes and owners, the kernel's keys, and limits of other
+processes. The calls that enlarge the kernel's attack surface without need are refused too, as containers do.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import socket
+import struct
+from functools import cache
+
+from crow.tools.sandbox import ConfinedAccess
+
+X86_64, AARCH64 = 0xC000003E, 0xC00000B7
+ARCHITECTURES = {"x86_64": X86_64, "aarch64": AARCH64}
+X32_BIT = 0x40000000
+
+LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER_OR_EQUAL, JUMP_IF_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+
+CLONE_NEWUSER = 0x10000000
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+O_ACCMODE, O_TRUNC = 0o3, 0o1000
+NETLINK_ROUTE = 0
+
+# Name: number on x86_64, number on aarch64. None: the architecture does not have the call.
+NUMBERS: dict[str, tuple[int | None, int | None]] = {
+    "open": (2, None),
+    "ioctl": (16, 29),
+    "socket": (41, 198),
+    "clone": (56, 220),
+    "kill": (62, 129),
+    "truncate": (76, 45),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "pivot_root": (155, 41),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "init_module": (175, 105),
+    "delete_module": (176, 106),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    "kexec_load": (246, 104),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "openat": (257, 56),
+    "fchownat": (260, 54),
+    "fchmodat": (268, 53),
+    "unshare": (272, 97),
+    "perf_event_open": (298, 241),
+    "prlimit64": (302, 261),
+    "open_by_handle_at": (304, 265),
+    "setns": (308, 268),
+    "finit_module": (313, 273),
+    "kexec_file_load": (320, 294),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "clone3": (435, 435),
+    "openat2": (437, 437),
+    "pidfd_getfd": (438, 438),
+    "mount_setattr": (442, 442),
+    "fchmodat2": (452, 452),
+    "setxattrat": (463, 463),
+    "removexattrat": (466, 466),
+    "open_tree_attr": (467, 467),
+    "file_setattr": (469, 469),
+}
+
+ALWAYS_REFUSED = (
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # they would open sockets past this filter
+    *("add_key", "request_key", "keyctl"),  # the user's keys are in the kernel's keyrings
+    *("bpf", "perf_event_open", "userfaultfd", "setns", "open_by_handle_at", "pidfd_getfd"),
+    *("mount", "umount2", "pivot_root", "open_tree", "open_tree_attr", "move_mount", "mount_setattr"),
+    *("fsopen", "fsconfig", "fsmount", "fspick", "swapon", "swapoff"),
+    *("init_module", "finit_module", "delete_module", "kexec_load", "kexec_file_load"),
+)
+REFUSED_TO_READ = (
+    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "file_setattr"),
+    *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
+    *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
+)
+
+
+def missing_architecture() -> str:
+    """Why this machine has no filter, in words; empty if it has one."""
+    machine = platform.machine()
+    known = " and ".join(ARCHITECTURES)
+    return "" if machine in ARCHITECTURES else f"crow has system call filters for {known}, not for {machine}"
+
+
+@cache
+def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
+    """The filter for this machine as an array of BPF instructions.
+
+    `checks_truncate`: Landlock holds back `truncate` (since its ABI 3). TCP is not left to Landlock: without network,
+    there are no internet sockets at all, because Landlock misses TCP Fast Open, Multipath TCP and `listen` without
+    `bind`. Unix sockets are refused even with network: D-Bus or Docker would run commands outside the sandbox. What
+    stays: `socketpair`, and reading the network interfaces by netlink.
+    """
+    architecture = ARCHITECTURES[platform.machine()]
+    program = Program(architecture)
+    refused = dict.fromkeys(ALWAYS_REFUSED, errno.EPERM)
+    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}  # a filter cannot look into their arguments
+    if access == "read":
+        refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
+    if not checks_truncate:
+        refused |= {"truncate": errno.EPERM}
+    for name, error in refused.items():
+        program.refuse(name, error)
+    families = (socket.AF_INET, socket.AF_INET6) if has_network else ()
+    program.socket(families)
+    program.refuse_bits("clone", 0, CLONE_NEWUSER)
+    program.refuse_bits("unshare", 0, CLONE_NEWUSER)
+    program.refuse_values("ioctl", 1, (TIOCSTI, TIOCLINUX))
+    program.refuse_values("kill", 0, (0xFFFFFFFF,))  # every process of the user
+    program.limits_of_others()
+    program.truncating_read("open", 1)
+    program.truncating_read("openat", 2)
+    return program.end()
+
+
+class Program:
+    """A BPF program under construction. The accumulator holds the call's number between two blocks."""
+
+    def __init__(self, architecture: int) -> None:
+        self._column = 0 if architecture == X86_64 else 1
+        self._code: list[tuple[int, int, int, int]] = []
+        self._add(LOAD, ARCHITECTURE)
+        self._add(JUMP_IF_EQUAL, architecture, 1, 0)
+        self._add(RETURN, KILL)
+        self._add(LOAD, NUMBER)
+        if architecture == X86_64:
+            self._add(JUMP_IF_GREATER_OR_EQUAL, X32_BIT, 0, 1)
+            self._add(RETURN, FAIL | errno.ENOSYS)
+
+    def refuse(self, name: str, error: int) -> None:
+        """Refuse a call whatever its arguments are."""
+        self._block(name, [(RETURN, FAIL | error, 0, 0)])
+
+    def refuse_bits(self, name: str, argument: int, bits: int) -> None:
+        """Refuse a call if an argument has one of these bits."""
+        self._block(name, [self._load(argument), (JUMP_IF_BITS, bits, 0, 1), *self._verdicts()])
+
+    def refuse_values(self, name: str, argument: int, values: tuple[int, ...]) -> None:
+        """Refuse a call if an argument has one of these values."""
+        jumps = [(JUMP_IF_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+        self._block(name, [self._load(argument), *jumps, *reversed(self._verdicts())])
+
+    def socket(self, families: tuple[int, ...]) -> None:
+        """Allow only sockets of these families, and netlink sockets that list the network interfaces."""
+        # jump over what is left of the comparisons, the two instructions for netlink, and the refusal
+        jumps = [(JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
+        self._block(
+            "socket",
+            [
+                self._load(0),
+                *jumps,
+                (JUMP_IF_EQUAL, int(socket.AF_NETLINK), 0, 2),
+                self._load(2),
+                (JUMP_IF_EQUAL, NETLINK_ROUTE, 1, 0),
+                (RETURN, FAIL | errno.EACCES, 0, 0),
+                (RETURN, ALLOW, 0, 0),
+            ],
+        )
+
+    def limits_of_others(self) -> None:
+        """Refuse to set resource limits of another process: a limit on processor time would kill it."""
+        block = [self._load(0), (JUMP_IF_EQUAL, 0, 5, 0)]
+        block += [self._load(2), (JUMP_IF_EQUAL, 0, 0, 2), self._load(2, upper=True), (JUMP_IF_EQUAL, 0, 1, 0)]
+        self._block("prlimit64", [*block, *self._verdicts()])
+
+    def truncating_read(self, name: str, argument: int) -> None:
+        """Refuse to truncate a file that is opened for reading. Landlock before ABI 3 takes it for a read."""
+        block = [self._load(argument), (JUMP_IF_BITS, O_ACCMODE, 2, 0), (JUMP_IF_BITS, O_TRUNC, 0, 1)]
+        self._block(name, [*block, *self._verdicts()])
+
+    def end(self) -> bytes:
+        """The whole program, which allows everything else."""
+        self._add(RETURN, ALLOW)
+        return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in self._code)
+
+    def _block(self, name: str, block: list[tuple[int, int, int, int]]) -> None:
+        """Add instructions for one call. They must end with a verdict."""
+        number = NUMBERS[name][self._column]
+        if number is not None:
+            self._add(JUMP_IF_EQUAL, number, 0, len(block))
+            self._code += block
+
+    def _add(self, code: int, value: int, yes: int = 0, no: int = 0) -> None:
+        self._code.append((code, value, yes, no))
+
+    @staticmethod
+    def _load(argument: int, *, upper: bool = False) -> tuple[int, int, int, int]:
+        """Load the lower or upper half of a call's argument; the kernel ignores the upper one of an int."""
+        return (LOAD, ARGUMENTS + 8 * argument + (4 if upper else 0), 0, 0)
+
+    @staticmethod
+    def _verdicts() -> list[tuple[int, int, int, int]]:
+        return [(RETURN, FAIL | errno.EPERM, 0, 0), (RETURN, ALLOW, 0, 0)]

@@ -1,0 +1,136 @@
+"""What is said about a workspace that is new to the user, and about what confines commands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crow.agent.workspace import (
+    TRY,
+    WorkspaceContents,
+    describe_sandbox,
+    describe_workspace,
+    inspect_workspace,
+    notice_of_sandbox,
+    notice_of_workspace,
+)
+from crow.domain.events import NoticeShown
+from crow.tools import SandboxStatus, SkillInfo
+
+MISSING = "bubblewrap is not installed."
+SETTINGS = '`[sandbox]` in config.toml changes this: `enabled` is "auto"'
+
+
+def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) -> None:
+    place = tmp_path / "work"
+    for name in (".crow/skills/one", ".crow/skills/empty", ".claude/skills/two", ".claude/commands"):
+        (place / name).mkdir(parents=True)
+    for name in (".crow/skills/one/SKILL.md", ".claude/skills/two/SKILL.md", ".mcp.json", "AGENTS.md"):
+        (place / name).write_text("12345")
+    (tmp_path / "AGENTS.md").write_text("123")
+    os.mkfifo(place / "CLAUDE.md")  # opening it would wait for ever
+    (place / "sub").mkdir()
+    (place / "sub" / "AGENTS.md").symlink_to("../../AGENTS.md")
+    (place / ".agents").symlink_to("loop")
+    (place / "loop").symlink_to(".agents")
+    found = inspect_workspace(str(place))
+    assert found.instructions[:2] == ((str(place / "AGENTS.md"), 5), (str(tmp_path / "AGENTS.md"), 3))
+    below = inspect_workspace(str(place / "sub"))
+    assert below.instructions == found.instructions, "a link that leads out of its directory does not count"
+    assert (found.skills, found.ignored) == (2, ("CLAUDE.md", ".claude/commands", ".mcp.json"))
+
+
+def test_huge_folders_and_impossible_paths_cost_nothing(tmp_path: Path) -> None:
+    skills = tmp_path / ".crow" / "skills"
+    for number in range(300):
+        (skills / str(number)).mkdir(parents=True)
+        (skills / str(number) / "SKILL.md").write_text("x")
+    (tmp_path / "AGENTS.md").mkdir()
+    assert inspect_workspace(str(tmp_path)).skills == 200
+    for cwd in ("/nowhere", "/" + "x" * 5000, "/a\0b"):
+        assert inspect_workspace(cwd) == WorkspaceContents(cwd=cwd)
+
+
+def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
+    contents = WorkspaceContents(
+        cwd="/w", instructions=(("/w/AGENTS.md", 1234),), skills=2, ignored=(".mcp.json", ".claude/commands")
+    )
+    assert notice_of_workspace(contents) == NoticeShown(
+        severity="info",
+        title="You have not worked in `/w` with crow before",
+        description="The model gets `/w/AGENTS.md` (1,234 bytes) as text. 2 skills ask before the model may load them. "
+        "Ignored: `.mcp.json`, `.claude/commands`; a workspace sets no server, command, endpoint, key or permission. "
+        "`/permissions` shows more.",
+    )
+    assert notice_of_workspace(WorkspaceContents(cwd="/w")).description == ""
+    skills = (
+        SkillInfo(name="mine", description="", source="/home/SKILL.md"),
+        SkillInfo(name="deploy", description="", source="/w/.crow/skills/deploy/SKILL.md", is_from_workspace=True),
+    )
+    assert describe_workspace(contents, skills, is_known=False) == [
+        "The workspace is `/w`, where you have not worked with crow before. What concerns an agent in it:",
+        "- `/w/AGENTS.md` (1,234 bytes): the model gets it as text",
+        "- skill `deploy` (`/w/.crow/skills/deploy/SKILL.md`): asks before it is loaded",
+        "- `.mcp.json`: ignored; a workspace sets no server, command, endpoint, key or permission",
+        "- `.claude/commands`: ignored; a workspace sets no server, command, endpoint, key or permission",
+    ]
+    assert describe_workspace(WorkspaceContents(cwd="/w"), (), is_known=True) == [
+        "The workspace is `/w`. It holds nothing for an agent."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "notice"),
+    [
+        (SandboxStatus(name="bubblewrap 0.8.0"), None),
+        (SandboxStatus(setting="off", problem="It is off."), None),
+        (
+            SandboxStatus(problem=MISSING),
+            NoticeShown(
+                severity="warning",
+                title="Nothing confines commands",
+                description=f"{MISSING} So every command has full access, and asks unless a rule allows it. {TRY}",
+            ),
+        ),
+        (
+            SandboxStatus(setting="required", problem=MISSING),
+            NoticeShown(
+                severity="error",
+                title="Commands cannot be confined",
+                description=f"{MISSING} So commands with the access `read` or `write` fail. {TRY}",
+            ),
+        ),
+        (
+            SandboxStatus(name="bubblewrap 0.8.0", problem="/x does not exist."),
+            NoticeShown(severity="warning", title="[sandbox] in config.toml", description="/x does not exist."),
+        ),
+    ],
+)
+def test_the_user_is_warned_unless_commands_are_confined_or_it_is_off(
+    status: SandboxStatus, notice: NoticeShown | None
+) -> None:
+    assert notice_of_sandbox(status) == notice
+
+
+def test_permissions_say_what_each_access_means() -> None:
+    confined = SandboxStatus(name="bubblewrap 0.8.0", has_network=True, readable=("/data",), problem="/x is missing.")
+    assert describe_sandbox(confined) == [
+        "bubblewrap 0.8.0 holds each command to the access that it asked for:",
+        "- `read`: sees the system, the workspace and your toolchains; it can write nothing, and it has no network",
+        "- `write`: can also change files in the workspace, except protected ones; it has the network",
+        "- `full`: is not confined, and can do everything that you can",
+        f"{SETTINGS}; `network` is true; `readable` adds `/data`. `crow doctor` tries it out.",
+        "Not used: /x is missing.",
+    ]
+    assert "thrown away" in describe_sandbox(SandboxStatus(name="x", has_overlay=True))[1]
+    assert describe_sandbox(SandboxStatus(problem=MISSING)) == [
+        f"Nothing confines commands: {MISSING}",
+        "Every command counts as `full`: it can do everything that you can.",
+        f"{SETTINGS}. {TRY}",
+    ]
+    assert describe_sandbox(SandboxStatus(setting="required", problem=MISSING))[:2] == [
+        f"Nothing can confine commands: {MISSING}",
+        "Commands with the access `read` or `write` fail; commands with the access `full` ask.",
+    ]

@@ -1,0 +1,64 @@
+"""Protection of the process: what others see of its environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import json, os
+from crow.runtime import forbid_inspection, wipe_environment
+asked = []
+def is_secret(name, value):
+    asked.append((name, value))
+    return name in ("KEY", "EMPTY", "LAST") or "in-the-middle" in value
+before = open("/proc/self/environ", "rb").read()
+wipe_environment(is_secret)
+after = open("/proc/self/environ", "rb").read()
+forbid_inspection()
+wipe_environment(lambda name, value: False)
+import resource, sys
+sys.stdout.buffer.write(json.dumps({
+    "after": [os.fsdecode(entry).encode("utf-8", "surrogateescape").decode("latin-1") for entry in after.split(b"\\0")],
+    "is_as_long": len(before) == len(after),
+    "kept": os.environ["KEY"],
+    "asked": len(asked),
+    "core": resource.getrlimit(resource.RLIMIT_CORE)[0],
+}).encode())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/self/environ")
+def test_only_the_values_of_secret_variables_are_overwritten() -> None:
+    env = {
+        b"PYTHONPATH": os.fsencode(ROOT),
+        b"KEY": b"sk-0123456789=\xc3\xa9\xff",
+        b"EMPTY": b"",
+        b"OTHER": b"KEY=not this",
+        b"\xff\xfe": b"x in-the-middle x",
+        b"LAST": b"z",
+    }
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, check=False)
+    assert done.stderr == b""
+    found = json.loads(done.stdout)
+    assert found == {
+        "after": [
+            f"PYTHONPATH={ROOT}",
+            f"KEY={'*' * 17}",
+            "EMPTY=",
+            "OTHER=KEY=not this",
+            f"\xff\xfe={'*' * 17}",
+            "LAST=*",
+            "",
+        ],
+        "is_as_long": True,
+        "kept": "sk-0123456789=é\udcff",
+        "asked": 5,
+        "core": 0,
+    }

@@ -1,0 +1,311 @@
+"""Attacks on the permission rules, driven over stdio. Nothing confines commands in these tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.stdio.conftest import StartCrow
+from tests.stdio.test_tools import configured, ended
+from tests.support import fake_endpoint as fake
+from tests.support.acp_client import chosen
+from tests.support.fake_endpoint import FakeEndpoint
+
+ESCAPES = {
+    "git log *": "git log -1 --output=pwned",
+    "git diff *": "git diff --outp=pwned HEAD",
+    "git grep *": "git grep -Opwned/../tee -e Nest",
+    "find *": "find README.md -exec touch pwned {} +",
+    "sort *": "sort -uo pwned README.md",
+    "awk *": "awk 'BEGIN { system(\"touch pwned\") }'",
+    "sed *": "sed 'w pwned' README.md",
+    "tar *": "tar cf /dev/null README.md --checkpoint=1 --checkpoint-action=exec='touch pwned'",
+    "xargs *": "xargs touch pwned",
+    "env *": "env -S 'touch pwned'",
+    "timeout *": "timeout 9 touch pwned",
+    "nohup *": "nohup touch pwned",
+    "cp *": "cp README.md ../pwned",
+    "python3 *": 'python3 -c \'open("pwned", "w")\'',
+}
+PLAIN = (
+    "git log -1 --oneline",
+    "git grep -n Nest",
+    "find . -name README.md",
+    "sort -r README.md",
+    "sed -n 1p README.md",
+)
+
+
+async def test_allowed_commands_cannot_be_made_to_run_or_write_something_else(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    rules = ["git log", *ESCAPES]
+    configured(home, f"[permissions]\nallow = {json.dumps([f'shell({rule})' for rule in rules])}\n")
+    commit = "git init -q && git add -A && git -c user.name=Rook -c user.email=rook@nest.example commit -qm twigs"
+    await anyio.run_process(commit, cwd=place)
+    asked: list[str] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["rawInput"]["command"])
+        return chosen(params, "reject_once")
+
+    lines = (*ESCAPES.values(), "git log;touch pwned", "git log\ntouch pwned", "git log $(touch pwned)", *PLAIN)
+    endpoint.script(fake.calls(*(("shell", {"command": line}) for line in lines)), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        done = [status for status, _ in ended(agent.updates(session))]
+    assert sorted(asked) == sorted(line for line in lines if line not in PLAIN)
+    assert done.count("completed") == len(PLAIN)
+    assert not (place / "pwned").exists()
+    assert not (place.parent / "pwned").exists()
+
+
+async def test_a_denied_command_is_refused_however_it_is_written(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, '[permissions]\nmode = "auto"\nallow = ["shell"]\ndeny = ["shell(git push)"]\n')
+    refused = (
+        *("git push", "git -C . push", "git --git-dir=x push", "command git push", "env A=b git push", "g''it push"),
+        *('sh -c "git push"', "true\ngit push", "(git push)", "echo $(git push)", "timeout 5 git push", "\\git push"),
+    )
+    unclear = ("$(echo git) push", "G=git; $G push", "echo git push | sh", "git {push,}", 'eval "$X"')
+    free = ('echo git commit -m "push it"', "git log --grep push", "echo 'git push'", "A=$(date) true")
+    asked: list[tuple[str, list[str]]] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append((params["toolCall"]["rawInput"]["command"], [option["kind"] for option in params["options"]]))
+        return chosen(params, "reject_once")
+
+    lines = (*refused, *unclear, *free)
+    endpoint.script(fake.calls(*(("shell", {"command": line}) for line in lines)), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = [text for _, text in ended(agent.updates(session))]
+    words = "The user has forbidden this call of shell, by the rule deny `shell(git push)` in config.toml"
+    assert sum(words in text for text in said) == len(refused)
+    assert asked == [(line, ["allow_once", "reject_once"]) for line in unclear]
+
+
+async def test_always_answers_stay_in_their_directory_and_access(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    asked: list[str] = []
+
+    def always(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return chosen(params, "allow_always" if "allow_always" in str(params["options"]) else "reject_once")
+
+    steps = [("write_file", {"path": "a.txt", "content": "a"}), ("shell", {"command": "echo hi"})]
+    hook = ("write_file", {"path": ".git/hooks/pre-commit", "content": "x"})
+    for _ in range(3):
+        endpoint.script(fake.calls(*steps, hook), fake.text("ok"))
+    counts = []
+    async with crow(endpoint=endpoint, answers={"session/request_permission": always}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        counts.append(len(asked))
+        await agent.request("session/close", {"sessionId": session})
+        await agent.load_session(session, other)
+        await agent.prompt(session, "go")
+        counts.append(len(asked))
+        await agent.request("session/close", {"sessionId": session})
+        await agent.load_session(session, place)
+        await agent.prompt(session, "go")
+        counts.append(len(asked))
+        await agent.prompt(session, "/permissions")
+        listed = agent.text(session)
+    assert counts == [3, 6, 7], "all three; all three elsewhere; then the hook alone"
+    assert not (place / ".git").exists()
+    assert f"allow `shell`, exactly `echo hi` (any access, in {place})" in listed
+    assert f"allow `write_file` (only in {other}, so not here)" in listed
+
+
+async def test_rules_that_an_older_crow_stored_stay_in_their_directory(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    asked: list[str] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return chosen(params, "reject_once")
+
+    answers = {"session/request_permission": never}
+    endpoint.script(fake.text("ok"))
+    async with crow(endpoint=endpoint, answers=answers) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+    stored = json.dumps([{"tool": "write_file", "argument": None, "allow": True}])
+    with closing(sqlite3.connect(home / "crow.db")) as database, database:
+        database.execute("UPDATE sessions SET permissions = ? WHERE id = ?", (stored, session))
+    write = ("write_file", {"path": "a.txt", "content": "a"})
+    for _ in range(2):
+        endpoint.script(fake.calls(write), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers=answers) as agent:
+        await agent.initialize()
+        await agent.load_session(session, other)
+        await agent.prompt(session, "go")
+        await agent.request("session/close", {"sessionId": session})
+        await agent.load_session(session, place)
+        await agent.prompt(session, "go")
+    assert asked == ["Write a.txt"]
+    assert (place / "a.txt").exists()
+    assert not (other / "a.txt").exists()
+
+
+async def test_rules_without_a_directory_reach_nothing_outside_the_workspace(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    rules = ["write_file(*.md)", "read_file(notes.txt)", "edit_file(**/a.md)", "read_file", "*"]
+    configured(home, f'[permissions]\nmode = "auto"\nallow = {json.dumps(rules)}\n')
+    (tmp_path / "notes.txt").write_text("SECRET-0123")
+    (tmp_path / "a.md").write_text("SECRET-0123")
+    (place / "way-out").symlink_to(tmp_path)
+    steps: list[tuple[str, dict[str, Any]]] = [
+        *(("read_file", {"path": path}) for path in (f"{tmp_path}/notes.txt", "../notes.txt", "way-out/notes.txt")),
+        ("write_file", {"path": "../b.md", "content": "x"}),
+        ("edit_file", {"path": "../a.md", "old_text": "SECRET", "new_text": "x"}),
+        ("grep", {"path": "..", "pattern": "SECRET"}),
+        ("list_files", {"path": ".."}),
+        ("write_file", {"path": "deep/b.md", "content": "x"}),
+    ]
+    asked: list[str] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return chosen(params, "reject_once")
+
+    endpoint.script(fake.calls(*steps), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+    assert len(asked) == len(steps) - 1
+    assert (place / "deep" / "b.md").exists()
+    assert not (tmp_path / "b.md").exists()
+    assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
+
+
+@pytest.mark.parametrize("deny", ["*(.env)", "read_file(.env)"])
+async def test_a_denied_file_is_read_by_no_way(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path, deny: str
+) -> None:
+    configured(home, f'[permissions]\nmode = "auto"\ndeny = ["{deny}"]\n')
+    (place / "conf").mkdir()
+    (place / "conf" / "real").write_text("KEY=SECRET-0123\n")
+    secret = place / "conf" / ".env"
+    secret.write_text("---\nname: nest\ndescription: SECRET-0123\n---\nKEY=SECRET-0123\n")
+    (place / ".env").symlink_to("conf/real")
+    os.link(secret, place / "plain.txt")
+    os.link(place / "conf" / "real", tmp_path / "elsewhere")
+    (place / "AGENTS.md").symlink_to("conf/.env")
+    for name in ("one", "two"):
+        (place / ".claude" / "skills" / name).mkdir(parents=True)
+    (place / ".claude" / "skills" / "one" / "SKILL.md").symlink_to(secret)
+    os.link(secret, place / ".claude" / "skills" / "two" / "SKILL.md")
+    asked: list[str] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return chosen(params, "reject_once")
+
+    steps: list[tuple[str, dict[str, Any]]] = [
+        *(("read_file", {"path": path}) for path in (".env", "conf/.env", "conf/.ENV", "plain.txt", "AGENTS.md")),
+        *(("grep", {"path": path, "pattern": "KEY"}) for path in (".", "conf", "plain.txt", "conf/.env", ".env")),
+        *(("list_files", {"path": path}) for path in (".", "conf")),
+        *(("skill", {"name": name}) for name in ("nest", "one")),
+        ("read_file", {"path": "conf/real"}),
+    ]
+    endpoint.script(fake.calls(*steps), fake.text("ok"))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": never}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        links = [{"type": "resource_link", "uri": str(place / name), "name": name} for name in ("plain.txt", ".env")]
+        prompt = [{"type": "text", "text": "go"}, *links]
+        await agent.request("session/prompt", {"sessionId": session, "prompt": prompt})
+        said = [text for _, text in ended(agent.updates(session))]
+    sent = "".join(request.raw.decode() for request in endpoint.asked)
+    assert "SECRET-0123" not in sent
+    assert "[left out " in "".join(said)
+    assert "conf/.env" not in next(text for text in said if text.startswith("README.md") or "README.md\n" in text)
+    assert asked == ["Read conf/real"], "it has a name outside the workspace, which might be denied"
+
+
+async def test_keys_ask_before_each_read_and_crows_own_files_are_never_read(
+    crow: StartCrow, endpoint: FakeEndpoint, place: Path
+) -> None:
+    home = place / ".config" / "crow"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(
+        '[permissions]\nmode = "auto"\nallow = ["read_file(/**)", "read_file", "*"]\n# SECRET-0123'
+    )
+    for name in (".ssh/id_ed25519", ".aws/credentials", ".netrc", ".config/gh/hosts.yml"):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("SECRET-0123\n")
+    os.link(place / ".ssh" / "id_ed25519", place / "notes.txt")
+    os.link(home / "config.toml", place / "other.txt")
+    (place / "a.txt").symlink_to(".ssh/id_ed25519")
+    (place / "AGENTS.md").symlink_to(".ssh/id_ed25519")
+    asked: list[tuple[str, list[str]]] = []
+
+    def never(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append((params["toolCall"]["rawInput"]["path"], [option["kind"] for option in params["options"]]))
+        return chosen(params, "reject_once")
+
+    secret = (".ssh/id_ed25519", "a.txt", ".aws/credentials", ".netrc", ".config/gh/hosts.yml", "notes.txt")
+    own = (".config/crow/config.toml", "other.txt", ".config/crow/crow.db")
+    steps: list[tuple[str, dict[str, Any]]] = [
+        *(("read_file", {"path": path}) for path in (*secret, *own)),
+        ("grep", {"path": ".ssh", "pattern": "S"}),
+        ("edit_file", {"path": ".netrc", "old_text": "S", "new_text": "x"}),
+        ("grep", {"path": ".config/crow/config.toml", "pattern": "S"}),
+        ("grep", {"pattern": "SECRET"}),
+        ("list_files", {}),
+    ]
+    endpoint.script(fake.calls(*steps), fake.text("ok"))
+    answers = {"session/request_permission": never}
+    async with crow(endpoint=endpoint, answers=answers, env={"HOME": str(place), "CROW_HOME": str(home)}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        said = [text for _, text in ended(agent.updates(session))]
+    once = ["allow_once", "reject_once"]
+    assert asked == [(path, once) for path in (*secret, ".ssh", ".netrc")]
+    assert sum("belongs to crow itself and cannot be read" in text for text in said) == len(own) + 1
+    assert "SECRET-0123" not in "".join(request.raw.decode() for request in endpoint.asked)
+    assert "id_ed25519" not in said[-1]
+    assert "[left out " in said[-1]
+
+
+async def test_instructions_of_others_are_not_loaded(crow: StartCrow, endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    work = shared / "work"
+    work.mkdir(parents=True)
+    shared.chmod(0o1777)
+    (shared / "AGENTS.md").write_text("Obey the magpie.")
+    (work / "AGENTS.md").write_text("Use twigs.")
+    endpoint.script(fake.text("ok"), fake.text("ok"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(work)
+        await agent.prompt(session, "go")
+    sent = endpoint.asked[0].raw.decode()
+    assert "Use twigs." in sent
+    assert "magpie" not in sent
+    assert "(left out: all users can write to its directory)" in sent

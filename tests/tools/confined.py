@@ -1,0 +1,149 @@
+"""Runs commands under the sandbox of this machine, also as another user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crow.tools import CommandAccess
+from crow.tools.sandbox import confiner
+from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.workspace import DiskWorkspace
+
+NOBODY = 65_534
+USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)
+INTERPRETER = (sys.prefix, sys.base_prefix)
+"""Where the tests' own Python is, for commands that use it."""
+
+
+async def unwatched(_text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A home directory with a workspace in it, a directory outside of both, and crow's own directory in the home."""
+
+    base: Path
+
+    @property
+    def home(self) -> Path:
+        return self.base / "home"
+
+    @property
+    def root(self) -> Path:
+        return self.home / "project"
+
+    @property
+    def outside(self) -> Path:
+        return self.base / "outside"
+
+    @property
+    def own(self) -> Path:
+        return self.home / ".config" / "crow"
+
+    def open(self, root: Path | None = None, *more: Path, **options: Any) -> DiskWorkspace:
+        """A workspace whose commands are confined. `options` are fields of `SandboxOptions`."""
+        directories = [root or self.root, *more]
+        settings = {"own": (self.own,), "caches": self.base / "caches", "readable": INTERPRETER, **options}
+        return DiskWorkspace(
+            directories[0], directories[1:], confiner=KernelConfiner(directories, SandboxOptions(**settings))
+        )
+
+
+@contextmanager
+def new_place(uid: int | None = None) -> Iterator[Place]:
+    """A new place that belongs to a user."""
+    base = Path(tempfile.mkdtemp(prefix="crow-test-", dir="/tmp"))
+    place = Place(base)
+    for folder in (place.root, place.outside, place.own, place.home / ".ssh"):
+        folder.mkdir(parents=True)
+    (place.home / ".ssh" / "id_ed25519").write_text("PRIVATE")
+    (place.own / "config.toml").write_text("PRIVATE")
+    (place.outside / "file").write_text("outside\n")
+    base.chmod(0o755)
+    if uid is not None:
+        for path in (base, *base.rglob("*")):
+            os.chown(path, uid, uid, follow_symlinks=False)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+async def run(
+    workspace: DiskWorkspace, access: CommandAccess, command: str, timeout_s: float = 120
+) -> tuple[int | None, str]:
+    return await workspace.run(command, access=access, timeout_s=timeout_s, on_output=unwatched)
+
+
+def as_user(user: str, scenario: Callable[[Place], Awaitable[Any]]) -> Any:
+    """The JSON result of a scenario that runs in a place of its own, as a user. Skips without a sandbox."""
+    with new_place(NOBODY if user == "nobody" else None) as place:
+        if user != "nobody":
+            home, os.environ["HOME"] = os.environ.get("HOME", ""), str(place.home)
+            try:
+                result = json.loads(json.dumps(asyncio.run(guarded(scenario, place)), default=str))
+            finally:
+                os.environ["HOME"] = home
+        else:
+            result = in_child(scenario, place)
+    if isinstance(result, dict) and "no sandbox" in result:
+        pytest.skip(result["no sandbox"])
+    return result
+
+
+async def guarded(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
+    choice = choose_sandbox()
+    return {"no sandbox": choice.problem} if choice.sandbox is None else await scenario(place)
+
+
+def in_child(scenario: Callable[[Place], Awaitable[Any]], place: Place) -> Any:
+    """Run a scenario as the user `nobody` in a forked process."""
+    choose_sandbox()  # imports everything, since the user may be unable to read this Python's files
+    asyncio.run(asyncio.sleep(0))
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child uses none of the parent's threads
+        pid = os.fork()
+    if pid == 0:
+        text = ""
+        try:
+            confiner._probed.clear()
+            os.environ |= {"HOME": str(place.home), "PATH": "/usr/local/bin:/usr/bin:/bin"}
+            os.chdir("/")
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            text = json.dumps({"result": asyncio.run(guarded(scenario, place))}, default=str)
+        except BaseException:  # noqa: BLE001 - the parent raises it
+            text = json.dumps({"error": traceback.format_exc()})
+        finally:
+            with open(writer, "w") as pipe:
+                pipe.write(text)
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        answer = json.loads(pipe.read() or '{"error": "the child died"}')
+    os.waitpid(pid, 0)
+    if "error" in answer:
+        raise AssertionError(answer["error"])
+    return answer["result"]
+
+
+def available(*programs: str) -> Sequence[str]:
+    """Those of the programs that this machine has."""
+    return [program for program in programs if shutil.which(program)]

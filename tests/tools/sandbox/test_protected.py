@@ -1,0 +1,428 @@
+"""Protected files are put back after a command has changed them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crow.tools.sandbox import protected
+from crow.tools.sandbox.protected import ProtectedFiles
+
+posix_only = pytest.mark.skipif(os.name == "nt", reason="needs links and modes")
+GIT = {name: os.environ[name] for name in ("PATH",)} | {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with a commit and protected files."""
+    root = tmp_path / "project"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    (root / "AGENTS.md").write_text("be kind\n")
+    (root / ".vscode").mkdir()
+    (root / ".vscode" / "tasks.json").write_text("{}")
+    (root / "src").mkdir()
+    (root / "src" / "main.c").write_text("int main;")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "first")
+    return root
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "kept"
+
+
+def git(cwd: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    found = subprocess.run(["git", *who, *arguments], cwd=cwd, env=GIT, check=True, stdout=subprocess.PIPE, text=True)
+    return found.stdout
+
+
+def after(root: Path, kept: Path, change: Callable[[], object], *, only_created: bool = False) -> tuple[str, ...]:
+    """What `put_back` reports after a change."""
+    files = ProtectedFiles([root], kept)
+    snapshot = files.snapshot()
+    change()
+    return files.put_back(snapshot, only_created=only_created)
+
+
+def test_a_changed_file_gets_its_content_and_mode_back_and_the_new_content_is_kept(root: Path, kept: Path) -> None:
+    config = root / ".git" / "config"
+    config.chmod(0o640)
+    before = config.read_bytes()
+
+    said = after(root, kept, lambda: config.write_text("[core]\n\tfsmonitor = evil\n"))
+
+    new = kept / ".git" / "config"
+    assert said == (f"the command changed .git/config; the former content was put back; the new one is in {new}",)
+    assert (config.read_bytes(), config.stat().st_mode & 0o777) == (before, 0o640)
+    assert (kept / ".git" / "config").read_text() == "[core]\n\tfsmonitor = evil\n"
+
+
+def test_created_files_and_folders_are_moved_away_whole(root: Path, kept: Path) -> None:
+    def change() -> None:
+        (root / ".git" / "hooks" / "post-index-change").write_text("evil")
+        (root / "src" / ".envrc").write_text("evil")
+        (root / ".husky" / "_").mkdir(parents=True)
+        (root / ".husky" / "_" / "pre-commit").write_text("evil")
+
+    said = after(root, kept, change)
+
+    assert said == (
+        f"the command created .git/hooks/post-index-change; it was moved to {kept / '.git/hooks/post-index-change'}",
+        f"the command created .husky; it was moved to {kept / '.husky'}",
+        f"the command created src/.envrc; it was moved to {kept / 'src/.envrc'}",
+    )
+    assert not (root / ".git" / "hooks" / "post-index-change").exists()
+    assert not (root / ".husky").exists()
+    assert not (root / "src" / ".envrc").exists()
+    assert (kept / ".husky" / "_" / "pre-commit").read_text() == "evil"
+
+
+@posix_only
+def test_removed_files_folders_and_links_are_made_again(root: Path, kept: Path) -> None:
+    (root / "CLAUDE.md").symlink_to("AGENTS.md")
+
+    def change() -> None:
+        shutil.rmtree(root / ".vscode")
+        (root / "CLAUDE.md").unlink()
+
+    said = after(root, kept, change)
+
+    assert said == (
+        "the command removed .vscode; it was put back",
+        "the command removed .vscode/tasks.json; it was put back",
+        "the command removed CLAUDE.md; it was put back",
+    )
+    assert (root / ".vscode" / "tasks.json").read_text() == "{}"
+    assert (root / "CLAUDE.md").readlink() == Path("AGENTS.md")
+
+
+@posix_only
+def test_links_in_place_of_files_and_files_in_place_of_folders_are_replaced(
+    root: Path, kept: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+
+    def change() -> None:
+        (root / "AGENTS.md").unlink()
+        (root / "AGENTS.md").symlink_to(secret)
+        shutil.rmtree(root / ".vscode")
+        (root / ".vscode").symlink_to(tmp_path)
+
+    after(root, kept, change)
+
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+    assert not (root / "AGENTS.md").is_symlink()
+    assert (root / ".vscode" / "tasks.json").read_text() == "{}"
+    assert not (root / ".vscode").is_symlink()
+    assert secret.read_text() == "mine"
+    assert not (tmp_path / "tasks.json").exists()
+    assert (kept / "AGENTS.md").readlink() == secret
+
+
+@posix_only
+def test_modes_are_put_back_and_folders_that_a_command_closed_are_searched(root: Path, kept: Path) -> None:
+    hook = root / ".git" / "hooks" / "pre-commit"
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+
+    def change() -> None:
+        hook.chmod(0o644)
+        (root / "src" / ".git").mkdir()
+        (root / "src").chmod(0o300)
+
+    said = after(root, kept, change)
+
+    assert "the command changed the mode of .git/hooks/pre-commit; the former mode was put back" in said
+    assert hook.stat().st_mode & 0o777 == 0o755
+    assert not (root / "src" / ".git").exists()
+
+
+def test_a_renamed_repository_comes_back_and_its_replacement_is_kept(root: Path, kept: Path) -> None:
+    def change() -> None:
+        (root / ".git").rename(root / "src" / "old")
+        (root / ".git").mkdir()
+        (root / ".git" / "config").write_text("evil")
+        (root / ".git" / "HEAD").write_text("ref: refs/heads/main")
+
+    said = after(root, kept, change)
+
+    assert said == ("the command moved .git to src/old; it was moved back",)
+    assert git(root, "log", "--format=%s") == "first\n"
+    assert git(root, "status", "--short") == ""
+    assert (kept / ".git" / "config").read_text() == "evil"
+
+
+def test_a_repository_that_a_command_creates_is_disarmed(root: Path, kept: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    (plain / "config").mkdir(parents=True)
+    (plain / "config" / "app.toml").write_text("mine")
+
+    def change() -> None:
+        git(plain, "init", "--quiet", "inner")
+        (plain / "HEAD").write_text("ref: refs/heads/main")
+        (plain / "objects").mkdir()
+        (plain / "refs").mkdir()
+
+    said = after(plain, kept, change)
+
+    assert said == (
+        f"the command created HEAD; it was moved to {kept / 'HEAD'}",
+        f"the command created inner/.git; it was moved to {kept / 'inner/.git'}",
+    )
+    assert (plain / "config" / "app.toml").read_text() == "mine"
+    found = subprocess.run(["git", "rev-parse", "--git-dir"], cwd=plain / "inner", env=GIT, capture_output=True)
+    assert found.returncode != 0
+
+
+def test_parts_that_complete_a_repository_beside_a_head_file_are_moved_away(kept: Path, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "HEAD").write_text("ref: refs/heads/main")
+
+    def change() -> None:
+        (plain / "config").write_text("[core]\n\tworktree = .\n")
+        (plain / "objects").mkdir()
+        (plain / "refs").mkdir()
+
+    assert len(after(plain, kept, change)) == 3
+    assert os.listdir(plain) == ["HEAD"]
+
+
+def test_ordinary_git_commands_change_nothing_that_is_watched(root: Path, kept: Path) -> None:
+    def change() -> None:
+        (root / "src" / "main.c").write_text("int main, x;")
+        git(root, "stash", "--quiet")
+        git(root, "stash", "pop", "--quiet")
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "-m", "second")
+        git(root, "checkout", "--quiet", "-b", "topic")
+        git(root, "tag", "v1")
+        git(root, "pack-refs", "--all")
+        git(root, "repack", "-d", "--quiet", "-n")
+
+    assert after(root, kept, change) == ()
+    assert git(root, "log", "--format=%s") == "second\nfirst\n"
+
+
+def test_the_common_directory_of_a_linked_worktree_is_watched_as_a_root(root: Path, kept: Path, tmp_path: Path) -> None:
+    git(root, "worktree", "add", "--quiet", str(tmp_path / "linked"))
+    linked, common = tmp_path / "linked", root / ".git"
+    files = ProtectedFiles([linked, common], kept)
+    snapshot = files.snapshot()
+    before = (common / "config").read_bytes()
+
+    (common / "config").write_text("evil")
+    (common / "hooks" / "pre-push").write_text("evil")
+    (linked / ".git").write_text("gitdir: /elsewhere")
+    git_dir = common / "worktrees" / "linked" / "commondir"
+    git_dir.write_text("/elsewhere")
+    said = files.put_back(snapshot)
+
+    assert len(said) == 4
+    assert ((common / "config").read_bytes(), git_dir.read_text()) == (before, "../..\n")
+    (linked / "new").write_text("new")
+    snapshot = files.snapshot()
+    git(linked, "add", "new")
+    git(linked, "commit", "--quiet", "-m", "from the worktree")
+    assert files.put_back(snapshot) == ()
+
+
+def test_only_created_leaves_changed_and_removed_files_alone(root: Path, kept: Path) -> None:
+    def change() -> None:
+        (root / "AGENTS.md").write_text("changed in the editor")
+        (root / ".vscode" / "tasks.json").unlink()
+        (root / ".mcp.json").write_text("{}")
+
+    said = after(root, kept, change, only_created=True)
+
+    assert said == (f"the command created .mcp.json; it was moved to {kept / '.mcp.json'}",)
+    assert (root / "AGENTS.md").read_text() == "changed in the editor"
+    assert not (root / ".vscode" / "tasks.json").exists()
+
+
+def test_a_second_command_does_not_take_the_changes_of_the_first_for_the_former_state(root: Path, kept: Path) -> None:
+    files = ProtectedFiles([root], kept)
+    first = files.snapshot()
+    (root / "AGENTS.md").write_text("evil")
+    second = files.snapshot()
+    files.put_back(first)
+    files.put_back(second)
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+    (root / "AGENTS.md").write_text("changed by the user between two commands")
+    assert files.put_back(files.snapshot()) == ()
+
+
+def test_accepted_changes_stay(root: Path, kept: Path) -> None:
+    files = ProtectedFiles([root], kept)
+    snapshot = files.snapshot()
+    (root / "AGENTS.md").write_text("allowed by the user")
+    (root / ".zed").mkdir()
+    (root / ".zed" / "settings.json").write_text("{}")
+    (root / ".mcp.json").write_text("{}")
+    files.accept(root / "AGENTS.md")
+    files.accept(root / ".zed" / "settings.json")
+
+    assert files.put_back(snapshot) == (f"the command created .mcp.json; it was moved to {kept / '.mcp.json'}",)
+    assert (root / "AGENTS.md").read_text() == "allowed by the user"
+    assert (root / ".zed" / "settings.json").read_text() == "{}"
+
+
+def test_a_change_that_keeps_size_and_times_is_seen(root: Path, kept: Path) -> None:
+    path = root / "AGENTS.md"
+    before = path.stat()
+
+    def change() -> None:
+        path.write_text("be evil"[:7] + "\n")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    assert len(after(root, kept, change)) == 1
+    assert path.read_text() == "be kind\n"
+
+
+def test_a_large_file_is_reported_but_not_put_back(root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = root / ".idea"
+    large.write_bytes(b"x" * (protected.FILE_BYTES + 1))
+
+    def change() -> None:
+        with large.open("ab") as file:
+            file.write(b"y")
+
+    assert after(root, kept, change) == (
+        "the command changed .idea; it is too large to be put back, so check it yourself",
+    )
+
+
+@posix_only
+def test_pipes_sockets_and_links_to_folders_hang_and_lead_nowhere(root: Path, kept: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (outside / ".vscode").mkdir(parents=True)
+
+    def change() -> None:
+        os.mkfifo(root / ".envrc")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(root / ".netrc"))
+        (root / "link").symlink_to(outside)
+
+    assert len(after(root, kept, change)) == 2
+    assert (outside / ".vscode").is_dir()
+    assert not (root / ".envrc").exists()
+
+
+@posix_only
+def test_a_folder_that_became_a_link_leads_no_write_outside(root: Path, kept: Path, tmp_path: Path) -> None:
+    (root / "src" / "AGENTS.md").write_text("inner")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "AGENTS.md").write_text("another project's")
+
+    def change() -> None:
+        (root / "src").rename(root / "moved")
+        (root / "src").symlink_to(outside)
+
+    said = after(root, kept, change)
+
+    assert (outside / "AGENTS.md").read_text() == "another project's"
+    assert any("src/AGENTS.md" in sentence and "could not be put back" in sentence for sentence in said)
+
+
+@posix_only
+def test_kept_files_go_to_another_file_system_without_following_links(
+    root: Path, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("needs two file systems")
+    kept = shared / f"crow-test-{os.getpid()}"
+    try:
+
+        def change() -> None:
+            (root / ".husky").mkdir()
+            (root / ".husky" / "hook").write_text("evil")
+            (root / ".husky" / "link").symlink_to("/etc")
+            os.mkfifo(root / ".husky" / "pipe")
+
+        assert len(after(root, kept, change)) == 1
+        assert (kept / ".husky" / "hook").read_text() == "evil"
+        assert (kept / ".husky" / "link").readlink() == Path("/etc")
+        assert not (root / ".husky").exists()
+    finally:
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def test_names_are_compared_as_lenient_file_systems_do_and_shown_without_control_characters(
+    root: Path, kept: Path
+) -> None:
+    def change() -> None:
+        (root / ".ENVRC").write_text("evil")
+        (root / "AGENTS.md\u200b").write_text("evil")
+
+    said = after(root, kept, change)
+
+    assert len(said) == 2
+    assert said[1].startswith(r"the command created AGENTS.md\u200b; ")
+
+
+def test_a_file_that_keeps_changing_is_put_back_once_it_stops(root: Path, kept: Path) -> None:
+    files, stop = ProtectedFiles([root], kept), threading.Event()
+    snapshot = files.snapshot()
+
+    def keep_writing() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            (root / "AGENTS.md").write_text(f"evil {number}")
+
+    writer = threading.Thread(target=keep_writing)
+    writer.start()
+    try:
+        files.put_back(snapshot)
+    finally:
+        stop.set()
+        writer.join()
+    files.put_back(snapshot)
+    assert (root / "AGENTS.md").read_text() == "be kind\n"
+
+
+def test_dependencies_are_not_watched(root: Path, kept: Path) -> None:
+    def change() -> None:
+        (root / "node_modules" / "left-pad" / ".vscode").mkdir(parents=True)
+        (root / "node_modules" / "left-pad" / "AGENTS.md").write_text("read me")
+
+    assert after(root, kept, change) == ()
+    assert (root / "node_modules" / "left-pad" / "AGENTS.md").exists()
+
+
+def test_new_folders_do_not_push_protected_files_out_of_sight(
+    root: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protected, "MAX_FOLDERS", 3)
+    monkeypatch.setattr(protected, "MAX_ENTRIES", 30)
+    (root / "src" / "AGENTS.md").write_text("inner")
+    (root / "src" / ".envrc").write_text("mine")
+
+    def change() -> None:
+        for number in range(10):
+            (root / f"a{number}" / ".vscode").mkdir(parents=True)
+        (root / "src" / "AGENTS.md").write_text("evil")
+
+    said = after(root, kept, change)
+
+    assert [sentence for sentence in said if "src" in sentence] == [
+        f"the command changed src/AGENTS.md; the former content was put back; the new one is in {kept}/src/AGENTS.md"
+    ]
+    assert (root / "src" / "AGENTS.md").read_text() == "inner"

@@ -1,0 +1,552 @@
+"""Confined commands: what must go on working, and what each access may do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import anyio
+import pytest
+
+from crow.tools import CommandAccess, Ports
+from crow.tools.mcp.client import open_toolbox
+from crow.tools.process import found_program
+from crow.tools.sandbox import confiner
+from crow.tools.sandbox.bubblewrap import Bubblewrap
+from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
+from crow.tools.sandbox.policy import MAX_READ_ONLY, SandboxOptions
+from crow.tools.workspace import DiskWorkspace
+from tests.tools.confined import USERS, Place, as_user, available, run
+from tests.tools.conftest import FixedPlan, RecordingLog, call, skip_time
+
+GIT = "git -c user.name=A -c user.email=a@b.c -c init.defaultBranch=main"
+users = pytest.mark.parametrize("user", USERS)
+
+
+@users
+def test_each_access_changes_only_what_it_may(user: str) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        (place.root / "file").write_text("old\n")
+        read = await run(workspace, "read", "echo new >file; cat file; echo t >/tmp/out; echo u >$TMPDIR/other")
+        after_read = (place.root / "file").read_text()
+        write = await run(workspace, "write", "cat /tmp/out $TMPDIR/other /var/tmp/out; echo new >file; echo x >new")
+        outside = await run(workspace, "write", f"echo x >{place.outside}/new; echo x >/usr/new; echo x >~/new; :")
+        await workspace.close()
+        written = [(place.root / name).read_text() for name in ("file", "new")]
+        escaped = [path for path in (place.outside / "new", Path("/usr/new"), place.home / "new") if path.exists()]
+        has_overlay = (await workspace.sandbox_status()).has_overlay
+        return has_overlay, read[1].splitlines()[-1:], after_read, write, len(outside[1].splitlines()), written, escaped
+
+    has_overlay, read, after_read, write, failures, written, escaped = as_user(user, scenario)
+    assert read == (["new"] if has_overlay else ["old"])
+    assert after_read == "old\n"
+    assert write == [0, "t\nu\nt\n"]
+    assert (failures, written, escaped) == (3, ["new\n", "x\n"], [])
+
+
+@users
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("exit 3", 3),
+        ("exit 137", 137),
+        ("exit 129", 129),
+        ("kill -KILL $$", -9),
+        ("kill -HUP $$", -1),
+        ("kill -SEGV $$", -11),
+    ],
+)
+def test_exit_codes_and_signals_are_those_of_the_command(user: str, command: str, code: int) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        return [await run(workspace, "read", command), await run(workspace, "full", command)]
+
+    assert as_user(user, scenario) == [[code, ""], [code, ""]]
+
+
+def test_git_works() -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        assert (await run(workspace, "full", f"{GIT} init -q && echo a >a && git add a && {GIT} commit -qm one"))[
+            0
+        ] == 0
+        looked = await run(workspace, "read", "git status -s && git log --format=%s && git diff HEAD && git grep -n a")
+        changed = await run(
+            workspace,
+            "write",
+            f"echo b >a && {GIT} commit -qam two && git checkout -q -b side && echo c >c && git add c "
+            f"&& {GIT} stash -q && {GIT} stash pop -q && {GIT} commit -qm three && git checkout -q main "
+            f"&& {GIT} merge -q side && git tag v1 && git log --format=%s && git status -s",
+        )
+        await workspace.close()
+        return looked, changed
+
+    assert as_user(USERS[0], scenario) == [[0, "one\na:1:a\n"], [0, "three\ntwo\none\n"]]
+
+
+def test_a_test_run_with_caches_needs_no_write() -> None:
+    async def scenario(place: Place) -> Any:
+        (place.root / "Makefile").write_text(f"test:\n\t{sys.executable} -m pytest -q -p no:anyio test_it.py\n")
+        (place.root / "pytest.ini").write_text("[pytest]\n")
+        (place.root / "test_it.py").write_text(
+            "import socket\n"
+            "def test_loopback(tmp_path):\n"
+            "    server = socket.create_server(('127.0.0.1', 0))\n"
+            "    client = socket.create_connection(server.getsockname())\n"
+            "    server.accept()[0].sendall(b'x')\n"
+            "    assert client.recv(1) == b'x'\n"
+            "    (tmp_path / 'a').write_text('x')\n"
+        )
+        workspace = place.open()
+        code, output = await run(workspace, "read", "make test && ls -d .pytest_cache")
+        return (await workspace.sandbox_status()).has_overlay, code, output, sorted(os.listdir(place.root))
+
+    has_overlay, code, output, left = as_user(USERS[0], scenario)
+    assert "1 passed" in output
+    assert (code == 0) is has_overlay
+    assert left == ["Makefile", "pytest.ini", "test_it.py"]
+
+
+def test_tests_and_linters_need_no_write_even_without_a_throwaway_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Landlock has no layer, so caches that are usually in the workspace get a place of their own."""
+    if (bubblewrap := found_program("bwrap", lambda _path: False)) is not None:
+        monkeypatch.setitem(confiner._probed, bubblewrap, "not for this test")
+
+    async def scenario(place: Place) -> Any:
+        (place.root / "pytest.ini").write_text("[pytest]\n")
+        (place.root / "test_it.py").write_text(
+            "import pytest\n\n\ndef test_true(pytestconfig: pytest.Config) -> None: ...\n"
+        )
+        workspace = place.open()
+        binaries = Path(sys.executable).parent
+        ran = await run(workspace, "read", f"{sys.executable} -m pytest -q -p no:anyio --lf")
+        linted = await run(workspace, "read", f"{binaries}/ruff check . && {binaries}/mypy --strict test_it.py")
+        await workspace.close()
+        return (await workspace.sandbox_status()).has_overlay, ran, linted, sorted(os.listdir(place.root))
+
+    has_overlay, ran, linted, left = as_user(USERS[0], scenario)
+    assert not has_overlay
+    assert ran[0] == 0, ran
+    assert "PytestCacheWarning" not in ran[1]
+    assert linted[0] == 0, linted
+    assert left == ["pytest.ini", "test_it.py"]
+
+
+BUILDS = {
+    "gcc": ({"main.c": '#include <stdio.h>\nint main(void) { puts("built"); }\n'}, "gcc -o main main.c && ./main"),
+    "cargo": (
+        {
+            "Cargo.toml": '[package]\nname = "x"\nversion = "0.1.0"\n',
+            "src/main.rs": 'fn main() { println!("built"); }\n',
+        },
+        "cargo build -q --offline && ./target/debug/x",
+    ),
+    "go": (
+        {"go.mod": "module x\n", "main.go": 'package main\nfunc main() { println("built") }\n'},
+        "go build -o x . && ./x",
+    ),
+    "npm": (
+        {
+            "package.json": '{"name": "x"}',
+            "dep/package.json": '{"name": "dep", "version": "1.0.0"}',
+            "dep/index.js": "console.log('built')",
+        },
+        (
+            "npm install --offline --no-audit --no-fund --install-links --loglevel error ./dep >&2 "
+            "&& node -e 'require(\"dep\")'"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", available(*BUILDS))
+def test_builds_work(tool: str) -> None:
+    files, command = BUILDS[tool]
+    home = os.environ["HOME"]
+
+    async def scenario(place: Place) -> Any:
+        for name, text in files.items():
+            (place.root / name).parent.mkdir(exist_ok=True)
+            (place.root / name).write_text(text)
+        os.environ["HOME"] = home  # toolchains may be there
+        workspace = place.open()
+        return await run(workspace, "write", command)
+
+    code, output = as_user(USERS[0], scenario)
+    assert (code, output.splitlines()[-1:]) == (0, ["built"]), output
+
+
+def test_packages_are_installed_from_the_network_with_a_private_cache() -> None:
+    async def scenario(place: Place) -> Any:
+        index = place.outside / "index" / "demo"
+        index.mkdir(parents=True)
+        wheel = "demo-1.0-py3-none-any.whl"
+        with ZipFile(index / wheel, "w") as file:
+            file.writestr("demo.py", "print('installed')")
+            file.writestr("demo-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n")
+            file.writestr("demo-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr("demo-1.0.dist-info/RECORD", "")
+        (index / "index.html").write_text(f"<a href='{wheel}'>{wheel}</a>")
+        handler = partial(Quiet, directory=str(index.parent))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+            thread.start()
+            command = (
+                f"{sys.executable} -m venv .venv && .venv/bin/pip install -q --index-url "
+                f"http://127.0.0.1:{server.server_port}/ demo && .venv/bin/python -m demo && echo $PIP_CACHE_DIR"
+            )
+            try:
+                without = await run(place.open(), "write", command)
+                allowed = await run(place.open(network=True), "write", command)
+            finally:
+                server.shutdown()
+                thread.join()
+        return without[0], allowed, str(place.base / "caches")
+
+    without, (code, output), caches = as_user(USERS[0], scenario)
+    assert without != 0
+    lines = output.splitlines()
+    assert (code, lines[-2]) == (0, "installed"), output
+    assert lines[-1].startswith(caches)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("shape", ["in tmp", "is home", "spaces", "newline", "linked", "additional"])
+def test_every_shape_of_workspace_works(shape: str) -> None:
+    async def scenario(place: Place) -> Any:
+        root, more = place.root, []
+        match shape:
+            case "in tmp":
+                root = place.outside
+            case "is home":
+                root = place.home
+            case "spaces":
+                root = place.home / "a  b 'c\" \\x"
+            case "newline":
+                root = place.home / "a\nb"
+            case "linked":
+                (place.home / "link").symlink_to(place.root)
+                root = place.home / "link"
+            case "additional":
+                more = [place.outside]
+        root.mkdir(exist_ok=True)
+        workspace = place.open(root, *more)
+        written = await run(workspace, "write", "echo one >file && echo two >>file && pwd -P")
+        read = await run(
+            workspace, "read", "cat file; touch file new; cat ~/.ssh/id_ed25519 ~/.config/crow/config.toml"
+        )
+        also = await run(workspace, "write", f"echo more >>{place.outside}/file")
+        outside = (place.outside / "file").read_text()
+        await workspace.close()
+        return written, read[1], real_path(root), also[0], outside, (root / "new").exists()
+
+    written, read, real, _, outside, is_new = as_user(USERS[0], scenario)
+    assert written == [0, real + "\n"]
+    assert read.startswith("one\ntwo\n")
+    assert "PRIVATE" not in read
+    assert ("more" in outside) == (shape in ("in tmp", "additional"))
+    assert not is_new
+
+
+def test_a_linked_worktree_has_its_repository_but_a_forged_one_does_not() -> None:
+    async def scenario(place: Place) -> Any:
+        main, tree, forged = place.home / "main", place.home / "tree", place.home / "forged"
+        setup = (
+            f"{GIT} init -q {main} && cd {main} && {GIT} commit -q --allow-empty -m one && "
+            f"git worktree add -q {tree} && mkdir {forged} && echo gitdir: {main}/.git >{forged}/.git"
+        )
+        assert (await run(place.open(), "full", setup))[0] == 0
+        workspace = place.open(tree)
+        committed = await run(
+            workspace, "write", f"echo a >a && git add a && {GIT} commit -qm two && git log --format=%s"
+        )
+        attacked = await run(
+            workspace,
+            "write",
+            f"echo '[alias] x = !sh' >>{main}/.git/config; echo x >{main}/.git/hooks/post-commit; echo x >{main}/new; "
+            f"echo x >{main}/.git/worktrees/tree/gitdir; echo x >{main}/.git/commondir; echo $(ls -a {main})",
+        )
+        hostile = await run(place.open(forged), "read", f"ls {main}/.git; git log")
+        config = (main / ".git" / "config").read_text()
+        left = [
+            str(path)
+            for path in (main / "new", main / ".git/hooks/post-commit", main / ".git/commondir")
+            if path.exists()
+        ]
+        return committed, attacked[1].splitlines(), hostile[0], config, left
+
+    committed, attacked, hostile, config, left = as_user(USERS[0], scenario)
+    assert committed == [0, "two\none\n"]
+    assert ". .. .git" in attacked
+    assert hostile != 0
+    assert "alias" not in config
+    assert left == []
+
+
+SURVIVOR = (
+    "(setsid sh -c 'trap \"\" TERM; exec >alive; touch ready; while :; do sleep 100; done' &) ; "
+    "until [ -e ready ]; do sleep 0.01; done; "
+)
+"""Starts a process that leaves the session, ignores SIGTERM, and holds the pipe `alive`."""
+
+
+@users
+@pytest.mark.parametrize("end", ["cancel", "timeout", "exit"])
+def test_no_process_outlives_its_command(user: str, end: str) -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        os.mkfifo(place.root / "alive")
+        reader = os.open(place.root / "alive", os.O_RDONLY | os.O_NONBLOCK)
+        last = ":" if end == "exit" else "trap 'echo bye >said; exit' TERM; echo up; while :; do sleep 0.05; done"
+        output = ""
+        with anyio.fail_after(1000):
+            with anyio.CancelScope() as scope:
+
+                async def on_output(_text: str) -> None:
+                    if end == "cancel":
+                        scope.cancel()
+                    else:
+                        skip_time(300)
+
+                _, output = await workspace.run(SURVIVOR + last, access="write", timeout_s=300, on_output=on_output)
+            await workspace.reap()
+            os.set_blocking(reader, True)
+            while await anyio.to_thread.run_sync(os.read, reader, 100):
+                pass
+        os.close(reader)
+        said = (place.root / "said").read_text() if end != "exit" else "bye\n"
+        return said, "left running" in output
+
+    assert as_user(user, scenario) == ["bye\n", end == "exit"]
+
+
+async def test_a_job_in_the_background_is_confined_and_ends(tmp_path: Path) -> None:
+    if choose_sandbox().sandbox is None:
+        pytest.skip(choose_sandbox().problem)
+    root = tmp_path / "project"
+    root.mkdir()
+    options = SandboxOptions(caches=tmp_path / "caches")
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+    async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+
+        async def use(tool: str, /, **arguments: object) -> str:
+            return (await toolbox.run(call(tool, **arguments), "c", ignore)).text
+
+        line = "mkfifo in; touch ~/x; mkdir .vscode; echo up; cat <>in"
+        started = await use("shell", command=line, background=True, access="write")
+        fed = await use("shell", command="echo said >in", access="write")
+        while "said" not in (output := await use("shell_output", job="job1")):
+            assert "running" in output
+        killed = await use("shell_kill", job="job1")
+    await workspace.close()
+    assert "up" in started
+    assert "Read-only file system" in started
+    assert "exit code" not in fed
+    assert "[the command created .vscode; it was moved to" in fed + killed
+    assert killed.endswith("[job1: ended by signal 15]")
+    assert os.listdir(root) == ["in"]
+
+
+def real_path(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+async def ignore(_text: str) -> None: ...
+
+
+@pytest.fixture
+def no_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bubblewrap does not work."""
+    monkeypatch.setitem(
+        confiner._probed, shutil.which("bwrap") or "bwrap", "bwrap: no permissions to create namespaces"
+    )
+
+
+def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
+    async def scenario(place: Place) -> Any:
+        for number in range(MAX_READ_ONLY + 5):
+            (place.root / f"d{number}").mkdir()
+            (place.root / f"d{number}" / "AGENTS.md").write_text("rules\n")
+        workspace = place.open()
+        _, output = await run(workspace, "write", "for d in d*; do echo x >>$d/AGENTS.md; mv $d x$d; done 2>&1")
+        await workspace.close()
+        texts = [(place.root / f"d{number}" / "AGENTS.md").read_text() for number in range(MAX_READ_ONLY + 5)]
+        return output, texts
+
+    output, texts = as_user(USERS[0], scenario)
+    assert texts == ["rules\n"] * (MAX_READ_ONLY + 5)
+    assert output.count("Read-only file system") == MAX_READ_ONLY
+
+
+@pytest.mark.usefixtures("no_bubblewrap")
+def test_landlock_confines_and_protected_files_are_put_back() -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        name = (await workspace.sandbox_status()).name
+        (place.root / "AGENTS.md").write_text("rules\n")
+        read = await run(workspace, "read", f"echo x >new; echo x >{place.outside}/file; cat ~/.ssh/id_ed25519; pwd")
+        write = await run(workspace, "write", "echo x >new; echo evil >>AGENTS.md; mkdir .vscode; echo t >$TMPDIR/t")
+        shared = await run(workspace, "read", "cat $TMPDIR/t; false")
+        hint = workspace.explain_failure("read", read[1])
+        await workspace.close()
+        left = [(place.root / "AGENTS.md").read_text(), (place.outside / "file").read_text()]
+        return name, read[1], write, shared, hint, left, sorted(os.listdir(place.root))
+
+    name, read, (code, output), shared, hint, left, names = as_user(USERS[0], scenario)
+    assert name.startswith("Landlock")
+    assert read.count("denied") == 3
+    assert "PRIVATE" not in read
+    assert code == 0
+    assert "the command changed AGENTS.md; the former content was put back" in output
+    assert "the command created .vscode; it was moved to" in output
+    assert shared == [1, "t\n"]
+    assert hint.startswith(
+        '[Access was "read", which changes nothing. To change files in the workspace, use access "write"'
+    )
+    assert left == ["rules\n", "outside\n"]
+    assert names == ["AGENTS.md", "new"]
+
+
+ADVICE = 'Use the access "full"; then the user is asked.'
+
+
+async def test_nothing_runs_unconfined_if_no_sandbox_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(confiner, "probe_landlock", lambda: "Landlock: this kernel does not have it")
+    monkeypatch.setattr(confiner, "_probed", {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problem = "bubblewrap is not installed. Landlock: this kernel does not have it."
+    plans = {}
+    for enabled in ("off", "auto", "required"):
+        options = SandboxOptions(enabled=enabled, caches=tmp_path / "caches")
+        workspace = DiskWorkspace(root, confiner=KernelConfiner([root], options))
+        async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+            planned = await toolbox.plan(call("shell", command="touch x", access="write"))
+            outcome = await toolbox.run(call("shell", command="echo x", access="write"), "c", ignore)
+        status = await workspace.sandbox_status()
+        plans[enabled] = (planned.command_access, outcome.is_error, outcome.text, status.name, status.problem)
+    assert plans == {
+        "off": ("full", False, "x", "", '`sandbox.enabled` is "off".'),
+        "auto": ("full", False, "x", "", problem),
+        "required": (
+            "write",
+            True,
+            f'shell: The command was not run, because nothing confines it to the access "write": {problem} {ADVICE}',
+            "",
+            problem,
+        ),
+    }
+
+
+async def test_a_sandbox_that_stops_working_fails_the_call_and_runs_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    sandbox = Bubblewrap(program=str(broken), name="bubblewrap 0")
+    monkeypatch.setattr(confiner, "choose_sandbox", lambda _is_untrusted: confiner.Choice(sandbox))
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(caches=tmp_path / "caches")))
+    async with open_toolbox(workspace, Ports(log=RecordingLog(), plan=FixedPlan()), ()) as toolbox:
+        outcome = await toolbox.run(call("shell", command="touch x"), "c", ignore)
+        job = await toolbox.run(call("shell", command="touch x", background=True), "c", ignore)
+    problem = "could not be confined: bwrap: setting up uid map: Permission denied"
+    assert outcome.text == f"shell: The command was not run, because it {problem}"
+    assert outcome.is_error
+    assert f"[the command was not run, because it {problem}]" in job.text
+    assert os.listdir(root) == []
+
+
+def test_a_bubblewrap_of_the_workspace_is_not_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "bwrap").write_text("#!/bin/sh\ntouch started\n")
+    (root / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}:{os.environ['PATH']}")
+    monkeypatch.setattr(confiner, "_probed", {})
+    choice = choose_sandbox(lambda path: path.is_relative_to(root))
+    assert choice.sandbox is None or getattr(choice.sandbox, "program", "") != str(root / "bwrap")
+    assert os.listdir(root) == ["bwrap"]
+
+
+@pytest.mark.parametrize(
+    ("access", "output", "wanted"),
+    [
+        ("read", "touch: cannot touch 'x': Read-only file system", 'use access "write"'),
+        ("write", "bash: .git/config: Permission denied", 'use access "full"'),
+        ("read", "curl: (6) Could not resolve host: example.org", "`network = true`"),
+        ("write", "npm error code EAI_AGAIN", "`network = true`"),
+        ("read", "1 failed, 3 passed", ""),
+        ("full", "Permission denied", ""),
+    ],
+)
+async def test_a_failure_for_want_of_access_says_what_would_allow_it(
+    root: Path, access: CommandAccess, output: str, wanted: str
+) -> None:
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions(enabled="required")))
+    hint = workspace.explain_failure(access, output)
+    assert (wanted in hint) if wanted else (hint == "")
+    assert "\n" not in hint
+
+
+def test_directories_of_the_settings_are_added_and_faults_are_named() -> None:
+    async def scenario(place: Place) -> Any:
+        (place.home / "data").mkdir()
+        (place.home / "data" / "file").write_text("data\n")
+        (place.home / "build").mkdir()
+        workspace = place.open(readable=("~/data", "~/missing", "relative"), writable=("~/build", "/usr", "~"))
+        output = await run(workspace, "write", "cat ~/data/file; touch ~/build/new; touch ~/data/new 2>/dev/null; true")
+        problem = (await workspace.sandbox_status()).problem
+        await workspace.close()
+        return output, problem, os.listdir(place.home / "build"), os.listdir(place.home / "data")
+
+    output, problem, built, data = as_user(USERS[0], scenario)
+    assert output == [0, "data\n"]
+    assert (built, data) == (["new"], ["file"])
+    assert problem.split("; sandbox") == [
+        "sandbox.readable: ~/missing does not exist",
+        ".readable: relative is not an absolute path; expected a path such as ~/datasets",
+        ".writable: /usr is a directory of the system; expected a directory below it",
+        ".writable: ~ contains crow's own files",
+    ]
+
+
+async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.geteuid() == 0:
+        os.chown(root, 1000, 1000)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+    workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions()))
+    status = await workspace.sandbox_status()
+    assert not status.name or status.problem == (
+        f"{root} belongs to another user, so confined commands of root cannot write there"
+    )
+
+
+def test_private_directories_are_removed_at_the_end_and_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = confiner.Private.create(None, [tmp_path])
+    second = confiner.Private.create(None, [tmp_path])
+    assert first.root.exists()  # it is still used
+    os.close(second.lock)  # its process has died
+    (second.root / "temporary" / "locked").mkdir(mode=0o000)
+    third = confiner.Private.create(None, [tmp_path])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.root.name, third.root.name])
+    first.remove()
+    third.remove()
+    assert list(tmp_path.iterdir()) == []
