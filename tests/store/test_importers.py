@@ -242,7 +242,7 @@ async def test_control_characters_odd_ids_and_odd_directories_are_made_harmless(
     _, problems = await bring(sqlite_store, tmp_path)
     row = await only(sqlite_store)
     assert row.id == f"pi-{hashlib.sha256(b'../../' + bytes([27])).hexdigest()[:32]}"
-    assert (row.title, row.cwd) == ("␛]0;owned␇ Eggs \ufffd ␀", HERE)
+    assert (row.title, row.cwd) == ("\\x1b]0;owned\\x07 Eggs \ufffd \\x00", HERE)
     entries = await history(sqlite_store, row.id)
     answer = entries[1].body
     assert isinstance(answer, Assistant)
@@ -422,7 +422,7 @@ async def test_pi_branches_summaries_and_commands_are_kept(sqlite_store: SqliteS
     foreign.write_lines(
         tmp_path / "tree.jsonl",
         [
-            {"type": "session", "version": 3, "id": "tree", "timestamp": foreign.iso(0), "cwd": CWD},
+            {"type": "session", "version": 3, "id": "tree", "timestamp": foreign.iso(0), "cwd": "/two  spaces/é"},
             foreign.pi_user("e1", None, 0, PROMPT),
             foreign.pi_answer("e2", "e1", 1, {"type": "text", "text": PLAN}),
             foreign.pi_user("e3", "e2", 2, "one way"),
@@ -454,6 +454,7 @@ async def test_pi_branches_summaries_and_commands_are_kept(sqlite_store: SqliteS
         ("note", "here"),
         ("end", "end_turn"),
     ]
+    assert (await sqlite_store.session("pi-tree")).cwd == "/two  spaces/é"
     assert len((await sqlite_store.outline("pi-tree")).tips) == 2
     entries = await history(sqlite_store, "pi-old")
     checkpoint = entries[3].body

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from crow.domain import entries
 from crow.domain.entries import Announcement, Body, CallRef, Pin, StopReason
 from crow.domain.messages import FinishReason, Image, Part, Text, ToolCall, Usage
-from crow.domain.rendering import in_title, on_one_line
+from crow.domain.rendering import in_title, safe
 from crow.store.codec import encode, mend
 from crow.store.importers.parts import announce, short_line, tool_call
 from crow.store.portable import (
@@ -105,7 +105,10 @@ class ConversationBuilder:
 
     def set_cwd(self, path: Any) -> None:
         """Set the session's directory, if `path` is an absolute path."""
-        if isinstance(path, str) and path.startswith("/") and len(path) <= 4096 and path == on_one_line(mend(path)):
+        if not isinstance(path, str) or not path.startswith("/") or len(path) > 4096:
+            return
+        # A name with hidden characters could look like that of another directory.
+        if path == safe(mend(path)) and not {"\n", "\t"} & set(path):
             self._cwd = path
 
     def set_title(self, title: Any, *, by_user: bool = False) -> None:
