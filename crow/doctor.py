@@ -30,7 +30,9 @@ from crow.llm import Model, Request, TextDelta
 from crow.llm.models import Offered
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
+from crow.store.importers import importable
 from crow.store.sqlite.connection import REPAIR
+from crow.store.sqlite.foreign import session_ids
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, McpServer, Ports, SandboxStatus, Workspace
@@ -72,6 +74,7 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     report(_check_configuration(loaded))
     store = await _check_database(loaded, report)
     try:
+        await _report_importable(store, report)
         await _check_model(loaded, store, report)
         async with adapters.orphans_ended():
             await _check_tools(loaded, servers, report)
@@ -156,6 +159,14 @@ async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStor
         state = "was created" if is_new else "can be read" if page.rows else "has no sessions yet"
         report(Finding("database", "ok", f"{file} {state}"))
     return store
+
+
+async def _report_importable(store: adapters.SqliteStore | None, report: Report) -> None:
+    """Say which other tools have sessions that can be imported, unless some of them were."""
+    known = await store.database.read(session_ids) if store is not None else []
+    for one in await anyio.to_thread.run_sync(importable, known):
+        words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
+        report(Finding(f"import {one.tool}", "ok", f"{words}; crow sessions import --from {one.tool} imports them"))
 
 
 async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, report: Report) -> None:

@@ -24,6 +24,7 @@ from crow.log import start_logging
 from crow.runtime import importing
 
 if TYPE_CHECKING:
+    from crow.cli.sessions import SessionsContext
     from crow.settings import Loaded
 
 __all__ = ["main"]
@@ -173,8 +174,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     for each in (export, view):
         words = "also hide e-mail addresses, home directories and what looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
-    imported = add("import", admin.import_file, "import sessions that were exported as JSONL")
-    imported.add_argument("file", metavar="FILE")
+    imported = add("import", _import_sessions, "import sessions of other tools, or exported as JSONL")
+    imported.add_argument("file", metavar="PATH", nargs="?", help="a file or a directory; default: that of --from")
+    imported.add_argument(
+        "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
+    )
     imported.set_defaults(creates_database=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
@@ -250,6 +254,12 @@ def _sessions(options: argparse.Namespace) -> None:
     from crow.cli.sessions import run_command
 
     run_command(options, _load(options))
+
+
+async def _import_sessions(context: SessionsContext) -> None:
+    from crow.cli.imports import import_sessions  # 30 ms, which no other command needs
+
+    await import_sessions(context)
 
 
 def _doctor(options: argparse.Namespace) -> int:

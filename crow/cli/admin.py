@@ -70,14 +70,18 @@ async def view(context: SessionsContext) -> None:
 
 
 async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import`: import sessions from a file. Sessions that already exist are not changed."""
-    settings = context.loaded.settings
-    defaults = ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
-    for one in await context.admin.import_file(Path(context.options.file), defaults):
+    """`crow sessions import` of a file that crow exported. Sessions that already exist are not changed."""
+    for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
         values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
         cleaned = dict.fromkeys(one.cleaned, "; its title was shortened or cleaned")
         _report(context, [values], *(f"{name}: {result}{cleaned.get(name, '')}" for name in one.sessions))
+
+
+def import_defaults(context: SessionsContext) -> ImportDefaults:
+    """The model and mode of imported sessions."""
+    settings = context.loaded.settings
+    return ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
 
 
 async def set_archived(context: SessionsContext, *, archived: bool) -> None:

@@ -24,6 +24,7 @@ from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, OnOutput
 from crow.tools.sandbox.confiner import choose_sandbox
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import converse, new_session
+from tests.support import foreign_sessions as foreign
 from tests.support.disks import without_shared_memory
 from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, body, calls, failing, text
 
@@ -55,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
         with monkeypatch.context() as patched:
             for name in os.environ.keys() - {"PATH"}:
                 patched.delenv(name)
-            for name, value in {"CROW_HOME": str(home), "CROW_SANDBOX": "off", **env}.items():
+            for name, value in {"CROW_HOME": str(home), "HOME": str(home), "CROW_SANDBOX": "off", **env}.items():
                 patched.setenv(name, value)
             patched.chdir(home)
             code = main(arguments)
@@ -288,6 +289,17 @@ def test_models_are_listed_one_on_a_line(run: Run, tmp_path: Path, endpoint: Fak
     done = run(tmp_path, "models", "there")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith('crow: No provider "there" in ')
+
+
+def test_sessions_of_other_tools_are_mentioned_until_they_are_imported(run: Run, tmp_path: Path) -> None:
+    foreign.claude_code(tmp_path)
+    assert findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["import claude-code"]["words"] == (
+        f"claude-code has 1 session in {tmp_path}/.claude/projects; "
+        "crow sessions import --from claude-code imports them"
+    )
+    done = run(tmp_path, "sessions", "import", "--from", "claude-code")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "import claude-code" not in findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))
 
 
 def confined_here() -> str:

@@ -26,6 +26,7 @@ from crow.domain.rendering import on_one_line, safe
 from crow.store import NewSession, SessionChanges
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, result, said
+from tests.support import foreign_sessions as foreign
 
 EVIL = "\x1b]0;owned\x07 title\twith `ticks`"
 
@@ -258,8 +259,8 @@ def test_an_export_is_imported_once(
     assert (row["mode"], row["alias"], row["model"]) == ("ask", None, "")
     (tmp_path / "notes.txt").write_text("# Notes\n")
     assert refused(capfd, "import", str(tmp_path / "notes.txt")) == (
-        f'{tmp_path / "notes.txt"}, line 1: it is not a crow export; expected {{"type":"crow","format":1}}.'
-        " Nothing was imported."
+        f"{tmp_path / 'notes.txt'} has no sessions; expected some that crow exported, or of claude-code, codex, pi,"
+        " opencode, goose, openai-json."
     )
     missing = tmp_path / "missing.jsonl"
     assert refused(capfd, "import", str(missing)) == f"{missing} cannot be read: No such file or directory."
@@ -394,3 +395,55 @@ def test_control_characters_become_escapes_and_ids_become_prefixes() -> None:
         "abcdefghijk": "abcdefghijk",
         "b" * 40: "b" * 8,
     }
+
+
+def test_sessions_of_other_tools_are_imported_and_what_is_skipped_is_named(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("XDG_DATA_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "PI_CODING_AGENT_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    assert "no other tool's sessions are at the usual places" in refused(capfd, "import")
+    path = foreign.codex(tmp_path)
+    foreign.pi(tmp_path)
+    with path.open("a") as file:
+        file.write("{damaged \x1b[2J\n")
+    places = f"codex ({tmp_path}/.codex, 1 session); pi ({tmp_path}/.pi/agent/sessions, 1 session)"
+    assert refused(capfd, "import") == f"Give a PATH, or --from with one of these: {places}."
+    assert refused(capfd, "import", "--from", "cursor").startswith('--from is "cursor"; expected one of claude-code,')
+    assert refused(capfd, "import", "--from", "goose").startswith("No sessions of goose at the usual place")
+    assert refused(capfd, "import", str(tmp_path / "home"), "--from", "pi").endswith("expected some of pi.")
+    assert main(["sessions", "import", str(tmp_path)]) == 0
+    out, err = capfd.readouterr()
+    assert set(out.splitlines()) == {
+        f"codex-{foreign.UUID}: imported with 10 entries",
+        f"pi-{foreign.UUID}: imported with 10 entries",
+        "codex: 1 session imported",
+        "pi: 1 session imported",
+    }
+    assert err == (
+        f"skipped {path}, line 21: it is not JSON: Expecting property name enclosed in double quotes: "
+        "line 1 column 2 (char 1)\n1 line and 0 files skipped in all; everything else was imported\n"
+    )
+    assert crow(capfd, "import", "--from", "pi") == "pi: 0 sessions imported, 1 session already there\n"
+    assert "There are 7 eggs." in crow(capfd, "show", "codex-")
+
+
+async def test_a_session_that_cannot_be_imported_now_does_not_stop_the_others(
+    home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    foreign.pi(tmp_path)
+    await anyio.to_thread.run_sync(crow, capfd, "import", str(tmp_path))
+    foreign.codex(tmp_path)
+    store = await SqliteStore.open(home / "crow.db")
+    try:  # another process, which lives, is importing the same session
+        hide = "UPDATE sessions SET deleted_ms = 1, state = 'running', owner = ?, lease_ms = ?"
+        now_ms = round(datetime.now().astimezone().timestamp() * 1000)
+        await store.database.write(lambda sql: sql.execute(hide, (store.owner, now_ms)))
+        assert await anyio.to_thread.run_sync(main, ["sessions", "import", str(tmp_path)]) == 0
+    finally:
+        await store.close()
+    out, err = capfd.readouterr()
+    assert out == f"codex-{foreign.UUID}: imported with 10 entries\ncodex: 1 session imported\n"
+    assert f'Session "pi-{foreign.UUID}" is being imported or removed by another process now.' in err
+    assert "0 lines and 1 file skipped in all" in err

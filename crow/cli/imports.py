@@ -1,0 +1,150 @@
+"""`crow sessions import`: imports sessions of other tools."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from crow.cli.admin import import_defaults, import_file
+from crow.cli.output import count, print_json
+from crow.cli.sessions import SessionsContext
+from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
+from crow.store import importers
+from crow.store.importers.files import Problems
+
+_BATCH_BYTES = 32 * 1024 * 1024
+_BATCH_GROUPS = 100
+_LISTED = 10
+
+
+async def import_sessions(context: SessionsContext) -> None:
+    """`crow sessions import`: import sessions that crow exported, or those of another tool. Sessions that already exist
+    are not changed."""
+    options = context.options
+    if options.file is not None and options.tool is None and importers.is_crow_export(Path(options.file)):
+        return await import_file(context)
+    if options.tool is not None and options.tool not in importers.TOOLS:
+        raise ArgumentError(f'--from is "{options.tool}"; expected one of {", ".join(importers.TOOLS)}.')
+    if options.file is not None:
+        path = Path(options.file)
+    elif options.tool is not None and (found := importers.default_path(options.tool)) is not None:
+        path = found
+    else:
+        raise ArgumentError(_nothing_named(options.tool))
+    with importers.Scan(path, tool=options.tool) as scan:
+        done = ImportRun(context, scan)
+        await done.run()
+    return done.report(path)
+
+
+def _nothing_named(tool: str | None) -> str:
+    """Say which path to give. Without `tool`, list what could be imported."""
+    if tool is not None:
+        return f"No sessions of {tool} at the usual place; give the PATH of a file or a directory."
+    found = [f"{one.tool} ({one.path}, {count(one.sessions, 'session')})" for one in importers.importable()]
+    if not found:
+        return "Give the PATH of a file or a directory; no other tool's sessions are at the usual places."
+    return f"Give a PATH, or --from with one of these: {'; '.join(found)}."
+
+
+class ImportRun:
+    """Imports what a scan found, in batches, each of which is imported as a whole."""
+
+    def __init__(self, context: SessionsContext, scan: importers.Scan) -> None:
+        self._context = context
+        self._scan = scan
+        self._new: list[tuple[str, str, int]] = []
+        self._known: dict[str, int] = {}
+        self._counted: set[str] = set()
+        self._empty = 0
+
+    async def run(self) -> None:
+        """Import everything that is not in the database yet, and show the progress on a terminal."""
+        known = frozenset(await self._context.admin.ids())
+        new = [group for group in self._scan.groups if not all(one.session_id in known for one in group)]
+        for group in self._scan.groups:
+            old = [one.session_id for one in group if one.session_id in known]
+            self._counted.update(old)
+            self._known[group[0].tool] = self._known.get(group[0].tool, 0) + len(old)
+        with _progress(len(new)) as advance:
+            while new:
+                new = new[await self._import_batch(new, advance, self._scan.problems) :]
+
+    def report(self, path: Path) -> None:
+        """Print what was imported and what was not. :raises ArgumentError: there was nothing to import."""
+        problems = self._scan.problems
+        if self._context.options.json:
+            print_json({"session": name, "tool": tool, "entries": size} for name, tool, size in self._new)
+        tools = {tool: 0 for tool, number in self._known.items() if number}
+        for name, tool, size in self._new:
+            tools[tool] = tools.get(tool, 0) + 1
+            if not self._context.options.json and len(self._new) <= _LISTED:
+                print(on_one_line(f"{name}: imported with {count(size, 'entry')}"))
+        for tool, number in [] if self._context.options.json else tools.items():
+            known = self._known.get(tool, 0)
+            exist = f", {count(known, 'session')} already there" if known else ""
+            print(f"{tool}: {count(number, 'session')} imported{exist}")
+        if self._empty:
+            print(f"{count(self._empty, 'session')} without messages left out", file=sys.stderr)
+        for problem in problems.named:
+            print(f"skipped {problem}", file=sys.stderr)
+        if problems.lines or problems.files:
+            skipped = f"{count(problems.lines, 'line')} and {count(problems.files, 'file')}"
+            print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)
+        if not tools:
+            expected = self._context.options.tool or ", ".join(importers.TOOLS)
+            raise ArgumentError(f"{path} has no sessions; expected some of {expected}.")
+
+    async def _import_batch(
+        self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
+    ) -> int:
+        """Import the first of the groups, as many as make a good batch. Return their number."""
+        with tempfile.TemporaryDirectory(prefix="crow-") as directory:
+            path = Path(directory) / "batch.jsonl"
+            with path.open("wb") as file:
+                batch = importers.Batch(file, cwd=str(Path.cwd()))
+                taken = 0
+                for group in groups[:_BATCH_GROUPS]:
+                    batch.add(group, problems)
+                    taken += 1
+                    advance(1)
+                    if batch.size > _BATCH_BYTES:
+                        break
+                batch.end()
+            try:
+                imported = await self._context.admin.import_file(path, import_defaults(self._context))
+            except ArgumentError as error:
+                if taken > 1:  # find the one that cannot be imported
+                    for group in groups[:taken]:
+                        await self._import_batch([group], lambda _: None, Problems())  # they were reported above
+                else:
+                    self._scan.problems.skip_file(groups[0][0].place, str(error))
+                return taken
+        self._empty += batch.empty
+        for one in imported:
+            for name in one.sessions:
+                if one.is_new:
+                    self._new.append((name, batch.tools[name], one.entries))
+                elif name not in self._counted:
+                    self._known[batch.tools[name]] = self._known.get(batch.tools[name], 0) + 1
+        return taken
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar while the block runs, if stderr is a terminal. The block calls the function with the number
+    of things that are done."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("Importing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.advance(task, done)

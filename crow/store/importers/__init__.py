@@ -1,0 +1,369 @@
+"""Imports sessions of other tools. Each importer translates a session into a crow export, which is imported as usual.
+
+Nothing is ever written to the other tool's files. Everything in them counts as hostile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from crow.domain.errors import ArgumentError
+from crow.store.importers import claude_code, codex, goose, openai_json, opencode, pi
+from crow.store.importers.builder import ConversationBuilder, ExportWriter, NewConversation
+from crow.store.importers.files import (
+    Damaged,
+    Problems,
+    first_lines,
+    modified_ms,
+    open_regular,
+    parse_object,
+    readable,
+    real_path,
+)
+from crow.store.sqlite.foreign import MAGIC, count_rows, opened_copy
+
+_PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode, goose, openai_json)}
+"""How the ids of sessions of each tool begin."""
+
+TOOLS = tuple(_PREFIXES)
+"""The names of the formats."""
+
+_SKIPPED_FOLDERS = frozenset({"node_modules", ".git", ".venv", "__pycache__"})
+_ENDINGS = (".jsonl", ".json", ".db", ".sqlite", ".sqlite3")
+_PEEK_BYTES = 4096
+
+Read: TypeAlias = Callable[[NewConversation, Problems], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A session of another tool that can be imported. `session_id` is its id in crow, empty if only reading it tells.
+
+    `read` builds its conversations. `place` names it in reports. `updated_ms` orders sessions by age.
+    """
+
+    tool: str
+    place: str
+    session_id: str
+    parent_id: str | None = None
+    updated_ms: int
+    read: Read = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Importable:
+    """Sessions of another tool at the usual place."""
+
+    tool: str
+    path: Path
+    sessions: int
+
+
+class Scan:
+    """Finds the sessions below a path. Use it as a context manager: it keeps copies of databases open.
+
+    `groups` holds each session with its sub-agents, the session first, in order of age. With `tool`, files of other
+    tools are ignored.
+    """
+
+    def __init__(self, path: Path, *, tool: str | None = None) -> None:
+        """:raises ArgumentError: `path` cannot be read."""
+        self._root = real_path(path)
+        self._tool = tool
+        self._stack = ExitStack()
+        self._titles: dict[str, str] | None = None
+        self.problems = Problems()
+        self.groups: list[tuple[Source, ...]] = []
+
+    def __enter__(self) -> Scan:
+        with ExitStack() as stack:
+            self._stack = stack
+            self.groups = _grouped(list(self._sources()))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _sources(self) -> Iterator[Source]:
+        if self._root.is_file():
+            yield from self._in_file(self._root, is_named=True)
+        elif not self._root.is_dir():
+            raise ArgumentError(f"{self._root} is neither a file nor a directory.")
+        elif opencode.is_storage(self._root / "storage") and (self._root / opencode.DATABASE).is_file():
+            # The database has everything that was in the files: opencode moved it there.
+            yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
+        else:
+            yield from self._in_directory()
+
+    def _in_directory(self) -> Iterator[Source]:
+        for folder, folders, names in os.walk(self._root):
+            directory = Path(folder)
+            folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
+            if self._wants(opencode.NAME) and opencode.is_storage(directory):
+                folders.clear()
+                yield from self._in_storage(directory)
+                continue
+            for name in sorted(names):
+                if name.endswith(_ENDINGS) and name != codex.INDEX:
+                    yield from self._in_file(directory / name, is_named=False)
+
+    def _in_file(self, path: Path, *, is_named: bool) -> Iterator[Source]:
+        """Yield the sessions in a file. :raises ArgumentError: the user named the file, and it has none."""
+        try:
+            with open_regular(path) as file:
+                start = file.read(_PEEK_BYTES)
+            if start.startswith(MAGIC):
+                found = list(self._in_database(path))
+            elif path.name.endswith(".json"):
+                found = list(self._in_document(path, start, is_named=is_named))
+            else:
+                found = list(self._in_lines(path))
+        except (OSError, Damaged, ArgumentError) as error:
+            words = str(error) if isinstance(error, ArgumentError) else f"{path} cannot be read: {readable(error)}."
+            if is_named:
+                raise ArgumentError(words) from error
+            if not isinstance(error, Damaged):  # pipes and the like are none of the tool's files
+                self.problems.skip_file(path, readable(error).removeprefix(f"{path} "))
+            return
+        if not found and is_named:
+            expected = f"of {self._tool}" if self._tool else f"that crow exported, or of {', '.join(TOOLS)}"
+            raise ArgumentError(f"{path} has no sessions; expected some {expected}.")
+        yield from found
+
+    def _in_lines(self, path: Path) -> Iterator[Source]:
+        lines = first_lines(path)
+        for module in (claude_code, codex, pi, goose):
+            if self._wants(module.NAME) and (found := module.recognise(path, lines)) is not None:
+                name, parent = found
+                read: Read
+                if module is codex:
+                    title = self._codex_titles(path).get(name, "")
+                    read = partial(codex.read, path, name, parent, title)
+                elif module is goose:
+                    read = partial(goose.read_file, path, name, parent)
+                else:
+                    read = partial(module.read, path, name, parent)
+                yield _source(module.NAME, path, name, parent, read)
+                return
+        if self._wants(openai_json.NAME) and openai_json.recognise(lines):
+            yield _source(openai_json.NAME, path, "", None, partial(openai_json.read_jsonl, path))
+
+    def _in_document(self, path: Path, start: bytes, *, is_named: bool) -> Iterator[Source]:
+        def read(new: NewConversation, problems: Problems) -> None:
+            is_other = not openai_json.read_json(path, new, problems)
+            if is_other and (is_named or self._tool is not None):  # a directory can have any JSON in it
+                problems.skip_file(path, "it has no messages")
+
+        if self._wants(openai_json.NAME) and b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{":
+            yield _source(openai_json.NAME, path, "", None, read)
+
+    def _in_database(self, path: Path) -> Iterator[Source]:
+        database = self._stack.enter_context(opened_copy(path))
+        tables = database.tables()
+        if self._wants(opencode.NAME) and opencode.is_database(tables):
+            for one in opencode.sessions_in_database(database):
+                messages = partial(opencode.messages_in_database, database, one)
+                yield _opencode_source(one, f"{path}, session {one.name}", messages, one.updated_ms or 0)
+        elif self._wants(goose.NAME) and goose.is_database(tables):
+            for session in goose.sessions_in_database(database):
+                yield Source(
+                    tool=goose.NAME,
+                    place=f"{path}, session {session.name}",
+                    session_id=session.session_id,
+                    updated_ms=session.updated_ms or 0,
+                    read=partial(goose.read_database, database, session),
+                )
+
+    def _in_storage(self, storage: Path) -> Iterator[Source]:
+        for one, path in opencode.sessions_in_files(storage, self.problems):
+            messages = partial(opencode.messages_in_files, storage, one)
+            yield _opencode_source(one, str(path), messages, one.updated_ms or modified_ms(path))
+
+    def _codex_titles(self, path: Path) -> Mapping[str, str]:
+        if self._titles is None:
+            self._titles = codex.titles_near(path, Problems())
+        return self._titles
+
+    def _wants(self, tool: str) -> bool:
+        return self._tool is None or self._tool == tool
+
+
+class Batch:
+    """Translates sessions into one crow export, which must be imported before the next batch.
+
+    `cwd` is for sessions without a directory. Whoever opens `file` must close it.
+    """
+
+    def __init__(self, file: BinaryIO, *, cwd: str) -> None:
+        self._file = file
+        self._cwd = cwd
+        self._writer = ExportWriter(file)
+        self._ids: set[str] = set()
+        self.tools: dict[str, str] = {}
+        self.empty = 0
+
+    @property
+    def size(self) -> int:
+        """The size of the file so far, in bytes."""
+        return self._file.tell()
+
+    def add(self, group: Sequence[Source], problems: Problems) -> None:
+        """Translate a session and its sub-agents. Sessions without messages are counted in `empty`."""
+        built: list[ConversationBuilder] = []
+
+        def new(session_id: str, parent_id: str | None = None) -> ConversationBuilder:
+            built.append(ConversationBuilder(session_id, cwd=self._cwd, parent_id=parent_id))
+            return built[-1]
+
+        try:
+            for source in group:
+                before = len(built)
+                try:
+                    source.read(new, problems)
+                except ArgumentError as error:
+                    problems.skip_file(source.place, str(error))
+                    for one in built[before:]:
+                        one.close()
+                    del built[before:]
+                self.tools |= {one.session_id: source.tool for one in built[before:]}
+            self._write(built)
+        finally:
+            for one in built:
+                one.close()
+
+    def end(self) -> None:
+        """Complete the export."""
+        self._writer.end()
+
+    def _write(self, built: Sequence[ConversationBuilder]) -> None:
+        for one in built:
+            one.end_turn()
+        full = {one.session_id: one for one in built if not one.is_empty and one.session_id not in self._ids}
+        self._ids |= full.keys()
+        self.empty += sum(one.is_empty for one in built)
+        for one in full.values():
+            if one.parent_id not in full:
+                one.parent_id = None
+            self._writer.add(one)
+
+
+def is_crow_export(path: Path) -> bool:
+    """Whether a file is an export of crow's own."""
+    try:
+        with open_regular(real_path(path)) as file:
+            return parse_object(file.readline(_PEEK_BYTES)).get("type") == "crow"
+    except (OSError, Damaged):
+        return False
+
+
+def default_path(tool: str) -> Path | None:
+    """Return where a tool keeps its sessions, or None if there are none."""
+    return next((one.path for one in _places() if one.tool == tool), None)
+
+
+def importable(known: Collection[str] = ()) -> list[Importable]:
+    """Return the sessions of other tools at their usual places. Tools of which one of the `known` sessions was imported
+    are left out. Only names of files are looked at, except in databases, so this is quick, and the numbers can be too
+    high."""
+    prefixes = {name.partition("-")[0] for name in known}
+    return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
+
+
+def _places() -> Iterator[Importable]:
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return
+    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+    claude = Path(os.environ.get("CLAUDE_CONFIG_DIR") or home / ".claude") / "projects"
+    codex_home = Path(os.environ.get("CODEX_HOME") or home / ".codex")
+    pi_home = Path(os.environ.get("PI_CODING_AGENT_DIR") or home / ".pi/agent") / "sessions"
+    opened, gone = data / "opencode", data / "goose/sessions"
+    places: Sequence[tuple[str, Path, Callable[[], int]]] = (
+        (claude_code.NAME, claude, lambda: _files(claude, "*/*.jsonl", besides="agent-")),
+        (codex.NAME, codex_home, lambda: sum(_files(codex_home, f"{each}/**/rollout-*.jsonl") for each in _ROLLOUTS)),
+        (pi.NAME, pi_home, lambda: _files(pi_home, "*/*.jsonl")),
+        (
+            opencode.NAME,
+            opened,
+            lambda: count_rows(opened / opencode.DATABASE, "session") or _files(opened, "storage/session/*/*.json"),
+        ),
+        (goose.NAME, gone, lambda: count_rows(gone / goose.DATABASE, "sessions") or _files(gone, "*.jsonl")),
+    )
+    for tool, path, count in places:
+        with suppress(OSError):
+            if path.is_dir():
+                yield Importable(tool=tool, path=path, sessions=count())
+
+
+_ROLLOUTS = ("sessions", "archived_sessions")
+
+
+def _files(directory: Path, pattern: str, *, besides: str = "\0") -> int:
+    return sum(not path.name.startswith(besides) for path in directory.glob(pattern))
+
+
+def _source(tool: str, path: Path, session_id: str, parent_id: str | None, read: Read) -> Source:
+    return Source(
+        tool=tool,
+        place=str(path),
+        session_id=session_id,
+        parent_id=parent_id,
+        updated_ms=modified_ms(path),
+        read=read,
+    )
+
+
+def _opencode_source(
+    session: opencode.Session, place: str, messages: Callable[[Problems], opencode.Messages], updated_ms: int
+) -> Source:
+    def read(new: NewConversation, problems: Problems) -> None:
+        opencode.read(session, lambda: messages(problems), place, new, problems)
+
+    return Source(
+        tool=opencode.NAME,
+        place=place,
+        session_id=session.session_id,
+        parent_id=session.parent_id,
+        updated_ms=updated_ms,
+        read=read,
+    )
+
+
+def _grouped(sources: Sequence[Source]) -> list[tuple[Source, ...]]:
+    """Return the sessions, oldest first, each followed by its sub-agents. Of two with the same id, the newest
+    counts."""
+    known = {one.session_id: one for one in sorted(sources, key=lambda one: one.updated_ms) if one.session_id}
+    children: dict[str, list[Source]] = {}
+    roots = [one for one in sources if not one.session_id]
+    for one in known.values():
+        if one.parent_id in known and not _is_own_ancestor(one, known):
+            children.setdefault(one.parent_id or "", []).append(one)
+        else:
+            roots.append(one)
+
+    def family(one: Source) -> Iterator[Source]:
+        waiting = [one]
+        while waiting:
+            yield (member := waiting.pop())
+            waiting += reversed(children.get(member.session_id, ()) if member.session_id else ())
+
+    return [tuple(family(one)) for one in sorted(roots, key=lambda one: one.updated_ms)]
+
+
+def _is_own_ancestor(one: Source, known: Mapping[str, Source]) -> bool:
+    seen: set[str] = set()
+    parent = one.parent_id
+    while parent is not None and parent in known and parent not in seen:
+        if parent == one.session_id:
+            return True
+        seen.add(parent)
+        parent = known[parent].parent_id
+    return False

@@ -1,0 +1,272 @@
+"""Imports sessions of Claude Code: one JSONL file a session, and one for each sub-agent."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from crow.domain.messages import FinishReason, Image, Part, Text, Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.store.importers.files import Problems, cost, count, objects, read_lines, text, time_ms, total
+from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import image_of, linked_part, stable_id
+
+TOOL = "claude"
+NAME = "claude-code"
+
+_TYPES = frozenset(
+    [
+        "user",
+        "assistant",
+        "system",
+        "summary",
+        "attachment",
+        "progress",
+        "file-history-snapshot",
+        "queue-operation",
+        "custom-title",
+        "ai-title",
+        "last-prompt",
+        "agent-name",
+        "mode",
+        "permission-mode",
+        "pr-link",
+    ]
+)
+_TAG = re.compile(
+    r"\s*<(command-name|command-message|local-command-stdout|local-command-stderr|bash-input|bash-stdout)>"
+)
+_INJECTED = ("<task-notification>", "<system-reminder>", "<teammate-message")
+_FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refusal"}
+
+
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
+    """Return the id of the session in a file, and the id of its parent if it is a sub-agent. Return None if the file is
+    not Claude Code's."""
+    typed = [line for line in lines if text(line.get("type")) in _TYPES]
+    if not any("sessionId" in line or "leafUuid" in line or "messageId" in line for line in typed):
+        return None
+    for line in typed:
+        agent, session = text(line.get("agentId")), text(line.get("sessionId"))
+        if line.get("isSidechain") is True and agent and session and session != path.stem:
+            return _agent_id(session, agent), stable_id(TOOL, session)
+    return stable_id(TOOL, path.stem), None
+
+
+def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
+    """Import a file. Sub-agents that older versions wrote into the file of their session become sessions too."""
+    main = _Thread(new(session_id, parent_id=parent_id), path, problems)
+    side: dict[str, _Thread] = {}
+    side_of: dict[str, str] = {}
+    for number, line in read_lines(path, problems):
+        thread = main
+        uuid, parent = text(line.get("uuid")), text(line.get("parentUuid"))
+        if parent_id is None and line.get("isSidechain") is True and uuid:
+            root = side_of[uuid] = side_of.get(parent, uuid)
+            if root not in side:
+                side[root] = _Thread(new(_agent_id(path.stem, root), parent_id=session_id), path, problems)
+            thread = side[root]
+        try:
+            thread.add(number, line)
+        except RecursionError:
+            problems.skip_line(path, number, "its JSON is nested too deeply")
+    for thread in (main, *side.values()):
+        thread.end()
+
+
+class _Thread:
+    """One conversation in a file. `parentUuid` makes the lines a tree, but calls that run at once make branches too. So
+    only prompts count as branches: they follow the end of the turn that their parent belongs to."""
+
+    def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
+        self._to = conversation
+        self._path = path
+        self._problems = problems
+        self._turns: dict[str, int] = {}
+        self._command = ""
+        self._boundary: Mapping[str, Any] = {}
+        self._summaries: list[tuple[str, str]] = []
+        self._has_cwd = False
+
+    def add(self, number: int, line: Mapping[str, Any]) -> None:
+        """Add a line of the file."""
+        self._to.at(time_ms(line.get("timestamp")))
+        if not self._has_cwd and (cwd := text(line.get("cwd"))):
+            self._has_cwd = True
+            self._to.set_cwd(cwd)
+        match line.get("type"):
+            case "user":
+                self._add_user(number, line)
+            case "assistant":
+                self._add_assistant(line)
+            case "system":
+                if line.get("subtype") == "compact_boundary":
+                    self._boundary = as_object(line.get("compactMetadata"))
+                elif line.get("subtype") == "local_command":
+                    self._add_tagged(text(line.get("content")))
+            case "attachment":
+                queued = as_object(line.get("attachment"))
+                if queued.get("type") == "queued_command" and queued.get("commandMode", "prompt") == "prompt":
+                    self._to.user(_parts(queued.get("prompt")))
+            case "custom-title":
+                self._to.set_title(line.get("customTitle"), by_user=True)
+            case "ai-title":
+                self._to.set_title(line.get("aiTitle"))
+            case "summary":
+                self._summaries.append((text(line.get("leafUuid")), text(line.get("summary"))))
+        if uuid := text(line.get("uuid")):
+            self._turns[uuid] = self._to.turn
+
+    def end(self) -> None:
+        """Finish the conversation."""
+        self._end_command()
+        for leaf, title in self._summaries:  # a file can begin with the titles of other sessions
+            if leaf in self._turns and self._to.title is None:
+                self._to.set_title(title)
+
+    def _add_user(self, number: int, line: Mapping[str, Any]) -> None:
+        content = as_object(line.get("message")).get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
+        results = [block for block in blocks if block.get("type") == "tool_result"]
+        for block in results:
+            output, images = _output(block.get("content"))
+            found = self._to.result(
+                text(block.get("tool_use_id")), output, images=images, is_error=block.get("is_error") is True
+            )
+            if not found:
+                self._problems.skip_line(self._path, number, "a tool result without its call")
+        parts = _parts([block for block in blocks if block.get("type") != "tool_result"])
+        words = "\n".join(part.text for part in parts if isinstance(part, Text))
+        if not parts:
+            return
+        if line.get("isCompactSummary") is True:
+            boundary, self._boundary = self._boundary, {}
+            by_user, before = boundary.get("trigger") == "manual", count(boundary.get("preTokens"))
+            self._to.checkpoint(words, by_user=by_user, tokens_before=before)
+        elif words.startswith("[Request interrupted by user"):
+            self._to.stop("cancelled")
+        elif self._add_tagged(words):
+            pass
+        elif results:
+            self._to.remind(words)
+        elif line.get("isMeta") is True:
+            if self._command and not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
+                command, self._command = self._command, ""
+                self._to.user((Text(text=command), *parts))  # the text that a custom command stands for
+            elif not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
+                self._to.remind(words)
+        elif words.startswith(_INJECTED):
+            self._to.remind(words)
+        else:
+            self._end_command()
+            self._branch(line)
+            self._to.user(parts)
+
+    def _branch(self, line: Mapping[str, Any]) -> None:
+        """Go to the place that a prompt follows."""
+        self._to.end_step()
+        parent = line.get("parentUuid", line.get("logicalParentUuid"))
+        if parent is None and "parentUuid" in line:
+            if self._to.turn and not line.get("logicalParentUuid"):
+                self._to.go(None)
+        elif isinstance(parent, str) and parent in self._turns:
+            self._to.go_to_turn(self._turns[parent])
+
+    def _add_assistant(self, line: Mapping[str, Any]) -> None:
+        message = as_object(line.get("message"))
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content)
+        if line.get("isApiErrorMessage") is True:
+            words = "\n".join(text(block.get("text")) for block in blocks)
+            self._to.remark(words)
+            self._to.stop("error", words)
+            return
+        self._end_command()
+        if message.get("model") != "<synthetic>":
+            self._to.set_model(message.get("model"))
+        self._to.answer(text(message.get("id")) or None)
+        for block in blocks:
+            match block.get("type"):
+                case "text":
+                    self._to.say(text(block.get("text")))
+                case "thinking":
+                    self._to.think(text(block.get("thinking")))
+                case "tool_use":
+                    self._to.call(text(block.get("id")), text(block.get("name")), block.get("input"))
+        usage = as_object(message.get("usage"))
+        cached = count(usage.get("cache_read_input_tokens"))
+        spent = Usage(
+            input_tokens=total(usage.get("input_tokens"), cached, usage.get("cache_creation_input_tokens")),
+            output_tokens=count(usage.get("output_tokens")),
+            cached_tokens=cached,
+        )
+        self._to.report_usage(spent, cost(line.get("costUSD")), again=True)
+        self._to.finish_answer(_FINISH.get(text(message.get("stop_reason")), "stop"))
+
+    def _add_tagged(self, words: str) -> bool:
+        """Add a slash command or shell command that the user typed, or its output. Return whether it was one."""
+        match = _TAG.match(words)
+        if match is None:
+            return False
+        match match[1]:
+            case "command-name" | "command-message":
+                self._end_command()
+                name = _inside("command-name", words) or f"/{_inside('command-message', words)}"
+                self._command = f"{name} {_inside('command-args', words)}".strip()
+            case "bash-input":
+                self._end_command()
+                self._command = f"!{_inside('bash-input', words)}"
+            case tag:
+                output = _inside(tag, words)
+                if tag == "bash-stdout":
+                    output = f"{output}\n{_inside('bash-stderr', words)}".strip()
+                    self._to.remind(f"The user ran this command:\n{self._command}\n\nIts output:\n{output}")
+                command, self._command = self._command, ""
+                self._to.command(command or "/", output)
+        return True
+
+    def _end_command(self) -> None:
+        command, self._command = self._command, ""
+        if command:
+            self._to.command(command, "")
+
+
+def _agent_id(session: str, agent: str) -> str:
+    """Return the id of a sub-agent. It does not begin with that of its session, which people shorten."""
+    digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
+    return stable_id(TOOL, "agent", digest[:16])
+
+
+def _inside(tag: str, words: str) -> str:
+    start, _, rest = words.partition(f"<{tag}>")
+    return rest.partition(f"</{tag}>")[0].strip() if rest or start != words else ""
+
+
+def _parts(content: Any) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(text=content),) if content.strip() else ()
+    found: list[Part | None] = []
+    for block in objects(content):
+        source = as_object(block.get("source"))
+        match block.get("type"):
+            case "text":
+                found.append(Text(text=text(block.get("text"))))
+            case "image":
+                found.append(
+                    linked_part(source.get("url"))
+                    if source.get("type") == "url"
+                    else image_of(source.get("data"), source.get("media_type"))
+                )
+            case "document":
+                found.append(Text(text="[A document that was attached here was not imported.]"))
+    return tuple(part for part in found if part is not None and part != Text(text=""))
+
+
+def _output(content: Any) -> tuple[str, list[Image]]:
+    parts = _parts(content)
+    names = [text(block.get("tool_name")) for block in objects(content) if block.get("type") == "tool_reference"]
+    texts = [part.text for part in parts if isinstance(part, Text)] + [f"[Tool {name}]" for name in names]
+    return "\n".join(texts), [part for part in parts if isinstance(part, Image)]

@@ -1,0 +1,247 @@
+"""Reads files of other tools, which may be damaged or hostile, without changing them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
+from crow.store.codec import mend
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A longer line is skipped."""
+
+MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
+"""A longer JSON file is skipped."""
+
+_PEEK_LINES = 40
+_PEEK_BYTES = 4 * 1024 * 1024
+_NAMED = 20
+_PIECE_BYTES = 1024 * 1024
+_SECONDS_BELOW = 100_000_000_000
+"""A time below this is in seconds; in milliseconds it would be before 1974."""
+
+_MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
+_MAX_COUNT = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that could not be imported. `line` counts from 1; it is None if the whole file is meant."""
+
+    path: str
+    line: int | None
+    words: str
+
+    def __str__(self) -> str:
+        place = self.path if self.line is None else f"{self.path}, line {self.line}"
+        return on_one_line(f"{mend(place)}: {self.words}")
+
+
+@dataclass(slots=True)
+class Problems:
+    """What could not be imported: how many lines and files, and the first of them by name."""
+
+    lines: int = 0
+    files: int = 0
+    named: list[Problem] = field(default_factory=list)
+
+    def skip_line(self, path: Path | str, line: int, words: str) -> None:
+        """Report a line (or another part of a file) that is skipped."""
+        self.lines += 1
+        self._name(Problem(str(path), line, words))
+
+    def skip_file(self, path: Path | str, words: str) -> None:
+        """Report a file that is skipped."""
+        self.files += 1
+        self._name(Problem(str(path), None, words))
+
+    def _name(self, problem: Problem) -> None:
+        if len(self.named) < _NAMED:
+            self.named.append(problem)
+
+
+class Damaged(ValueError):
+    """A line or file is not what the tool would have written."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Pipes, devices and symbolic links are refused, and nothing waits for them.
+
+    :raises OSError: the file cannot be read.
+    :raises Damaged: it is not a regular file.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed") from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Damaged("it is not a regular file")
+    return open(handle, "rb")
+
+
+def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the number and the JSON object of each line. Damaged lines are reported and skipped."""
+    try:
+        with open_regular(path) as file:
+            number = 0
+            while line := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
+                    problems.skip_line(path, number, f"it is longer than {MAX_LINE_BYTES // 1024 // 1024} MB")
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_PIECE_BYTES)
+                    continue
+                if line.isspace():
+                    continue
+                try:
+                    yield number, parse_object(line)
+                except Damaged as error:
+                    problems.skip_line(path, number, str(error))
+    except (OSError, Damaged) as error:
+        problems.skip_file(path, readable(error))
+
+
+def first_lines(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of the first lines, to recognise the format. Other lines are left out.
+
+    :raises OSError: the file cannot be read.
+    :raises Damaged: it is not a regular file.
+    """
+    found = []
+    with open_regular(path) as file:
+        for _ in range(_PEEK_LINES):
+            line = file.readline(_PEEK_BYTES)
+            if not line:
+                break
+            try:
+                found.append(parse_object(line))
+            except Damaged:
+                continue
+    return found
+
+
+def read_document(path: Path) -> Any:
+    """Return the JSON value of a whole file.
+
+    :raises OSError: the file cannot be read.
+    :raises Damaged: it is not a regular file, not JSON or too large.
+    """
+    with open_regular(path) as file:
+        data = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise Damaged(f"it is larger than {MAX_DOCUMENT_BYTES // 1024 // 1024} MB")
+    return parse(data)
+
+
+def parse(data: bytes | str) -> Any:
+    """Return a JSON value. Bytes that are not UTF-8 become U+FFFD, NaN and infinities become null.
+
+    :raises Damaged: it is not JSON, or nested too deeply.
+    """
+    if isinstance(data, bytes):
+        data = data.decode("utf-8-sig", "replace")
+    try:
+        return json.loads(data, parse_constant=lambda _: None)
+    except RecursionError:
+        raise Damaged("its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise Damaged(f"it is not JSON: {error}") from None
+
+
+def parse_object(data: bytes | str) -> Mapping[str, Any]:
+    """Return a JSON object. :raises Damaged: it is not one."""
+    value = parse(data)
+    if not isinstance(value, dict):
+        raise Damaged(f"it is not a JSON object but {str(value)[:40]!r}")
+    return value
+
+
+def readable(error: Exception) -> str:
+    """Return the reason why a file cannot be read, without its name."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def text(value: Any) -> str:
+    """Return `value` if it is a string, else an empty string."""
+    return value if isinstance(value, str) else ""
+
+
+def obj(value: Any) -> Mapping[str, Any]:
+    """Return `value` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """Return `value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects in a list."""
+    return [item for item in items(value) if isinstance(item, dict)]
+
+
+def count(value: Any) -> int | None:
+    """Return a number of tokens or milliseconds, or None if `value` is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value < _MAX_COUNT else None
+
+
+def cost(value: Any) -> float | None:
+    """Return an amount in US dollars, or None if `value` is none."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1e9 else None
+
+
+def total(*parts: Any) -> int | None:
+    """Return the sum of those parts that are numbers of tokens, or None if none is."""
+    known = [number for part in parts if (number := count(part)) is not None]
+    return count(sum(known)) if known else None
+
+
+def time_ms(value: Any) -> int | None:
+    """Return a time (an ISO date and time, or Unix seconds or milliseconds) as Unix milliseconds, or None."""
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip()[:64])
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            value = moment.timestamp() * 1000
+        except (ValueError, OverflowError, OSError):
+            return None
+    elif type(value) in (int, float) and 0 < value < _SECONDS_BELOW:
+        value *= 1000
+    if type(value) not in (int, float) or not 0 < value <= _MAX_TIME_MS:
+        return None
+    return int(value)
+
+
+def modified_ms(path: Path) -> int:
+    """Return when the file was last changed, in Unix milliseconds; 0 if that is not known."""
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return 0
+
+
+def real_path(path: Path) -> Path:
+    """Return the file or directory that the user named, with links followed. :raises ArgumentError: it does not
+    exist."""
+    try:
+        return path.expanduser().resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ArgumentError(f"{path} cannot be read: {reason}.") from error

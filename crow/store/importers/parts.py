@@ -1,0 +1,186 @@
+"""Turns ids, tool calls, images and links of other tools into crow's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from crow.domain.entries import Announcement, CallKind, Diff, Location
+from crow.domain.messages import Image, Link, Part, Text, ToolCall
+from crow.domain.rendering import in_title, on_one_line
+from crow.store.codec import mend
+from crow.store.importers.files import Damaged, parse
+
+_ID_CHARS = 64
+_PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_TOOL_NAME = re.compile(r"[^A-Za-z0-9_-]")
+_IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
+
+
+def stable_id(tool: str, *parts: str) -> str:
+    """Return the id of an imported session. The same session always gets the same id, which no session of crow's own
+    can have."""
+    name = "-".join(parts)
+    if not _PLAIN_ID.fullmatch(name):
+        name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{tool}-{name}"
+
+
+def short_line(text: str, most: int, *, first_line: bool = False) -> str:
+    """Return `text` on one line without control characters, cut to `most` characters."""
+    if first_line:
+        text = next((line for line in text.splitlines() if line.strip()), "")
+    line = on_one_line(mend(text[: 16 * most]))
+    return line if len(line) <= most else line[: most - 1].rstrip() + "…"
+
+
+def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
+    """Return a call that every endpoint accepts: with a valid id, a valid name and an object as arguments."""
+    if not _PLAIN_ID.fullmatch(call_id):
+        call_id = f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}" if call_id else ""
+    name = _TOOL_NAME.sub("_", name)[:_ID_CHARS] or "unknown"
+    value = arguments_of(arguments)
+    return ToolCall(id=call_id, name=name, arguments=mend(json.dumps(value, ensure_ascii=False)))
+
+
+def arguments_of(arguments: Any) -> Mapping[str, Any]:
+    """Return the arguments of a call as an object. Text that is no object becomes its member `input`."""
+    if isinstance(arguments, str):
+        try:
+            value = parse(arguments) if arguments.strip() else {}
+        except Damaged:
+            value = None
+        arguments = arguments if not isinstance(value, dict) else value
+    if isinstance(arguments, dict):
+        return arguments
+    return {} if arguments is None else {"input": arguments}
+
+
+_KINDS: Mapping[CallKind, frozenset[str]] = {
+    "execute": frozenset(
+        [
+            "bash",
+            "shell",
+            "exec",
+            "exec_command",
+            "local_shell",
+            "shell_command",
+            "unified_exec",
+            "container_exec",
+            "write_stdin",
+            "developer__shell",
+            "execute_command",
+            "terminal",
+            "run_command",
+            "powershell",
+        ]
+    ),
+    "read": frozenset(["read", "read_file", "view", "cat", "notebookread", "view_image", "load_file"]),
+    "edit": frozenset(
+        [
+            "edit",
+            "write",
+            "multiedit",
+            "apply_patch",
+            "patch",
+            "notebookedit",
+            "write_file",
+            "edit_file",
+            "str_replace",
+            "text_editor",
+            "developer__text_editor",
+            "str_replace_editor",
+        ]
+    ),
+    "search": frozenset(
+        [
+            "grep",
+            "glob",
+            "ls",
+            "list",
+            "find",
+            "search",
+            "codesearch",
+            "list_dir",
+            "grep_files",
+            "toolsearch",
+            "analyze",
+        ]
+    ),
+    "fetch": frozenset(["webfetch", "websearch", "web_search", "web_fetch", "fetch"]),
+    "think": frozenset(["think", "todowrite", "todoread", "todo_write", "update_plan", "task", "agent"]),
+}
+_KIND_OF: Mapping[str, CallKind] = {word: kind for kind, words in _KINDS.items() for word in words}
+_PATHS = ("file_path", "filePath", "path", "notebook_path", "filename")
+_SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt")
+
+
+def announce(name: str, arguments: Any, cwd: str) -> Announcement:
+    """Return how a call of another tool is shown: with its path or command, and its diff if the arguments have one."""
+    values = arguments_of(arguments)
+    kind = _KIND_OF.get(name.lower(), "other")
+    path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")
+    subject = path
+    subjects: Sequence[str] = () if path else _SUBJECTS
+    for key in subjects:
+        found = values.get(key)
+        if isinstance(found, list):
+            found = " ".join(word for word in found if isinstance(word, str))
+        if isinstance(found, str) and found.strip():
+            subject = found
+            break
+    subject = short_line(subject, 160, first_line=True)
+    name = short_line(name, _ID_CHARS) or "unknown"
+    title = f"{name} {in_title(subject)}" if subject else name
+    if not path:
+        return Announcement(title=title, kind=kind)
+    full = mend(path if path.startswith("/") else f"{cwd.rstrip('/')}/{path}")
+    return Announcement(
+        title=title, kind=kind, locations=(Location(path=full),), diffs=_diffs(values, full) if kind == "edit" else ()
+    )
+
+
+def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
+    edits = [values, *(edit for edit in values.get("edits") or () if isinstance(edit, dict))]
+    found = []
+    for edit in edits if isinstance(values.get("edits") or [], list) else [values]:
+        for old_key, new_key in (("old_string", "new_string"), ("oldString", "newString"), ("oldText", "newText")):
+            old, new = edit.get(old_key), edit.get(new_key)
+            if isinstance(old, str) and isinstance(new, str):
+                found.append(Diff(path=path, old_text=old, new_text=new))
+    content = values.get("content", values.get("file_text"))
+    if not found and isinstance(content, str):
+        found.append(Diff(path=path, old_text=None, new_text=content))
+    return tuple(found)
+
+
+def image_of(data: Any, mime_type: Any) -> Part | None:
+    """Return an image from its base64 text, or None if that is not an image."""
+    if not isinstance(data, str) or not isinstance(mime_type, str):
+        return None
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return Image(data=data, mime_type=mime_type) if re.fullmatch(r"image/[\w.+-]{1,40}", mime_type, re.ASCII) else None
+
+
+def linked_part(url: Any, name: Any = None) -> Part | None:
+    """Return what a URL of another tool's message stands for: the image in a `data:` URL, else a link."""
+    if not isinstance(url, str) or not url:
+        return None
+    if match := _IMAGE.match(url):
+        return image_of(url[match.end() :], match[1])
+    if url.startswith("data:"):
+        return Text(text=f"[A file that was attached here, {short_line(url[5:60], 40)}, was not imported.]")
+    label = short_line(name if isinstance(name, str) else "", 200)
+    with suppress(ValueError):
+        label = label or short_line(unquote(urlsplit(url).path.rpartition("/")[2]), 200)
+    return Link(uri=mend(url[:4096]), name=label or "file")

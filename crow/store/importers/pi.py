@@ -1,0 +1,187 @@
+"""Imports sessions of pi: one JSONL file a session, whose entries form a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from crow.domain.messages import FinishReason, Image, Part, Text, Usage
+from crow.store.importers.builder import ConversationBuilder, NewConversation
+from crow.store.importers.files import Problems, cost, count, items, objects, read_lines, text, time_ms, total
+from crow.store.importers.files import obj as as_object
+from crow.store.importers.parts import image_of, stable_id
+
+TOOL = "pi"
+NAME = "pi"
+
+_FINISH: Mapping[str, FinishReason] = {"length": "length", "aborted": "interrupted"}
+_BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]\n\n"
+
+
+def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
+    """Return the id of the session in a file, and None for its parent. Return None if the file is not pi's."""
+    if not lines or lines[0].get("type") != "session" or not isinstance(lines[0].get("cwd"), str):
+        return None
+    return stable_id(TOOL, text(lines[0].get("id")) or path.stem), None
+
+
+def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
+    """Import a file."""
+    tree = _Tree(new(session_id, parent_id=parent_id), path, problems)
+    for number, line in read_lines(path, problems):
+        try:
+            tree.add(number, line)
+        except RecursionError:
+            problems.skip_line(path, number, "its JSON is nested too deeply")
+
+
+class _Tree:
+    """Maps pi's entries to crow's. One of pi's can become several or none; what follows it then follows the newest
+    entry before."""
+
+    def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
+        self._to = conversation
+        self._path = path
+        self._problems = problems
+        self._version: int | None = None
+        self._lines = 0
+        self._first: dict[str, int] = {}
+        self._last: dict[str, int | None] = {}
+
+    def add(self, number: int, line: Mapping[str, Any]) -> None:
+        """Add a line. In version 1 the entries have no ids and form no tree."""
+        to, index = self._to, self._lines
+        self._lines += 1
+        if line.get("type") == "session":
+            if self._version is None:
+                self._version = count(line.get("version")) or 1
+                to.at(time_ms(line.get("timestamp")))
+                to.set_cwd(line.get("cwd"))
+            return
+        name = text(line.get("id")) or f"#{index}"
+        parent = text(line.get("parentId"))
+        if parent in self._last:
+            to.go(self._last[parent])
+        elif "parentId" in line and line["parentId"] is None:
+            to.go(None)
+        elif "parentId" in line:
+            self._problems.skip_line(self._path, number, "it follows an entry that is missing; it was put at the end")
+        to.at(time_ms(line.get("timestamp")))
+        before = to.leaf
+        first = self._add(number, line)
+        to.end_step()
+        if to.leaf is not None and to.leaf != before:
+            self._first[name] = first or to.leaf
+        self._last[name] = to.leaf
+
+    def _add(self, number: int, line: Mapping[str, Any]) -> int | None:
+        """Return the entry that the line became, if it is not the newest."""
+        to = self._to
+        match line.get("type"):
+            case "message":
+                return self._add_message(number, as_object(line.get("message")))
+            case "compaction":
+                details = as_object(line.get("details"))
+                kept = text(line.get("firstKeptEntryId")) or f"#{line.get('firstKeptEntryIndex')}"
+                to.checkpoint(
+                    text(line.get("summary")),
+                    first_kept=self._first.get(kept),
+                    tokens_before=count(line.get("tokensBefore")),
+                    files_read=[path for path in items(details.get("readFiles")) if isinstance(path, str)],
+                    files_modified=[path for path in items(details.get("modifiedFiles")) if isinstance(path, str)],
+                )
+            case "branch_summary":
+                summary = text(line.get("summary"))
+                to.remind(f"{_BRANCH_SUMMARY}{summary}" if summary.strip() else "")
+            case "custom_message":
+                self._add_custom(line)
+            case "session_info":
+                to.set_title(line.get("name"), by_user=True)
+            case "model_change":
+                to.set_model(line.get("modelId"))
+            case "label":
+                label = text(line.get("label"))
+                if label and to.leaf is not None and self._last.get(text(line.get("targetId"))) == to.leaf:
+                    to.label(label)
+        return None
+
+    def _add_message(self, number: int, message: Mapping[str, Any]) -> int | None:
+        to = self._to
+        to.at(time_ms(message.get("timestamp")))
+        match message.get("role"):
+            case "user":
+                return to.user(_parts(message.get("content")))
+            case "assistant":
+                self._add_answer(message)
+            case "toolResult":
+                parts = _parts(message.get("content"))
+                found = to.result(
+                    text(message.get("toolCallId")),
+                    "\n".join(part.text for part in parts if isinstance(part, Text)),
+                    images=[part for part in parts if isinstance(part, Image)],
+                    is_error=message.get("isError") is True,
+                )
+                if not found:
+                    self._problems.skip_line(self._path, number, "a tool result without its call")
+            case "bashExecution":
+                command, output = text(message.get("command")), text(message.get("output"))
+                if message.get("excludeFromContext") is not True:
+                    code = count(message.get("exitCode"))
+                    ended = f"\n\nIt ended with exit code {code}." if code else ""
+                    to.remind(f"The user ran this command:\n{command}\n\nIts output:\n{output}{ended}")
+                to.command(f"!{command}", output)
+            case "custom" | "hookMessage":
+                self._add_custom(message)
+            case "branchSummary":
+                to.remind(f"{_BRANCH_SUMMARY}{text(message.get('summary'))}")
+            case "compactionSummary":
+                to.checkpoint(text(message.get("summary")), tokens_before=count(message.get("tokensBefore")))
+        return None
+
+    def _add_answer(self, message: Mapping[str, Any]) -> None:
+        to = self._to
+        to.set_model(message.get("model"))
+        to.answer()
+        for part in objects(message.get("content")):
+            match part.get("type"):
+                case "text":
+                    to.say(text(part.get("text")))
+                case "thinking":
+                    to.think(text(part.get("thinking")))
+                case "toolCall":
+                    to.call(text(part.get("id")), text(part.get("name")), part.get("arguments"))
+        usage = as_object(message.get("usage"))
+        cached = count(usage.get("cacheRead"))
+        spent = Usage(
+            input_tokens=total(usage.get("input"), cached, usage.get("cacheWrite")),
+            output_tokens=count(usage.get("output")),
+            cached_tokens=cached,
+        )
+        reason = text(message.get("stopReason"))
+        to.report_usage(spent, cost(as_object(usage.get("cost")).get("total")), again=True)
+        to.finish_answer(_FINISH.get(reason, "stop"))
+        if reason == "aborted":
+            to.stop("cancelled")
+        elif reason == "error":
+            words = text(message.get("errorMessage"))
+            to.remark(words)
+            to.stop("error", words)
+
+    def _add_custom(self, message: Mapping[str, Any]) -> None:
+        words = "\n".join(part.text for part in _parts(message.get("content")) if isinstance(part, Text))
+        self._to.remind(words)
+        if message.get("display") is True:
+            self._to.remark(words)
+
+
+def _parts(content: Any) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (Text(text=content),) if content else ()
+    found: list[Part | None] = []
+    for part in objects(content):
+        if part.get("type") == "text":
+            found.append(Text(text=text(part.get("text"))))
+        elif part.get("type") == "image":
+            found.append(image_of(part.get("data"), part.get("mimeType")))
+    return tuple(part for part in found if part is not None)

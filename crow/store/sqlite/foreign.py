@@ -1,0 +1,141 @@
+"""Reads SQLite databases of other programs from a private copy."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from crow.domain.errors import ArgumentError
+from crow.store.sqlite.connection import FAILURES, copy_files
+
+MAGIC = b"SQLite format 3\0"
+"""The first bytes of every SQLite file."""
+
+_ATTEMPTS = 3
+_FETCH = 20
+_MAX_VALUE = 64 * 1024 * 1024
+_SUFFIXES = ("", "-wal")
+
+
+class ForeignDatabase:
+    """A copy of another program's database. The names of tables and columns come from that program."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+        self._tables: Mapping[str, frozenset[str]] | None = None
+
+    def tables(self) -> Mapping[str, frozenset[str]]:
+        """Return the tables with their columns. Views do not count: they could run anything.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        if self._tables is None:
+            self._tables = self._read_tables()
+        return self._tables
+
+    def _read_tables(self) -> Mapping[str, frozenset[str]]:
+        names = [row["name"] for row in self.rows("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        return {
+            name: frozenset(row["name"] for row in self.rows("SELECT name FROM pragma_table_info(?)", (name,)))
+            for name in names
+            if isinstance(name, str)
+        }
+
+    def columns(
+        self, table: str, names: Sequence[str], rest: str = "", values: Sequence[Any] = ()
+    ) -> Iterator[Mapping[str, Any]]:
+        """Yield these columns of a table's rows; columns that it does not have are left out, and values that are too
+        long are None. All arguments but `values` are constants of the caller.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        known = self.tables().get(table, frozenset())
+        chosen = ", ".join(
+            f"CASE WHEN length({name}) <= {_MAX_VALUE} THEN {name} END AS {name}" for name in names if name in known
+        )
+        return self.rows(f"SELECT {chosen} FROM {table} {rest}", values)  # noqa: S608
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows of a query. Text that is not UTF-8 is mended.
+
+        :raises ArgumentError: the database is damaged.
+        """
+        try:
+            with closing(self._connection.execute(sql, values)) as cursor:
+                names = [column[0] for column in cursor.description]
+                while rows := cursor.fetchmany(_FETCH):
+                    for row in rows:
+                        yield dict(zip(names, row, strict=True))
+        except FAILURES as error:
+            raise ArgumentError(f"{self.path} cannot be read: {error}.") from error
+
+
+@contextmanager
+def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
+    """Open a copy of a database, which another program may be using. The database itself is not touched: even reading
+    it would create files next to it.
+
+    :raises ArgumentError: it is no SQLite database, or it kept changing while it was copied.
+    """
+    with tempfile.TemporaryDirectory(prefix="crow-") as directory:
+        copy = Path(directory) / "copy.db"
+        try:
+            for _ in range(_ATTEMPTS):
+                before = _versions(path)
+                copy_files(path, copy, suffixes=_SUFFIXES)
+                if _versions(path) == before:
+                    break
+                for suffix in _SUFFIXES:
+                    Path(f"{copy}{suffix}").unlink(missing_ok=True)
+            else:
+                raise ArgumentError(f"{path} is being written to. Quit the program that uses it, then try again.")
+        except OSError as error:
+            raise ArgumentError(f"{path} cannot be copied: {error.strerror}.") from error
+        with closing(_connect(copy, path)) as connection:
+            yield ForeignDatabase(path, connection)
+
+
+def count_rows(path: Path, table: str) -> int:
+    """Return the number of rows of a table without a copy, or 0 if it cannot be read. Rows that are only in the
+    write-ahead log do not count."""
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant
+            return int(number)
+    except (*FAILURES, ValueError, TypeError):
+        return 0
+
+
+def session_ids(sql: sqlite3.Connection) -> list[str]:
+    """Return the ids of crow's sessions."""
+    return [row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL")]
+
+
+def _connect(copy: Path, path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(copy, isolation_level=None)
+    try:
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except FAILURES as error:
+        connection.close()
+        raise ArgumentError(f"{path} cannot be read: {error}.") from error
+    return connection
+
+
+def _versions(path: Path) -> list[tuple[int, int] | None]:
+    found: list[tuple[int, int] | None] = []
+    for suffix in _SUFFIXES:
+        try:
+            status = Path(f"{path}{suffix}").stat()
+            found.append((status.st_size, status.st_mtime_ns))
+        except FileNotFoundError:
+            found.append(None)
+    return found
