@@ -46,11 +46,15 @@ _MODELS_LISTED = 200
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
     """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
+    with importing():
+        from crow.frontend.connection import EditorConnection  # the protocol's SDK: 300 ms, which others do without
+
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
-            await serve_connection(StdioTransport(source, sink, observe=recorder), wiring.dependencies())
+            connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
+            await serve_connection(connection, wiring.dependencies())
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
