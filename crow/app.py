@@ -83,6 +83,12 @@ class Wiring:
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
 
+    @property
+    def store(self) -> Store:
+        """The store, which the first request for a session opens."""
+        assert self._store is not None, "a session was opened"
+        return self._store
+
     def dependencies(self) -> ServerDependencies:
         """What the front end needs."""
         editor = self._settings.editor

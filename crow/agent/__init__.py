@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # importing these at run time would be circular: both use `Cl
 class PermissionQuestion:
     """The question whether an announced call may run.
 
-    `always` says what an "always" answer would cover. If it is empty, that answer is not offered.
+    `always` says what an "always" answer would cover. If it is empty, that answer is not offered. `rule` is the rule of
+    the user's settings that would allow the call; empty if none would.
     """
 
     call: CallRef
@@ -37,6 +38,7 @@ class PermissionQuestion:
     arguments: str
     plan: PlannedCall
     always: str
+    rule: str = ""
 
 
 class Client(Protocol):

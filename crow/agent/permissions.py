@@ -403,6 +403,16 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
 
 
+def allowing_rule(name: str, call: PlannedCall) -> str:
+    """The narrowest rule of the user's settings that would allow this call; "" if none would."""
+    name = call.rule_tool or name
+    arguments = (*reversed(call.rule_paths), call.argument)
+    for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
+        if any(rule.allows(name, call) for rule in user_rules([text], ())):
+            return text
+    return ""
+
+
 def normal_cwd(cwd: str) -> str:
     return os.path.normpath(cwd)
 

@@ -20,6 +20,7 @@ from crow.agent.permissions import (
     Ask,
     Refuse,
     Rule,
+    allowing_rule,
     current_rules,
     decide,
     excluded_paths,
@@ -259,7 +260,14 @@ class Permissions:
         cwd = self._branch.row.cwd
         always = rule_words(rule_for(call.name, plan, allow=True, cwd=cwd)) if can_last else ""
         answer = await self._client.ask(
-            PermissionQuestion(call=ref, name=call.name, arguments=call.arguments, plan=plan, always=always)
+            PermissionQuestion(
+                call=ref,
+                name=call.name,
+                arguments=call.arguments,
+                plan=plan,
+                always=always,
+                rule="" if ask.each_time else allowing_rule(call.name, plan),
+            )
         )
         if answer == "cancelled":
             return None

@@ -85,6 +85,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
+    run = add("run", _run, "run one prompt: the answer on stdout, what happens on stderr", [settings])
+    if "run" in arguments:
+        with importing():
+            from crow.terminal.run import add_arguments
+
+        add_arguments(run)
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
     # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
@@ -139,7 +145,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
             ("--archived", "archived", "only archived sessions"),
-            ("--continue", "newest", "print the id of the newest session of --cwd (default: the current directory)"),
+            (
+                "--continue",
+                "newest",
+                "print the id of the newest session of --cwd (default: .), for crow run --session ID",
+            ),
         ):
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
@@ -225,6 +235,13 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from crow.terminal.run import run_prompt
+
+    _load_and_log(options)
+    return run_prompt(lambda: _load(options), options)
 
 
 def _login(options: argparse.Namespace) -> int:

@@ -279,7 +279,8 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         for kind, label in zip(PERMISSION_KINDS, labels, strict=True)
         if always or kind.endswith("once")
     ]
-    return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    return params | ({"_meta": {"crow": {"rule": question.rule}}} if question.rule else {})
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:

@@ -19,10 +19,15 @@ from crow.frontend.agent import AUTH_REQUIRED, PROTOCOL_VERSION, RESOURCE_NOT_FO
 from crow.frontend.client import Handler, RequestParams
 from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
 from crow.settings import Loaded
+from crow.store import SessionRow, Store
+from crow.store.sqlite.admin import SessionAdmin
 
 logger = logging.getLogger(__name__)
 
 Params = Mapping[str, Any]
+
+ID_PREFIX = "crow-"
+"""What the ids of sessions begin with."""
 
 
 class TerminalClient(Protocol):
@@ -59,7 +64,7 @@ async def connect(
     """
     adapters.protect_process(loaded)
     wiring = Wiring(loaded, reload=reload)
-    connection = TerminalConnection(client)
+    connection = TerminalConnection(client, lambda: wiring.store)
     async with adapters.orphans_ended():
         serving = asyncio.create_task(serve(connection, wiring.dependencies()))
         serving.add_done_callback(connection.close)
@@ -80,8 +85,9 @@ class TerminalConnection:
     """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the requests
     of the client. Made by :func:`connect`."""
 
-    def __init__(self, client: TerminalClient) -> None:
+    def __init__(self, client: TerminalClient, store: Callable[[], Store]) -> None:
         self._client = client
+        self._store = store
         self._handle: Handler | None = None
         self._ids = count(1)
         self._waiting: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
@@ -92,6 +98,11 @@ class TerminalConnection:
         """Set when the front end takes requests, or has failed."""
 
     # The client's side.
+
+    @property
+    def store(self) -> Store:
+        """The front end's store, for reading; a session must have been opened before."""
+        return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
         """Send a request and return its result. If cancelled, the request is withdrawn.
@@ -209,6 +220,22 @@ class TerminalConnection:
         for response in self._waiting.values():
             self._fail(response)
         self.stop()
+
+
+async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
+    """The session with this id, alias or beginning of an id; None if there is none.
+
+    :raises ~crow.domain.errors.ArgumentError: several ids begin with it, or it is the id of no session.
+    """
+    if not loaded.paths.database.exists() and not name.startswith(ID_PREFIX):
+        return None
+    store = await adapters.open_store(loaded)
+    try:
+        if (row := await store.session_by_alias(name)) is not None or not name.startswith(ID_PREFIX):
+            return row
+        return await store.session(await SessionAdmin(store).find(name))
+    finally:
+        await store.close()
 
 
 def error_of(error: RequestError) -> CrowError:
