@@ -79,6 +79,7 @@ class Wiring:
         self._imports = BackgroundImport(
             partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
         )
+        self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(find_hooks)
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
@@ -98,6 +99,7 @@ class Wiring:
             workspace=partial(adapters.open_workspace, lambda: self._loaded),
             check_model=lambda: self._check(self._default_model()),
             import_rest=self._imports.run,
+            import_for_calls=self._call_imports.run,
             trim=trim,
             more_models=self._more_models,
             reload=self._reload_if_changed,

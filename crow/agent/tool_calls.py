@@ -86,6 +86,10 @@ class Calls:
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
 
+    async def prepare(self) -> None:
+        """Let the tools get ready while the model answers."""
+        self._toolbox.prepare()
+
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
         return tuple([await self._toolbox.plan(call) for call in calls])

@@ -64,15 +64,18 @@ CANCELLABLE = OPENING | {"session/list"}
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-async def serve(connection: ClientConnection, dependencies: ServerDependencies) -> None:
+async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
+
+    With `is_warmed`, the first prompt is prepared while the client is quiet; a client that prompts at once needs none.
 
     Each session is a task of this function's task group, not of the request that opens the session.
     """
     async with anyio.create_task_group() as tasks:
         agent = AcpAgent(dependencies, connection, tasks)
         tasks.start_soon(agent.idle.run)
-        tasks.start_soon(agent.warm_when_quiet)
+        if is_warmed:
+            tasks.start_soon(agent.warm_when_quiet)
         try:
             await connection.run(agent.handle)
         finally:

@@ -57,16 +57,18 @@ async def connect(
     *,
     reload: Callable[[], Loaded] | None = None,
     capabilities: Mapping[str, Any] | None = None,
+    is_warmed: bool = True,
 ) -> AsyncIterator[TerminalConnection]:
     """Start the front end in this process, initialize it, and close it at the end.
 
-    The end of the block cancels what still runs; everything is stored and closed within a second.
+    With `is_warmed`, the first prompt is prepared while the client is quiet, as for an editor. The end of the block
+    cancels what still runs; everything is stored and closed within a second.
     """
     adapters.protect_process(loaded)
     wiring = Wiring(loaded, reload=reload)
     connection = TerminalConnection(client, lambda: wiring.store)
     async with adapters.orphans_ended():
-        serving = asyncio.create_task(serve(connection, wiring.dependencies()))
+        serving = asyncio.create_task(serve(connection, wiring.dependencies(), is_warmed=is_warmed))
         serving.add_done_callback(connection.close)
         try:
             await connection.started.wait()

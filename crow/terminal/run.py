@@ -129,7 +129,7 @@ def check_options(options: argparse.Namespace) -> str | None:
         return None
     if not os.path.isdir(options.cwd):
         raise ArgumentError(f'--cwd is "{options.cwd}", which is not an existing directory.')
-    return os.path.realpath(options.cwd)
+    return str(Path(options.cwd).resolve())
 
 
 # The prompt.
@@ -243,13 +243,11 @@ def read_schema(path: str) -> AnswerSchema:
     """The schema of --schema. :raises ArgumentError: the file has none."""
     try:
         schema = json.loads(read_text("--schema", path))
-        if not isinstance(schema, dict | bool):
-            raise ArgumentError(f"--schema {path}: expected a JSON object.")
         checked = AnswerSchema(schema)
         checked.problem(None)  # resolves the references
     except ArgumentError:
         raise
-    except Exception as error:  # jsonschema and referencing raise many kinds
+    except Exception as error:  # noqa: BLE001 - jsonschema and referencing raise many kinds
         words = getattr(error, "message", None) or str(error)
         raise ArgumentError(f"--schema {path} is not a JSON Schema that can be used: {words}") from None
     return checked
@@ -280,11 +278,12 @@ def json_in(answer: str) -> Any:
 
 @dataclass
 class Turn:
-    """What a run has shown so far. `text` is the last message, `refused` what nobody could be asked about."""
+    """What a run has shown so far. `text` is the last message, `newlines` how many (at most 2) the output ends
+    with, `refused` the rules for what nobody could be asked about."""
 
     message_id: str = ""
     text: str = ""
-    ends_with_newline: bool = True
+    newlines: int = 2
     titles: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     diffs: dict[str, list[str]] = field(default_factory=dict)
@@ -325,7 +324,9 @@ class Run:
         assert main is not None
         with interrupts(lambda: self._interrupt(main)), self._screen.spinning():
             try:
-                async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as connection:
+                async with connect(
+                    self._loaded, self, reload=self._reload, capabilities=CAPABILITIES, is_warmed=False
+                ) as connection:
                     self._connection = connection
                     try:
                         await self._open(connection, cwd)
@@ -348,7 +349,7 @@ class Run:
         elif options.session:
             found = await find_session(self._loaded, options.session)
             if found is not None:
-                known, here = found.id, cwd or (found.cwd if os.path.isdir(found.cwd) else here)
+                known, here = found.id, cwd or found.cwd
             elif options.fork:
                 raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list them.')
             else:
@@ -434,9 +435,6 @@ class Run:
             case 1:
                 await self._screen.say(f"crow: {problem or f'the model stopped: {stop}'}")
                 self._say_how_to_continue("")
-        for rule in turn.refused:
-            words = f"to allow it: --allow {quoted(rule)}" if rule else "no rule can allow it"
-            await self._screen.say(f"Refused without a terminal; {words}")
 
     def _say_how_to_continue(self, words: str) -> None:
         self._screen.clear()
@@ -510,15 +508,14 @@ class Run:
     async def _show_text(self, message_id: str, text: str) -> None:
         turn = self._turn
         if message_id != turn.message_id:
-            separator = "" if not turn.text else "\n" if turn.text.endswith("\n") else "\n\n"
             turn.message_id, turn.text = message_id, ""
-            text_shown = separator + text
+            shown = "\n" * (2 - turn.newlines) + text
         else:
-            text_shown = text
+            shown = text
         turn.text += text
-        if not self._options.json and self._schema is None:
-            await self._screen.print_answer(text_shown)
-            turn.ends_with_newline = text_shown.endswith("\n")
+        if shown and not self._options.json and self._schema is None:
+            await self._screen.print_answer(shown)
+            turn.newlines = min(2, len(shown) - len(shown.rstrip("\n")))
 
     async def _show_call(self, update: Params) -> None:
         turn, call_id = self._turn, update["toolCallId"]
@@ -613,8 +610,8 @@ class Screen:
 
     async def end_line(self, turn: Turn) -> None:
         """End the last line of the answer."""
-        if not turn.ends_with_newline:
-            turn.ends_with_newline = True
+        if not turn.newlines:
+            turn.newlines = 1
             await self.print_answer("\n")
 
     def clear(self) -> None:
@@ -727,7 +724,7 @@ async def answer_at(terminal: TextIO, question: str) -> str:
     terminal.write(question)
     terminal.flush()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: ready.done() or ready.set_result(None))
+    loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
     try:
         await ready
         return os.read(fd, 1000).decode("utf-8", "replace").strip().lower()
