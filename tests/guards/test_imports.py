@@ -42,6 +42,19 @@ sys.modules["crow.frontend.transport"].StdioTransport = Watched
 sys.exit(main(["acp"]))
 """
 
+AT_THE_REQUEST = """
+import json, sys
+import httpx2
+
+def send(self, request, **_):
+    print(json.dumps(list(sys.modules)), file=sys.stderr)
+    raise SystemExit(0)
+
+httpx2.AsyncClient.send = send
+from crow.cli import main
+sys.exit(main(["run", "hi"]))
+"""
+
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 
