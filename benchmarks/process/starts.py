@@ -70,7 +70,7 @@ def first_requests(bench: Bench) -> list[Row]:
             asked_by_run(bench),
             asked_by_agent(bench),
             process_s(bench, "-c", "pass"),
-            process_s(bench, "-m", "crow", "--help"),
+            process_s(bench, str(Path(sys.executable).with_name("crow")), "--help"),
         ]
         if number:  # the first round compiles changed modules
             for kept, took in zip((imports, runs, agents, bare, helps), times, strict=True):
