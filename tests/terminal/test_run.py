@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,10 +45,9 @@ class Shell:
             "TERM": "xterm",
         }
 
-    def start(self, *arguments: str, **how: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", "-m", "crow", *arguments]
-        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | how
-        return subprocess.Popen(command, cwd=self.place, env=self.env, **how)
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
 
     def crow(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
         """The exit code, stdout and stderr of a command."""
