@@ -49,13 +49,20 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 
 
 def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that are first needed by a prompt. Blocks. If commands may be confined, also try in another
-    thread how."""
+    """Import the packages that the first request to a model needs. Blocks. If commands may be confined, also
+    try in another thread how."""
     if confines:
         threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
     import crow.tools.mcp.client  # noqa: F401
+
+
+def prepare_calls() -> None:
+    """Import the packages that are first needed by a tool call. Blocks."""
+    from crow.tools.mcp.client import import_sdk
+
+    import_sdk()
 
 
 async def open_model(

@@ -46,11 +46,15 @@ _MODELS_LISTED = 200
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
     """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
+    with importing():
+        from crow.frontend.connection import EditorConnection  # the protocol's SDK: 300 ms, which others do without
+
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
-            await serve_connection(StdioTransport(source, sink, observe=recorder), wiring.dependencies())
+            connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
+            await serve_connection(connection, wiring.dependencies())
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
@@ -75,9 +79,16 @@ class Wiring:
         self._imports = BackgroundImport(
             partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
         )
+        self._call_imports = BackgroundImport(adapters.prepare_calls)
         self._hooks = Hooks(find_hooks)
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
+
+    @property
+    def store(self) -> Store:
+        """The store, which the first request for a session opens."""
+        assert self._store is not None, "a session was opened"
+        return self._store
 
     def dependencies(self) -> ServerDependencies:
         """What the front end needs."""
@@ -88,6 +99,7 @@ class Wiring:
             workspace=partial(adapters.open_workspace, lambda: self._loaded),
             check_model=lambda: self._check(self._default_model()),
             import_rest=self._imports.run,
+            import_for_calls=self._call_imports.run,
             trim=trim,
             more_models=self._more_models,
             reload=self._reload_if_changed,

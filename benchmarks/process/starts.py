@@ -10,14 +10,15 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.process.bench import FLOORS, Bench
-from benchmarks.process.client import Turn
+from benchmarks.process.client import Agent, Turn
 from benchmarks.process.endpoint import prompt
 from benchmarks.rows import ROOT, Row, of_times
 
-__all__ = ["exits", "idle", "sessions", "starts"]
+__all__ = ["exits", "first_requests", "idle", "sessions", "starts"]
 
 ROUNDS = 7
 IMPORT = "import acp"
+IMPORT_ALL = "import acp, openai, mcp.client, mcp.server.lowlevel"
 IDLE_S = 2.0
 SERVER = ROOT / "tests" / "tools" / "servers" / "various.py"
 
@@ -58,6 +59,67 @@ def import_alone(place: Path) -> tuple[float, float]:
         assert process.stdout is not None
         process.stdout.readline()
         return whole, time.monotonic() - since
+
+
+def first_requests(bench: Bench) -> list[Row]:
+    """Spawn to the first request at the endpoint, alternating with a Python that imports every SDK; and the help."""
+    imports, runs, agents, bare, helps = (list[float]() for _ in range(5))
+    for number in range(ROUNDS + 1):
+        times = [
+            process_s(bench, "-c", IMPORT_ALL),
+            asked_by_run(bench),
+            asked_by_agent(bench),
+            process_s(bench, "-c", "pass"),
+            process_s(bench, str(Path(sys.executable).with_name("crow")), "--help"),
+        ]
+        if number:  # the first round compiles changed modules
+            for kept, took in zip((imports, runs, agents, bare, helps), times, strict=True):
+                kept.append(took)
+    return [
+        of_times("first request: a Python that imports acp, openai and mcp", imports),
+        of_times("first request: spawn of crow run → the endpoint is asked", runs),
+        ratio("  as multiple of the imports", runs, imports, 0.55),
+        of_times("first request: spawn of crow acp → the same, back to back", agents),
+        ratio("  as multiple of the imports", agents, imports, 0.75),
+        of_times("crow --help", helps),
+        ratio("  as multiple of a bare Python", helps, bare, 1.5),
+    ]
+
+
+def ratio(what: str, mine: list[float], floor: list[float], limit: float) -> Row:
+    """The median ratio of times that were measured one after the other."""
+    ratios = [one / other for one, other in zip(mine, floor, strict=True)]
+    return Row(what, statistics.median(ratios), max(ratios), "×", limit)
+
+
+def process_s(bench: Bench, *arguments: str) -> float:
+    """Seconds of a whole Python process."""
+    since = time.monotonic()
+    environment = bench.environment(bench.home())
+    subprocess.run(
+        [sys.executable, *arguments], cwd=bench.place, env=environment, stdout=subprocess.DEVNULL, check=True
+    )
+    return time.monotonic() - since
+
+
+def asked_by_run(bench: Bench) -> float:
+    """Seconds from the start of `crow run` until the endpoint has its request."""
+    with Agent([sys.executable, "-m", "crow", "run", "bench {}"], bench.environment(bench.home()), bench.place) as run:
+        assert run.process.stdin is not None
+        run.process.stdin.close()
+        asked = bench.endpoint.wait("asked").asked
+        bench.endpoint.wait()
+        return asked - run.spawned
+
+
+def asked_by_agent(bench: Bench) -> float:
+    """Seconds from the start of `crow acp` until the endpoint has the request of a prompt that was sent at once."""
+    with bench.start() as agent:
+        agent.initialize()
+        agent.begin(agent.new_session()[1], "bench {}")
+        asked = bench.endpoint.wait("asked").asked
+        bench.endpoint.wait()
+        return asked - agent.spawned
 
 
 def started(bench: Bench, floor: str | None) -> float:

@@ -31,7 +31,8 @@ class PermissionQuestion:
 
     `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
     answers are not offered. `offers_writes`: the user may also allow all commands that are confined to `write`.
-    `reason` says why crow asks if mode and call do not explain it.
+    `reason` says why crow asks if mode and call do not explain it. `rule` is the rule of the user's settings that would
+    allow the call; it is empty if none would.
     """
 
     call: CallRef
@@ -42,6 +43,7 @@ class PermissionQuestion:
     never: str = ""
     reason: str = ""
     offers_writes: bool = False
+    rule: str = ""
 
 
 PermissionAnswer: TypeAlias = Literal[

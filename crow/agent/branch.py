@@ -101,6 +101,8 @@ class Branch:
                 self._stand_on(await self._store.tail(self.row.id))
             if changes is not None:
                 self.row = await self._store.session(self.row.id)
+            elif cost := sum(entry.cost or 0.0 for entry in stored):
+                self.row = replace(self.row, cost=self.row.cost + cost)
         return stored
 
     def _extend(self, stored: Sequence[Entry]) -> None:

@@ -415,6 +415,16 @@ def rule_for_writes(cwd: str) -> Rule:
     return Rule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
 
+def allowing_rule(name: str, call: PlannedCall) -> str:
+    """The narrowest rule of the user's settings that would allow this call; "" if none would."""
+    name = call.rule_tool or name
+    arguments = (*reversed(call.rule_paths), call.argument)
+    for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
+        if any(rule.allows(name, call) for rule in user_rules([text], ())):
+            return text
+    return ""
+
+
 def normal_cwd(cwd: str) -> str:
     return os.path.normpath(cwd)
 

@@ -149,6 +149,7 @@ class ToolSubset:
         self._names = frozenset(spec.name for spec in specs)
         self.servers = toolbox.servers
         self.restart = toolbox.restart
+        self.prepare = toolbox.prepare
         self.run = toolbox.run
 
     def specs(self) -> tuple[ToolSpec, ...]:

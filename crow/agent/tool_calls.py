@@ -21,6 +21,7 @@ from crow.agent.permissions import (
     Ask,
     Refuse,
     Rule,
+    allowing_rule,
     current_rules,
     decide,
     doubt,
@@ -87,6 +88,10 @@ class Calls:
         self._open: dict[CallRef, OpenCall] = {}
         self._results: dict[CallRef, ToolResult] = {}
         self._failure: StoreError | None = None
+
+    async def prepare(self) -> None:
+        """Let the tools get ready while the model answers."""
+        self._toolbox.prepare()
 
     async def plan(self, calls: Sequence[ToolCall]) -> tuple[PlannedCall, ...]:
         """Plan what each call will do. The plans are stored with the model's answer before any call is announced."""
@@ -275,6 +280,7 @@ class Permissions:
                 never=never if can_last else "",
                 reason=reason,
                 offers_writes=offers_writes,
+                rule="" if reason else allowing_rule(call.name, plan),
             )
         )
         if answer == "cancelled":

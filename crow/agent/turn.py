@@ -36,6 +36,9 @@ from crow.tools import PlannedCall, Toolbox
 
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
+THINKS_S = 0.05
+"""If an answer takes longer than this (s), the tools get ready meanwhile. The request has left by then."""
+
 PLAN_S = 0.05
 """Planning a call may wait long for the editor to send a file. After this time (s) the answer is saved as a draft."""
 POINT_OUT = frozenset({3, 10, 20})
@@ -204,7 +207,7 @@ class Turn:
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._is_listening = True
         try:
-            async with self._model.stream(request) as stream:
+            async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as stream:
                 answer = await draft.follow(stream)
         finally:
             if draft.is_muted:  # the turn is being cancelled, even if the stream has just ended

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,15 +11,12 @@ from typing import Any
 
 import anyio
 import anyio.abc
-from acp import PROTOCOL_VERSION, RequestError, schema
-from pydantic import BaseModel, Field, ValidationError
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
-from crow.domain.rendering import safe
-from crow.frontend.client import ClientConnection, RequestParams
+from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestId
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestError, RequestId
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
@@ -34,15 +30,15 @@ from crow.frontend.params import (
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.transport import StdioTransport
 
 logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
 
 AUTH_REQUIRED = -32000
 RESOURCE_NOT_FOUND = -32002
 REQUEST_CANCELLED = -32800
 
-MESSAGE_BYTES = 8_000
 ID_BYTES = 1_000
 
 WARM_AFTER_S = 0.2
@@ -66,41 +62,21 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 CANCELLABLE = OPENING | {"session/list"}
 """`$/cancel_request` can cancel these requests and prompts. Other requests end before a cancellation can be read."""
 
-DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
-"""Values that replace null in these parameters before validation, since the SDK's models reject null."""
-
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
-    """`session/set_config_option` with either type of option."""
+async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
+    """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
 
-    session_id: str = Field(alias="sessionId")
-    config_id: str = Field(alias="configId")
-    value: str | bool
-
-
-class PromptRequest(BaseModel, strict=True, defer_build=True):
-    """`session/prompt` and `_session/steering`; content blocks are checked later."""
-
-    session_id: str = Field(alias="sessionId")
-    prompt: list[Any]
-
-
-async def serve(transport: StdioTransport, dependencies: ServerDependencies) -> None:
-    """Serves until stdin ends, the editor is gone, or a signal asks to stop; then closes everything within `CLOSE_S`.
+    With `is_warmed`, the first prompt is prepared while the client is quiet; a client that prompts at once needs none.
 
     Each session is a task of this function's task group, not of the request that opens the session.
     """
-    connection = ClientConnection(transport)
-    for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
-                asyncio.get_running_loop().add_signal_handler(getattr(signal, name), connection.stop)
     async with anyio.create_task_group() as tasks:
         agent = AcpAgent(dependencies, connection, tasks)
         tasks.start_soon(agent.idle.run)
-        tasks.start_soon(agent.warm_when_quiet)
+        if is_warmed:
+            tasks.start_soon(agent.warm_when_quiet)
         try:
             await connection.run(agent.handle)
         finally:
@@ -111,10 +87,7 @@ async def serve(transport: StdioTransport, dependencies: ServerDependencies) -> 
 
 
 class AcpAgent:
-    """Answers the requests of one connection.
-
-    Parameters are validated by the SDK's models but read from the raw object, since the models drop unknown members.
-    """
+    """Answers the requests of one connection, which has checked that their parameters fit the protocol."""
 
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
@@ -127,21 +100,21 @@ class AcpAgent:
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
         self._last_message_at = asyncio.get_running_loop().time()
-        self._methods: dict[str, tuple[type[BaseModel], Method]] = {
-            "initialize": (schema.InitializeRequest, self._initialize),
-            "authenticate": (schema.AuthenticateRequest, self._authenticate),
-            "logout": (schema.LogoutRequest, self._logout),
-            "session/new": (schema.NewSessionRequest, self._new),
-            "session/fork": (schema.ForkSessionRequest, self._fork),
-            "session/load": (schema.LoadSessionRequest, self._load),
-            "session/resume": (schema.ResumeSessionRequest, self._resume),
-            "session/list": (schema.ListSessionsRequest, self._list),
-            "session/close": (schema.CloseSessionRequest, self._close),
-            "session/delete": (schema.DeleteSessionRequest, self._delete),
-            "session/prompt": (PromptRequest, self._prompt),
-            "session/set_mode": (schema.SetSessionModeRequest, self._set_mode),
-            "session/set_config_option": (ConfigOptionRequest, self._set_config_option),
-            "_session/steering": (PromptRequest, self._steer),
+        self._methods: dict[str, Method] = {
+            "initialize": self._initialize,
+            "authenticate": self._authenticate,
+            "logout": self._logout,
+            "session/new": self._new,
+            "session/fork": self._fork,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/close": self._close,
+            "session/delete": self._delete,
+            "session/prompt": self._prompt,
+            "session/set_mode": self._set_mode,
+            "session/set_config_option": self._set_config_option,
+            "_session/steering": self._steer,
         }
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
@@ -159,15 +132,13 @@ class AcpAgent:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
         try:
             return await self._answer(method, params)
-        except ValidationError as error:
-            raise _invalid_params(method, error) from None
         except CrowError as error:
             raise _request_error(error) from error
         except RequestError:
             raise
         except Exception as error:
             logger.exception("%s failed", method)
-            raise _error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
+            raise request_error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
     async def warm_when_quiet(self) -> None:
         """Prepares the first prompt once no message has come for `WARM_AFTER_S`: its imports would delay answers."""
@@ -188,9 +159,8 @@ class AcpAgent:
         await self._sessions.close_all()
 
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
-        model, answer = self._methods[method]
+        answer = self._methods[method]
         self._sessions.reload_settings()
-        model.model_validate({key: DEFAULTS.get(key) if value is None else value for key, value in params.items()})
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
         if method == "session/prompt":
@@ -208,8 +178,8 @@ class AcpAgent:
                 self._cancel_by_id.pop(params.request_id, None)
         if self._is_closing:
             problem = f"The connection was closed before {method} was done. Start crow again and repeat it."
-            raise _error(INTERNAL_ERROR, problem)
-        raise _error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
+            raise request_error(INTERNAL_ERROR, problem)
+        raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         self._sessions.caps = client_capabilities(params)
@@ -346,27 +316,13 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     return [configured, login]
 
 
-def _invalid_params(method: str, error: ValidationError) -> RequestError:
-    """Names the first invalid parameter, without its value, which may be a secret."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(step) for step in first["loc"]) or "params"
-    problem = "unknown type" if "tag" in first["type"] else first["msg"]
-    return _error(INVALID_PARAMS, f"{method}: {place}: {problem}.")
-
-
 def _request_error(error: CrowError) -> RequestError:
     match error:
         case NoSuchSession():
-            return _error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
+            return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
         case ArgumentError():
-            return _error(INVALID_PARAMS, str(error))
+            return request_error(INVALID_PARAMS, str(error))
         case AuthError():
-            return _error(AUTH_REQUIRED, str(error), authRequired=True)
+            return request_error(AUTH_REQUIRED, str(error), authRequired=True)
         case _:
-            return _error(INTERNAL_ERROR, str(error))
-
-
-def _error(code: int, message: str, **data: object) -> RequestError:
-    """An error with its text in `message` and in `data.details`, since clients show one or the other."""
-    message = limit_text(safe(message), MESSAGE_BYTES)
-    return RequestError(code, message, {**data, "details": message})
+            return request_error(INTERNAL_ERROR, str(error))

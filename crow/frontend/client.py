@@ -1,27 +1,24 @@
-"""The connection to the editor, and each session's interface to the editor."""
+"""The interface of a client's connection, and each session's interface to its client."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias, assert_never
 
 import anyio
-from acp import RequestError
-from acp.connection import Connection
 
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.domain import events
 from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
-from crow.domain.rendering import title_line
+from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
 from crow.frontend import tool_calls
-from crow.frontend.frames import INVALID_REQUEST, FrameError, Message, RequestId
+from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.tool_calls import PART_BYTES, json_bytes
-from crow.frontend.transport import StdioTransport
+from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
 from crow.tools.limits import FairLimiter
 
@@ -30,6 +27,11 @@ logger = logging.getLogger(__name__)
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
 """Sends a request to the editor and returns its result. Raises RequestError; ConnectionError if the editor is gone."""
 
+
+Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
+"""Gets the method, the parameters, and whether it is a notification. Raises RequestError to answer an error."""
+
+MESSAGE_BYTES = 8_000
 MAX_WAITING_QUESTIONS = 16
 """How many questions of MCP servers wait until the user has answered the one that is shown."""
 
@@ -44,7 +46,7 @@ PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
 
 
 class RequestParams(dict[str, Any]):
-    """The parameters of a request with its id, which the SDK's connection does not pass to handlers."""
+    """The parameters of a request with its id, which may cancel it later."""
 
     __slots__ = ("request_id",)
 
@@ -53,86 +55,41 @@ class RequestParams(dict[str, Any]):
         self.request_id = request_id
 
 
-class ClientConnection:
-    """The JSON-RPC connection to the editor.
+class ClientConnection(Protocol):
+    """The connection to one client. An editor's is :class:`crow.frontend.connection.EditorConnection`."""
 
-    It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
-    its response in one task. Here, that task identifies the request.
-    """
+    async def run(self, handle: Handler) -> None:
+        """Calls `handle` in a task of its own for each request and notification, until the client is gone.
 
-    def __init__(self, transport: StdioTransport) -> None:
-        self._transport = transport
-        self._unanswered: set[RequestId] = set()
-        self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
-        self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
-
-    async def run(self, handle: Callable[[str, Any, bool], Awaitable[Any]]) -> None:
-        """Calls `handle(method, params, is_notification)` for each request and notification until stdin ends."""
-        self._rpc = Connection(handle, self, listening=False)
-        await self._rpc.main_loop()
+        The parameters of a request are `RequestParams`.
+        """
+        ...
 
     async def end(self) -> None:
-        """Closes the transport and cancels the remaining handlers."""
-        await self._rpc.close()
+        """Sends what waits, closes the connection and cancels the remaining handlers."""
+        ...
 
     def stop(self) -> None:
-        """Acts as if stdin had ended."""
-        self._transport.stop()
+        """Acts as if the client were gone."""
+        ...
 
     def after_response(self, action: Callable[[], object]) -> None:
-        """Calls `action` right after the response to the current task's request has been written."""
-        self._after_response.setdefault(asyncio.current_task(), []).append(action)
+        """Calls `action` right after the response to the current task's request has been sent."""
+        ...
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If cancelled, the request is withdrawn with `$/cancel_request`."""
-        task = asyncio.current_task()
-        try:
-            return await self._rpc.send_request(method, params)
-        except asyncio.CancelledError:
-            if task in self._sent_ids:
-                with anyio.move_on_after(1, shield=True):
-                    await self.notify("$/cancel_request", {"requestId": self._sent_ids[task]})
-            raise
-        finally:
-            self._sent_ids.pop(task, None)
+        """See `SendRequest`. If cancelled, the request is withdrawn."""
+        ...
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification, even after stdin has ended.
+        """Sends a notification, even after `run` has ended: running turns still send updates."""
+        ...
 
-        The SDK's connection sends none after that, but running turns still send updates.
-        """
-        await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    async def receive(self) -> Message | None:
-        """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
-        while True:
-            message = await self._transport.receive()
-            if message is None or "method" not in message or "id" not in message:
-                return message
-            request_id = message["id"]
-            if request_id not in self._unanswered:
-                self._unanswered.add(request_id)
-                return message | {"params": RequestParams(message["params"], request_id)}
-            # This error has the id null, since the client could not tell two responses with the same id apart.
-            problem = "Another request with this id is not answered yet; give each request its own id."
-            await self._transport.send(FrameError(INVALID_REQUEST, problem).response())
-
-    async def send(self, message: Message) -> None:
-        """See the SDK's `Transport`."""
-        task = asyncio.current_task()
-        if "method" in message:
-            if "id" in message:
-                self._sent_ids[task] = message["id"]
-            await self._transport.send(message)
-            return
-        self._unanswered.discard(message["id"])
-        await self._transport.send(message)
-        for action in self._after_response.pop(task, ()):
-            action()
-
-    async def close(self) -> None:
-        """See the SDK's `Transport`."""
-        await self._transport.close()
+def request_error(code: int, message: str, **data: object) -> RequestError:
+    """An error with its text in `message` and in `data.details`, since clients show one or the other."""
+    message = limit_text(safe(message), MESSAGE_BYTES)
+    return RequestError(code, message, {**data, "details": message})
 
 
 class SessionClient:
@@ -331,7 +288,8 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         for answer, kind in PERMISSION_KINDS.items()
         if answer in labels
     ]
-    return {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
+    return params | ({"_meta": {"crow": {"rule": question.rule}}} if question.rule else {})
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:

@@ -45,6 +45,15 @@ class FrameError:
         return {"jsonrpc": "2.0", "id": self.id, "error": error}
 
 
+class RequestError(Exception):
+    """A JSON-RPC error: sent as the response to a request, or received as one."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.data = data
+
+
 def line_too_long(size: int, limit: int) -> FrameError:
     """The error for a line of `size` bytes."""
     message = (

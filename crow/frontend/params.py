@@ -36,6 +36,7 @@ class ClientCapabilities:
     notices: bool = False
     compaction: bool = False
     boolean_options: bool = False
+    marked_remarks: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
@@ -53,6 +54,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
+        marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
     )

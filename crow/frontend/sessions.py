@@ -47,7 +47,8 @@ class ServerDependencies:
 
     - `open_store` raises StoreError.
     - `check_model` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
-    - `import_rest` imports what a prompt needs, outside the event loop.
+    - `import_rest` imports what the request of a prompt needs, outside the event loop; `import_for_calls` what tool
+      calls need besides.
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
@@ -65,6 +66,7 @@ class ServerDependencies:
     workspace: Callable[[str, Sequence[str]], Workspace]
     check_model: Callable[[], None]
     import_rest: Callable[[], Awaitable[None]]
+    import_for_calls: Callable[[], Awaitable[None]]
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     reload: Callable[[], ServerDependencies | None]
@@ -259,6 +261,8 @@ class OpenSessions:
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
+        if not any(opened.session.busy for opened in self._open.values()):  # a turn does so once its request has left
+            await self._dependencies.import_for_calls()
         await self._warn_about_sandbox()
         await self._add_models()
 

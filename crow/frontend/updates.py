@@ -104,7 +104,7 @@ class LiveUpdates:
             case events.CompactionChanged(compaction_id=compaction_id, status=status, detail=detail):
                 if self._caps.compaction:
                     return (_compaction_update(compaction_id, status, detail),)
-                return _remark_updates(self._new_id(), f"({detail})") if status == "failed" and detail else ()
+                return self._remark(self._new_id(), f"({detail})") if status == "failed" and detail else ()
             case events.SummaryShown(compaction_id=compaction_id, text=text):
                 return _summary_updates(compaction_id, text) if self._caps.compaction else ()
             case events.NoticeShown():
@@ -159,17 +159,17 @@ class LiveUpdates:
             case ToolResult() as result:
                 return self._finished(result)
             case entries.Remark(text=text, message_id=message_id):
-                return _remark_updates(message_id, text)
+                return self._remark(message_id, text)
             case entries.Command(answer=answer, message_id=message_id):
                 return _text_updates(message_id, safe(answer))
             case entries.Checkpoint(compaction_id=compaction_id, reason=reason) as checkpoint:
                 if self._caps.compaction or reason == "command":
                     return ()  # already shown by CompactionChanged or by the command's answer
-                return _remark_updates(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
+                return self._remark(compaction_id, f"(Context compacted: {_token_change(checkpoint)}.)")
             case entries.Mask() as mask:
                 if self._caps.compaction:
                     return (_compaction_update(f"mask_{entry.id}"),)
-                return _remark_updates(f"mask_{entry.id}", f"(Older tool outputs elided: {_token_change(mask)}.)")
+                return self._remark(f"mask_{entry.id}", f"(Older tool outputs elided: {_token_change(mask)}.)")
             case entries.Assistant():
                 self._message = _OpenMessage("")
                 return ()  # its text was streamed
@@ -244,6 +244,11 @@ class LiveUpdates:
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
         return (update | {"content": content},)
 
+    def _remark(self, message_id: str, words: str) -> tuple[Update, ...]:
+        """A remark by crow, marked for clients that keep it apart from the model's answer."""
+        mark = {"_meta": {"crow": {"remark": True}}} if self._caps.marked_remarks else {}
+        return tuple(update | mark for update in _remark_updates(message_id, words))
+
     def _notice(self, event: events.NoticeShown) -> tuple[Update, ...]:
         title = event.title or event.description
         if not title:
@@ -254,7 +259,7 @@ class LiveUpdates:
         if event.severity == "info":
             return ()
         words = f"{title} {event.description}" if event.description and event.description != title else title
-        return _remark_updates(self._new_id(), f"({words})")
+        return self._remark(self._new_id(), f"({words})")
 
 
 class ReplayUpdates:

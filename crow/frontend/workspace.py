@@ -13,10 +13,9 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from acp import RequestError
 
 from crow.frontend.client import SendRequest, refusal_text
-from crow.frontend.frames import METHOD_NOT_FOUND
+from crow.frontend.frames import METHOD_NOT_FOUND, RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace

@@ -170,6 +170,9 @@ class Toolbox(Protocol):
         """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
         restarted servers."""
 
+    def prepare(self) -> None:
+        """Get ready for calls in the background, while the model answers."""
+
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
         error."""

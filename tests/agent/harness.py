@@ -90,6 +90,9 @@ class Tools:
         self.order: list[str] = []
         self.statuses: tuple[ServerStatus, ...] = ()
 
+    def prepare(self) -> None:
+        pass
+
     def specs(self) -> tuple[ToolSpec, ...]:
         return tuple(ToolSpec(name=name, description=name, input_schema={"type": "object"}) for name in self.tools)
 

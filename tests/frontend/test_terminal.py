@@ -6,8 +6,8 @@ from typing import Any
 
 import anyio
 import pytest
-from acp import RequestError
 
+from crow.frontend.frames import RequestError
 from crow.frontend.workspace import EditorRequests, EditorTerminals, exit_code
 from crow.trace.schema import SchemaChecker
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import anyio
 import pytest
-from acp import RequestError
 
+from crow.frontend.frames import RequestError
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.tools.workspace import DiskWorkspace
@@ -37,7 +37,7 @@ class Editor:
         if method == "fs/write_text_file" and self._write is not None:
             done = self._write(path, params["content"])
             return await done if isinstance(done, Awaitable) else done
-        raise RequestError.method_not_found(method)
+        raise RequestError(-32601, "Method not found", {"method": method})
 
     def methods(self) -> list[str]:
         return [method for method, _ in self.asked]
@@ -195,7 +195,7 @@ async def test_a_change_that_formatting_reverted_is_not_repeated(tmp_path: Path)
         (RequestError(-32603, "Internal error", {"error": "read-only buffer"}), "read-only buffer"),
         (RequestError(-32603, "Internal error", "disk full"), "disk full"),
         (RequestError(-32602, "invalid path"), "invalid path"),
-        (RequestError.method_not_found("fs/write_text_file"), "Method not found"),
+        (RequestError(-32601, "Method not found", {"method": "fs/write_text_file"}), "Method not found"),
         (ConnectionError("closed"), "The editor is gone"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 
 from crow.app import Wiring
 from crow.frontend.agent import serve
+from crow.frontend.connection import EditorConnection
 from crow.frontend.sessions import IdleTimer
 from crow.frontend.transport import StdioTransport
 from crow.settings import load_settings
@@ -74,7 +75,7 @@ def run(home: Path, selector: Watched, session: Callable[[Client], None]) -> Non
 
     async def main() -> None:
         wiring = Wiring(load_settings({}, {"CROW_HOME": str(home), "CROW_MODEL": "offline"}))
-        await serve(StdioTransport(to_crow[0], from_crow[1]), wiring.dependencies())
+        await serve(EditorConnection(StdioTransport(to_crow[0], from_crow[1])), wiring.dependencies())
         await wiring.close()
 
     thread = threading.Thread(target=session, args=(client,))

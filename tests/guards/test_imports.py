@@ -1,4 +1,4 @@
-"""Packages that may be imported before `initialize` is answered."""
+"""Packages that may be imported before `initialize` is answered, and before the first request of `crow run`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,19 @@ sys.modules["crow.frontend.transport"].StdioTransport = Watched
 sys.exit(main(["acp"]))
 """
 
+AT_THE_REQUEST = """
+import json, os, sys
+import httpx2
+
+def send(self, request, **_):
+    print(json.dumps(list(sys.modules)), file=sys.stderr, flush=True)
+    os._exit(0)
+
+httpx2.AsyncClient.send = send
+from crow.cli import main
+sys.exit(main(["run", "hi"]))
+"""
+
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 
@@ -67,3 +80,18 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 def test_initialize_is_answered_before_anything_heavy_is_imported(loaded: set[str]) -> None:
     assert "acp" in loaded
     assert ABSENT & loaded == set()
+
+
+def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_REQUEST],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        env={"CROW_HOME": str(tmp_path), "CROW_MODEL": "fake-model", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"},
+    )
+    loaded = set(json.loads(next(line for line in done.stderr.splitlines() if line.startswith("["))))
+    assert "openai" in loaded
+    assert {"acp", "mcp", "mcp_types", "jsonschema", "rich", "tomlkit", "prompt_toolkit"} & loaded == set()

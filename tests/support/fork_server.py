@@ -163,7 +163,7 @@ def _import_all() -> None:
     """Import everything that crow may import later."""
     import crow.agent.runner
     import crow.app
-    import crow.frontend.agent
+    import crow.frontend.connection
     import crow.llm.chat_completions
     import crow.llm.offline
     import crow.store.sqlite.store

@@ -1,20 +1,22 @@
-"""All tools of one session: the built-in ones and those of external MCP servers."""
+"""All tools of one session: the built-in ones and those of external MCP servers.
+
+The SDK of MCP takes 400 ms to import, and the first request to a model needs only the specs of the built-in tools. So
+it is imported in a thread, when there are external servers, or while the model thinks.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-from mcp.client import Client
-from mcp.shared.exceptions import MCPError
 
 from crow import tools
 from crow.domain.entries import Announcement
@@ -25,11 +27,15 @@ from crow.tools import builtin
 from crow.tools.builtin.session import task_from, task_outcome
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
-from crow.tools.mcp.connection import OnChange, ServerConnection
-from crow.tools.mcp.listing import ExternalTool, find_tools, prefixes
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
+
+if TYPE_CHECKING:
+    from mcp.client import Client
+
+    from crow.tools.mcp.connection import ServerConnection
+    from crow.tools.mcp.listing import ExternalTool
 
 CLOSE_S = 0.5
 OFFERED_CHARS = 200_000
@@ -76,7 +82,7 @@ async def open_toolbox(
     servers: Sequence[tools.McpServer],
     settings: ToolSettings | None = None,
     *,
-    on_change: OnChange | None = None,
+    on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[McpToolbox]:
     """Open the tools of a session. Enter and leave this context in the session's task; leaving takes less than a
     second.
@@ -85,7 +91,47 @@ async def open_toolbox(
     changes.
     """
     settings = settings or ToolSettings()
-    connections = [
+    connections = await open_connections(workspace, ports, servers, settings, on_change) if servers else ()
+    context = ToolContext(
+        workspace=workspace,
+        jobs=Jobs(workspace, settings.keys),
+        fetches_private=settings.fetches_private,
+        keys=settings.keys,
+    )
+    context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
+    failure: Exception | None = None
+    own = BuiltinServer(context, ports)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(own.serve)
+        for connection in connections:
+            tasks.start_soon(connection.serve)
+        try:
+            yield McpToolbox(context, ports, own, connections, settings)
+        except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
+            failure = error
+        finally:
+            own.stop()
+            for connection in connections:
+                connection.stop()
+            tasks.start_soon(context.jobs.close)
+            tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
+    if failure is not None:
+        raise failure
+
+
+async def open_connections(
+    workspace: tools.Workspace,
+    ports: tools.Ports,
+    servers: Sequence[tools.McpServer],
+    settings: ToolSettings,
+    on_change: Callable[[], Awaitable[None]] | None,
+) -> Sequence[ServerConnection]:
+    """One connection for each server, which its `serve` starts."""
+    await anyio.to_thread.run_sync(import_sdk)
+    from crow.tools.mcp.connection import ServerConnection
+    from crow.tools.mcp.listing import prefixes
+
+    return [
         ServerConnection(
             server=server,
             prefix=prefix,
@@ -99,30 +145,83 @@ async def open_toolbox(
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
-    context = ToolContext(
-        workspace=workspace,
-        jobs=Jobs(workspace, settings.keys),
-        fetches_private=settings.fetches_private,
-        keys=settings.keys,
-    )
-    context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
-    failure: Exception | None = None
-    async with Client(builtin.build_server(context, ports), cache=None, raise_exceptions=True) as client:
-        await client.list_tools()  # the client learns here that results need no validation
-        async with anyio.create_task_group() as tasks:
-            for connection in connections:
-                tasks.start_soon(connection.serve)
-            try:
-                yield McpToolbox(context, ports, client, connections, settings)
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task groups that would wrap it
-                failure = error
-            finally:
-                for connection in connections:
-                    connection.stop()
-                tasks.start_soon(context.jobs.close)
-                tasks.cancel_scope.deadline = anyio.current_time() + CLOSE_S
-    if failure is not None:
-        raise failure
+
+
+def import_sdk() -> None:
+    """Import the SDK of MCP and everything of crow that uses it. Blocks."""
+    import crow.tools.builtin.server
+    import crow.tools.mcp.connection  # noqa: F401
+
+
+class BuiltinServer:
+    """The in-process MCP server of the built-in tools, and its client. `serve` is its task; `start` makes it start."""
+
+    def __init__(self, context: ToolContext, ports: tools.Ports) -> None:
+        self._context = context
+        self._ports = ports
+        self._wanted = anyio.Event()
+        self._settled = anyio.Event()
+        self._stopped = anyio.Event()
+        self._client: Client | None = None
+        self._failure: ImportError | None = None
+
+    async def serve(self) -> None:
+        """Wait for `start`, then serve until `stop`."""
+        await self._wanted.wait()
+        if self._stopped.is_set():
+            return
+        try:
+            await anyio.to_thread.run_sync(import_sdk, abandon_on_cancel=True)
+        except ImportError as error:
+            self._failure = error
+            self._settled.set()
+            return
+        from mcp.client import Client
+
+        from crow.tools.builtin.server import build_server
+
+        async with Client(build_server(self._context, self._ports), cache=None, raise_exceptions=True) as client:
+            await client.list_tools()  # the client learns here that results need no validation
+            self._client = client
+            self._settled.set()
+            await self._stopped.wait()
+
+    def start(self) -> None:
+        """Start, if that has not happened yet."""
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Let `serve` end."""
+        self._stopped.set()
+        self._wanted.set()
+
+    async def call(
+        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, planned: tools.PlannedCall | None
+    ) -> tools.Outcome:
+        """Run a call. :raises ~crow.domain.errors.ArgumentError: the arguments are invalid."""
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
+            await on_output(message or "")
+
+        arguments = builtin.arguments_of(call)
+        self.start()
+        await self._settled.wait()
+        if self._client is None:
+            return tools.Outcome(text=f"crow cannot import the SDK of MCP: {self._failure}", is_error=True)
+        from mcp.shared.exceptions import MCPError
+
+        from crow.tools.builtin.server import from_result, meta_for
+
+        meta = meta_for(call_id, planned)
+        try:
+            # In the task of the caller: a cancelled turn ends all its waiting calls at once, so none of them starts.
+            async with builtin.slot_for(call.name, arguments, self._context):
+                result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
+        except MCPError as error:
+            if isinstance(error.__cause__, Exception):
+                raise error.__cause__ from None  # a bug in crow, which MCP has wrapped
+            raise
+        return from_result(result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +234,7 @@ class McpToolbox:
 
     _context: ToolContext
     _ports: tools.Ports
-    _client: Client
+    _own: BuiltinServer
     _connections: Sequence[ServerConnection]
     _settings: ToolSettings
 
@@ -209,6 +308,10 @@ class McpToolbox:
             await connection.settled.wait()
         return tuple(connection.name for connection in chosen)
 
+    def prepare(self) -> None:
+        """See :meth:`crow.tools.Toolbox.prepare`."""
+        self._own.start()
+
     async def plan(self, call: ToolCall) -> tools.PlannedCall:
         """See :meth:`crow.tools.Toolbox.plan`."""
         return masked_plan(await self._plan(call), self._settings.keys().mask)
@@ -258,8 +361,10 @@ class McpToolbox:
                 task = task_from(builtin.arguments_of(call))
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
-                return await self._run_builtin(call, call_id, on_output, planned)
+                return await self._own.call(call, call_id, on_output, planned)
             if call.name == FIND_TOOLS.name:
+                from crow.tools.mcp.listing import find_tools
+
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
@@ -271,25 +376,6 @@ class McpToolbox:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
-
-    async def _run_builtin(
-        self, call: ToolCall, call_id: str, on_output: tools.OnOutput, planned: tools.PlannedCall | None
-    ) -> tools.Outcome:
-        """:raises ~crow.domain.errors.ArgumentError: the arguments are invalid."""
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:  # noqa: ARG001
-            await on_output(message or "")
-
-        arguments, meta = builtin.arguments_of(call), builtin.meta_for(call_id, planned)
-        try:
-            # In the task of the caller: a cancelled turn ends all its waiting calls at once, so none of them starts.
-            async with builtin.slot_for(call.name, arguments, self._context):
-                result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
-        except MCPError as error:
-            if isinstance(error.__cause__, Exception):
-                raise error.__cause__ from None  # a bug in crow, which MCP has wrapped
-            raise
-        return builtin.from_result(result)
 
     def _ready(self) -> list[ServerConnection]:
         return [connection for connection in self._connections if connection.status.state == "ready"]

@@ -1,0 +1,170 @@
+"""The connection to an editor, made of the protocol SDK's connection and models; the only module that imports acp.
+
+It is a module of its own because the SDK takes 300 ms to import, which clients in this process do without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import acp
+import anyio
+from acp import schema
+from acp.connection import Connection
+from pydantic import BaseModel, Field, ValidationError
+
+from crow.frontend.client import Handler, RequestParams, request_error
+from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
+from crow.frontend.transport import StdioTransport
+
+DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
+"""Values that replace null in these parameters before validation, since the SDK's models reject null."""
+
+
+class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
+    """`session/set_config_option` with either type of option."""
+
+    session_id: str = Field(alias="sessionId")
+    config_id: str = Field(alias="configId")
+    value: str | bool
+
+
+class PromptRequest(BaseModel, strict=True, defer_build=True):
+    """`session/prompt` and `_session/steering`; content blocks are checked later."""
+
+    session_id: str = Field(alias="sessionId")
+    prompt: list[Any]
+
+
+MODELS: Mapping[str, type[BaseModel]] = {
+    "initialize": schema.InitializeRequest,
+    "authenticate": schema.AuthenticateRequest,
+    "logout": schema.LogoutRequest,
+    "session/new": schema.NewSessionRequest,
+    "session/fork": schema.ForkSessionRequest,
+    "session/load": schema.LoadSessionRequest,
+    "session/resume": schema.ResumeSessionRequest,
+    "session/list": schema.ListSessionsRequest,
+    "session/close": schema.CloseSessionRequest,
+    "session/delete": schema.DeleteSessionRequest,
+    "session/prompt": PromptRequest,
+    "session/set_mode": schema.SetSessionModeRequest,
+    "session/set_config_option": ConfigOptionRequest,
+    "_session/steering": PromptRequest,
+}
+"""The parameters of each request. They are only validated: the models drop unknown members."""
+
+
+class EditorConnection:
+    """The JSON-RPC connection to the editor.
+
+    It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
+    its response in one task. Here, that task identifies the request.
+    """
+
+    def __init__(self, transport: StdioTransport) -> None:
+        self._transport = transport
+        self._unanswered: set[RequestId] = set()
+        self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
+        self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
+
+    async def run(self, handle: Handler) -> None:
+        """See `ClientConnection`. SIGTERM, SIGINT and SIGHUP stop it like the end of stdin."""
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            if hasattr(signal, name):
+                with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
+                    asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
+        self._rpc = Connection(partial(_checked, handle), self, listening=False)
+        await self._rpc.main_loop()
+
+    async def end(self) -> None:
+        """See `ClientConnection`."""
+        await self._rpc.close()
+
+    def stop(self) -> None:
+        """See `ClientConnection`."""
+        self._transport.stop()
+
+    def after_response(self, action: Callable[[], object]) -> None:
+        """See `ClientConnection`."""
+        self._after_response.setdefault(asyncio.current_task(), []).append(action)
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """See `SendRequest`. If cancelled, the request is withdrawn with `$/cancel_request`."""
+        task = asyncio.current_task()
+        try:
+            return await self._rpc.send_request(method, params)
+        except acp.RequestError as error:
+            raise RequestError(error.code, str(error), error.data) from error
+        except asyncio.CancelledError:
+            if task in self._sent_ids:
+                with anyio.move_on_after(1, shield=True):
+                    await self.notify("$/cancel_request", {"requestId": self._sent_ids[task]})
+            raise
+        finally:
+            self._sent_ids.pop(task, None)
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Sends a notification, even after stdin has ended.
+
+        The SDK's connection sends none after that, but running turns still send updates.
+        """
+        await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    async def receive(self) -> Message | None:
+        """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
+        while True:
+            message = await self._transport.receive()
+            if message is None or "method" not in message or "id" not in message:
+                return message
+            request_id = message["id"]
+            if request_id not in self._unanswered:
+                self._unanswered.add(request_id)
+                return message | {"params": RequestParams(message["params"], request_id)}
+            # This error has the id null, since the client could not tell two responses with the same id apart.
+            problem = "Another request with this id is not answered yet; give each request its own id."
+            await self._transport.send(FrameError(INVALID_REQUEST, problem).response())
+
+    async def send(self, message: Message) -> None:
+        """See the SDK's `Transport`."""
+        task = asyncio.current_task()
+        if "method" in message:
+            if "id" in message:
+                self._sent_ids[task] = message["id"]
+            await self._transport.send(message)
+            return
+        self._unanswered.discard(message["id"])
+        await self._transport.send(message)
+        for action in self._after_response.pop(task, ()):
+            action()
+
+    async def close(self) -> None:
+        """See the SDK's `Transport`."""
+        await self._transport.close()
+
+
+async def _checked(handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
+    """Calls `handle` with valid parameters only, and translates its error for the SDK."""
+    try:
+        if not is_notification and method in MODELS:
+            values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
+            MODELS[method].model_validate(values)
+        return await handle(method, params, is_notification)
+    except ValidationError as error:
+        problem = _invalid_params(method, error)
+        raise acp.RequestError(problem.code, str(problem), problem.data) from None
+    except RequestError as error:
+        raise acp.RequestError(error.code, str(error), error.data) from error
+
+
+def _invalid_params(method: str, error: ValidationError) -> RequestError:
+    """Names the first invalid parameter, without its value, which may be a secret."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(step) for step in first["loc"]) or "params"
+    problem = "unknown type" if "tag" in first["type"] else first["msg"]
+    return request_error(INVALID_PARAMS, f"{method}: {place}: {problem}.")

@@ -1,0 +1,246 @@
+"""A client's connection to the front end in the same process: the protocol's messages without bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, Protocol
+
+import anyio
+
+from crow import adapters
+from crow.app import Wiring
+from crow.domain.errors import CrowError, UserError
+from crow.frontend import frames
+from crow.frontend.agent import AUTH_REQUIRED, PROTOCOL_VERSION, RESOURCE_NOT_FOUND, serve
+from crow.frontend.client import Handler, RequestParams
+from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
+from crow.settings import Loaded
+from crow.store import SessionRow, Store
+from crow.store.sqlite.admin import SessionAdmin
+
+logger = logging.getLogger(__name__)
+
+Params = Mapping[str, Any]
+
+ID_PREFIX = "crow-"
+"""What the ids of sessions begin with."""
+
+
+class TerminalClient(Protocol):
+    """What a client does with the messages of the front end.
+
+    The turn waits until a method returns, so the updates of a session arrive in order, and all of a turn's updates
+    before the response to its prompt. An exception ends the connection and is raised by the requests that wait.
+    """
+
+    async def update(self, params: Params) -> None:
+        """Shows a `session/update`: its parameters are `sessionId` and `update`."""
+        ...
+
+    async def ask_permission(self, params: Params) -> dict[str, Any]:
+        """Answers `session/request_permission`. Cancelled when the turn is."""
+        ...
+
+    async def elicit(self, params: Params) -> dict[str, Any]:
+        """Answers `elicitation/create`. Called only if `capabilities` offer elicitation."""
+        ...
+
+
+@asynccontextmanager
+async def connect(
+    loaded: Loaded,
+    client: TerminalClient,
+    *,
+    reload: Callable[[], Loaded] | None = None,
+    capabilities: Mapping[str, Any] | None = None,
+    is_warmed: bool = True,
+) -> AsyncIterator[TerminalConnection]:
+    """Start the front end in this process, initialize it, and close it at the end.
+
+    With `is_warmed`, the first prompt is prepared while the client is quiet, as for an editor. The end of the block
+    cancels what still runs; everything is stored and closed within a second.
+    """
+    adapters.protect_process(loaded)
+    wiring = Wiring(loaded, reload=reload)
+    connection = TerminalConnection(client, lambda: wiring.store)
+    async with adapters.orphans_ended():
+        serving = asyncio.create_task(serve(connection, wiring.dependencies(), is_warmed=is_warmed))
+        serving.add_done_callback(connection.close)
+        try:
+            await connection.started.wait()
+            params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": dict(capabilities or {})}
+            await connection.call("initialize", params)
+            yield connection
+        finally:
+            connection.stop()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([serving])
+                await wiring.close()
+    serving.result()
+
+
+class TerminalConnection:
+    """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the requests
+    of the client. Made by :func:`connect`."""
+
+    def __init__(self, client: TerminalClient, store: Callable[[], Store]) -> None:
+        self._client = client
+        self._store = store
+        self._handle: Handler | None = None
+        self._ids = count(1)
+        self._waiting: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
+        self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
+        self._stopped = anyio.Event()
+        self._failure: BaseException | None = None
+        self.started = anyio.Event()
+        """Set when the front end takes requests, or has failed."""
+
+    # The client's side.
+
+    @property
+    def store(self) -> Store:
+        """The front end's store, for reading; a session must have been opened before."""
+        return self._store()
+
+    async def call(self, method: str, params: Params) -> Any:
+        """Send a request and return its result. If cancelled, the request is withdrawn.
+
+        :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
+        """
+        request_id = next(self._ids)
+        message = frames.parse(frames.encode({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}))
+        assert isinstance(message, dict), "a client in this process sends valid messages"
+        if self._handle is None or self._stopped.is_set():
+            raise ConnectionError("The connection is closed.") from self._failure
+        response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._answer(method, RequestParams(message["params"], request_id), response))
+        self._waiting[task] = response
+        task.add_done_callback(self._forget)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            await self._handle("$/cancel_request", {"requestId": request_id}, True)
+            raise
+
+    async def cancel(self, session_id: str) -> None:
+        """Cancel the session's turn; its prompt is then answered `cancelled`."""
+        if self._handle is not None:
+            await self._handle("session/cancel", {"sessionId": session_id}, True)
+
+    def close(self, serving: asyncio.Task[None]) -> None:
+        """Called when the front end has ended: no request is answered any more."""
+        if not serving.cancelled():
+            self._failure = self._failure or serving.exception()
+        self.started.set()
+        self._stopped.set()
+        for response in self._waiting.values():
+            self._fail(response)
+
+    async def _answer(self, method: str, params: RequestParams, response: asyncio.Future[Any]) -> None:
+        assert self._handle is not None, "the request was accepted"
+        try:
+            result = await self._handle(method, params, False)
+        except RequestError as error:
+            if not response.done():
+                response.set_exception(error)
+            return
+        if not response.done():
+            response.set_result(result)
+        await asyncio.sleep(0)  # the client gets its response first
+        for action in self._after_response.pop(asyncio.current_task(), ()):
+            action()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        response = self._waiting.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A request failed", exc_info=error)
+        self._fail(response)
+
+    def _fail(self, response: asyncio.Future[Any]) -> None:
+        if not response.done():
+            response.set_exception(self._failure or ConnectionError("The connection is closed."))
+
+    # The front end's side; see ClientConnection.
+
+    async def run(self, handle: Handler) -> None:
+        """See `ClientConnection`; ends with `stop`."""
+        self._handle = handle
+        self.started.set()
+        await self._stopped.wait()
+
+    async def end(self) -> None:
+        """See `ClientConnection`."""
+        tasks = tuple(self._waiting)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def stop(self) -> None:
+        """End the connection: the front end closes everything. See `ClientConnection`."""
+        self._stopped.set()
+
+    def after_response(self, action: Callable[[], object]) -> None:
+        """See `ClientConnection`."""
+        self._after_response.setdefault(asyncio.current_task(), []).append(action)
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        """See `ClientConnection`."""
+        match method:
+            case "session/request_permission":
+                return await self._ask(self._client.ask_permission, params)
+            case "elicitation/create":
+                return await self._ask(self._client.elicit, params)
+            case _:
+                raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """See `ClientConnection`. Once the client has failed, it gets no further updates."""
+        if method == "session/update" and self._failure is None:
+            try:
+                await self._client.update(params)
+            except Exception as error:  # noqa: BLE001 - of the client, such as a closed stdout
+                self._end_with(error)
+
+    async def _ask(self, ask: Callable[[Params], Any], params: dict[str, Any]) -> Any:
+        if self._failure is not None:
+            raise ConnectionError("The client has failed.")
+        try:
+            return await ask(params)
+        except RequestError:
+            raise
+        except Exception as error:
+            self._end_with(error)
+            raise ConnectionError("The client has failed.") from error
+
+    def _end_with(self, error: Exception) -> None:
+        self._failure = error
+        for response in self._waiting.values():
+            self._fail(response)
+        self.stop()
+
+
+async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
+    """The session with this id, alias or beginning of an id; None if there is none.
+
+    :raises ~crow.domain.errors.ArgumentError: several ids begin with it, or it is the id of no session.
+    """
+    if not loaded.paths.database.exists() and not name.startswith(ID_PREFIX):
+        return None
+    store = await adapters.open_store(loaded)
+    try:
+        if (row := await store.session_by_alias(name)) is not None or not name.startswith(ID_PREFIX):
+            return row
+        return await store.session(await SessionAdmin(store).find(name))
+    finally:
+        await store.close()
+
+
+def error_of(error: RequestError) -> CrowError:
+    """A failed request as an error of the command line: of the user, or of the agent."""
+    is_users = error.code in (AUTH_REQUIRED, RESOURCE_NOT_FOUND, INVALID_PARAMS)
+    return (UserError if is_users else CrowError)(str(error))

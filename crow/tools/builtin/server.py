@@ -1,0 +1,103 @@
+"""The in-process MCP server that offers the built-in tools.
+
+Calls of built-in tools use MCP like all other calls. Data for which MCP has no field (the call's id, the diff, the
+plan) is sent in `_meta`. Progress messages carry the output so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+import mcp_types as mcp
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+
+from crow.domain.entries import Announcement, Diff, Location, PlanItem
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Image
+from crow.tools import NOTHING_EXCLUDED, ExcludedPaths, Outcome, PlannedCall, Ports
+from crow.tools.builtin import TOOLS, with_name
+from crow.tools.builtin.tool import ToolContext, ToolInvocation, describe_error
+
+META = "crow"
+CALL_ID = "crow/call_id"
+PATH = "crow/path"
+ARGUMENT = "crow/argument"
+EXCLUDED = "crow/excluded"
+
+# The listing omits descriptions and schemas: the toolbox takes them from SPECS, and `check` checks the calls.
+LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
+
+
+def meta_for(call_id: str, planned: PlannedCall | None = None) -> mcp.RequestParamsMeta:
+    """The `_meta` of a request: the call's id, and the path, argument and exclusions of the planned call that was
+    allowed."""
+    path = planned.rule_paths[0] if planned is not None and planned.rule_paths else None
+    argument = planned.argument if planned is not None else None
+    excluded = asdict(planned.excluded if planned is not None else NOTHING_EXCLUDED)
+    return cast(mcp.RequestParamsMeta, {CALL_ID: call_id, PATH: path, ARGUMENT: argument, EXCLUDED: excluded})
+
+
+def build_server(context: ToolContext, ports: Ports) -> Server[Any]:
+    """An MCP server with the built-in tools, for one session."""
+
+    async def list_tools(
+        _request: ServerRequestContext[Any], _params: mcp.PaginatedRequestParams | None
+    ) -> mcp.ListToolsResult:
+        return LISTING
+
+    async def call_tool(request: ServerRequestContext[Any], params: mcp.CallToolRequestParams) -> mcp.CallToolResult:
+        async def on_output(text: str) -> None:
+            await request.session.report_progress(float(len(text)), message=text)
+
+        meta: Mapping[str, Any] = request.meta or {}
+        invocation = ToolInvocation(
+            context=context,
+            ports=ports,
+            call_id=meta.get(CALL_ID, ""),
+            on_output=on_output,
+            allowed_path=meta.get(PATH),
+            allowed_argument=meta.get(ARGUMENT),
+            excluded=ExcludedPaths(**{name: tuple(paths) for name, paths in meta.get(EXCLUDED, {}).items()}),
+        )
+        try:
+            outcome = await TOOLS[params.name].run(invocation, params.arguments or {})
+        except (ArgumentError, OSError) as error:
+            outcome = Outcome(text=with_name(params.name, describe_error(error)), is_error=True)
+        return to_result(outcome)
+
+    return Server("crow", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def to_result(outcome: Outcome) -> mcp.CallToolResult:
+    """An outcome as an MCP result. `_meta["crow"]` has its `announcement`, `plan`, `raw_output` and `skill`."""
+    fields = asdict(outcome)
+    meta = {name: fields[name] for name in ("announcement", "plan", "raw_output", "skill")}
+    images = [mcp.ImageContent(data=image.data, mime_type=image.mime_type) for image in outcome.images]
+    return mcp.CallToolResult(
+        content=[mcp.TextContent(text=outcome.text), *images], is_error=outcome.is_error, _meta={META: meta}
+    )
+
+
+def from_result(result: mcp.CallToolResult) -> Outcome:
+    """The outcome in a result of the built-in server: the inverse of `to_result`."""
+    block, *images = result.content
+    assert isinstance(block, mcp.TextContent)
+    meta: Mapping[str, Any] = (result.meta or {})[META]
+    announcement, plan, skill = meta["announcement"], meta["plan"], meta["skill"]
+    return Outcome(
+        text=block.text,
+        is_error=result.is_error,
+        announcement=None if announcement is None else announcement_from(announcement),
+        plan=None if plan is None else tuple(PlanItem(**item) for item in plan),
+        raw_output=meta["raw_output"],
+        images=tuple(Image(data=each.data, mime_type=each.mime_type) for each in images if each.type == "image"),
+        skill=None if skill is None else tuple(skill),
+    )
+
+
+def announcement_from(fields: Mapping[str, Any]) -> Announcement:
+    locations = tuple(Location(**location) for location in fields["locations"])
+    return Announcement(**{**fields, "locations": locations, "diffs": tuple(Diff(**diff) for diff in fields["diffs"])})

@@ -1,0 +1,246 @@
+"""`crow run` as a process, against an endpoint on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crow.cli import main
+from crow.terminal.run import chosen, json_in
+from crow.trace.schema import SchemaChecker
+from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply, calls, chunk, failing, sse, text
+
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, sys.argv[1:])
+"""
+"""Makes stdin the controlling terminal, then becomes the program of its arguments."""
+
+
+class Shell:
+    """Runs crow in `place` with its own home and endpoint."""
+
+    def __init__(self, directory: Path, endpoint: FakeEndpoint) -> None:
+        self.endpoint = endpoint
+        self.home, self.place = directory / "home", directory / "work"
+        self.home.mkdir()
+        self.place.mkdir()
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(directory),
+            "CROW_HOME": str(self.home),
+            "CROW_MODEL": "fake-model",
+            "CROW_SANDBOX": "off",
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": "none",
+            "TERM": "xterm",
+        }
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
+
+    def crow(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        """The exit code, stdout and stderr of a command."""
+        with self.start(*arguments, stdin=subprocess.PIPE) as process:
+            out, err = process.communicate(stdin, timeout=120)
+        return process.returncode, out.decode(), err.decode()
+
+    def asked(self, number: int = -1) -> str:
+        """The messages of a request, as text."""
+        return json.dumps(self.endpoint.asked[number].body["messages"])
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    with FakeEndpoint.in_thread() as endpoint:
+        yield Shell(tmp_path, endpoint)
+
+
+def test_the_answer_is_on_stdout_and_everything_else_on_stderr(shell: Shell) -> None:
+    (shell.place / "notes.txt").write_text("crows cache")
+    (shell.place / "more.md").write_text("attached words")
+    shell.endpoint.script(calls(("read_file", {"path": "notes.txt"}), say="Let me look."), text("They ", "do."))
+    code, out, err = shell.crow("run", "do crows cache?", "--file", "more.md", stdin=b"piped words\n")
+    assert (code, out) == (0, "Let me look.\n\nThey do.\n")
+    assert "• " in err
+    assert "notes.txt" in err
+    assert all(words in shell.asked(0) for words in ("do crows cache?", "piped words", "attached words"))
+    assert "crows cache" in shell.asked(1)
+
+
+def test_without_a_terminal_a_call_is_refused_with_the_rule_that_allows_it_in_one_run(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "hello"}))
+    shell.endpoint.script(write, text("I could not."), write, text("Done."), write, text("I could not."))
+    code, _, err = shell.crow("run", "--session", "work", "write a.txt")
+    assert (code, (shell.place / "a.txt").exists()) == (4, False)
+    assert "--allow 'write_file(a.txt)'" in err
+    code, out, _ = shell.crow("run", "--session", "work", "--allow", "write_file(a.txt)", "--json", "again")
+    assert (code, (shell.place / "a.txt").read_text()) == (0, "hello")
+    assert json.loads(out.splitlines()[-1])["result"]["files"] == [str(shell.place / "a.txt")]
+    (shell.place / "a.txt").unlink()
+    code, _, _ = shell.crow("run", "--session", "work", "and again")
+    assert (code, (shell.place / "a.txt").exists()) == (4, False)
+
+
+def test_json_lines_are_updates_of_the_protocol_and_one_result(shell: Shell) -> None:
+    code, out, _ = shell.crow("run", "hi", "--json")
+    *lines, last = map(json.loads, out.splitlines())
+    checker = SchemaChecker()
+    for line in lines:
+        checker.check("agent", line)
+    chunks = [line["params"]["update"] for line in lines if line["method"] == "session/update"]
+    shown = [each["content"]["text"] for each in chunks if each["sessionUpdate"] == "agent_message_chunk"]
+    result = last["result"]
+    assert (code, "".join(shown), result["text"]) == (0, "Hello there.", "Hello there.")
+    assert (result["stopReason"], result["usage"]) == ("end_turn", {"inputTokens": 10, "outputTokens": 5})
+    assert {line["params"]["sessionId"] for line in lines} == {result["sessionId"]}
+
+
+def test_a_schema_asks_again_until_it_accepts_the_answer(shell: Shell) -> None:
+    (shell.place / "schema.json").write_text('{"type": "object", "required": ["a"]}')
+    shell.endpoint.script(text("It is one."), text('{"b": 1}'), text('Here:\n```json\n{"a": [1]}\n```'))
+    code, out, _ = shell.crow("run", "--schema", "schema.json", "what is a?")
+    assert (code, json.loads(out), len(shell.endpoint.asked)) == (0, {"a": [1]}, 3)
+    assert "'a' is a required property" in shell.asked(2)
+    code, out, err = shell.crow("run", "--schema", "schema.json", "what is a?")
+    assert (code, out, len(shell.endpoint.asked)) == (1, "", 7)
+    assert "the answer has no JSON" in err
+
+
+def test_a_session_is_continued_by_name_by_id_and_as_the_newest(shell: Shell) -> None:
+    for words, arguments in (
+        ("first prompt", ("--session", "work")),
+        ("second prompt", ("--session", "work")),
+        ("third prompt", ("--continue",)),
+    ):
+        assert shell.crow("run", *arguments, words)[0] == 0
+    code, newest, _ = shell.crow("sessions", "--continue")
+    assert code == 0
+    assert shell.crow("run", "--session", newest.strip(), "--fork", "in a copy")[0] == 0
+    assert all(words in shell.asked() for words in ("first prompt", "second prompt", "third prompt", "in a copy"))
+    shell.crow("run", "--session", "work", "the last")
+    assert "third prompt" in shell.asked()
+    assert "in a copy" not in shell.asked()
+    code, _, err = shell.crow("run", "--session", "crow-ffff", "hi")
+    assert (code, err.strip()) == (2, 'crow: No session "crow-ffff". Run "crow sessions" to list them.')
+
+
+def test_limits_and_failures_have_exit_codes_of_their_own(shell: Shell) -> None:
+    (shell.home / "config.toml").write_text("[model]\ninput_price = 1000000\noutput_price = 1000000\n")
+    look = calls(("list_files", {"path": "."}))
+    shell.endpoint.script(look, look, failing(400, "no such thing"))
+    code, out, err = shell.crow("run", "--max-steps", "1", "hi")
+    assert (code, out) == (3, "")
+    assert "Stopped after 1 step" in err
+    code, _, err = shell.crow("run", "--max-cost", "3", "hi")
+    assert (code, len(shell.endpoint.asked)) == (3, 2)
+    assert "--max-cost is 3" in err
+    code, _, err = shell.crow("run", "hi")
+    assert code == 1
+    assert "no such thing" in err
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_cancels_and_keeps_what_was_said(shell: Shell, times: int) -> None:
+    begun = sse(chunk({"role": "assistant", "content": "half of "}), chunk({"content": "it"}), done=False)
+    shell.endpoint.script(Reply(steps=(begun, HANG)))
+    with shell.start("run", "--session", "work", "say it") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = b""
+        while said != b"half of it":
+            said += os.read(process.stdout.fileno(), 100)
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+        err = process.stderr.read().decode()
+        assert process.wait(60) == 130
+    assert "continue with: crow run --session crow-" in err
+    assert shell.crow("run", "--session", "work", "go on")[0] == 0
+    assert "half of it" in shell.asked()
+
+
+def test_a_terminal_is_asked_and_gets_no_escape_sequences(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
+    shell.endpoint.script(write, text("\x1b]0;owned\x07done\u202e"))
+    ours, theirs = pty.openpty()
+    arguments = ["-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", "run", "write it"]
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=shell.place,
+        env=shell.env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        while b"Number, or y / n: " not in shown:
+            shown += os.read(ours, 10_000)
+        os.write(ours, b"1\n")
+        try:
+            while data := os.read(ours, 10_000):
+                shown += data
+        except OSError:  # Linux reports the end of a terminal as an error
+            pass
+        os.close(ours)
+        assert process.wait(60) == 0
+    assert (shell.place / "a.txt").read_text() == "hello\n"
+    assert b"+hello" in shown
+    assert b"1) Allow" in shown
+    assert b"\x1b]0;" not in shown
+    assert "\\x1b]0;owned\\x07done\\u202e" in shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fork", "hi"], "--fork needs the session to copy"),
+        (["--max-steps", "0", "hi"], "--max-steps is 0; expected 1 or more."),
+        (["--max-cost", "nan", "hi"], "--max-cost is nan; expected US dollars above 0"),
+        (["--mode", "yolo", "hi"], '--mode is "yolo"; expected ask, accept-edits, plan, auto.'),
+        (["--allow", "shell(a; b)", "hi"], "would allow nothing"),
+        (["--cwd", "/nowhere", "hi"], "not an existing directory"),
+        (["--schema", "/nowhere", "hi"], "--schema /nowhere: No such file or directory"),
+        (["--prompt-file", "/nowhere"], "--prompt-file /nowhere: No such file or directory"),
+    ],
+)
+def test_a_wrong_argument_is_named_before_anything_is_sent(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        (" [1, 2]\n", [1, 2]),
+        ('Sure! {"a": {"b": [1]}} is it, not {}.', {"a": {"b": [1]}}),
+        ('```json\n{"a": 1}\n```', {"a": 1}),
+        ("{not} [json] {} ", {}),
+        ("7", 7),
+    ],
+)
+def test_json_is_found_in_an_answer(answer: str, value: object) -> None:
+    assert json_in(answer) == value
+
+
+@pytest.mark.parametrize(
+    ("typed", "kind"),
+    [("1", "allow_once"), ("y", "allow_once"), ("2", "reject_once"), ("", "reject_once"), ("9", "reject_once")],
+)
+def test_an_unclear_answer_to_a_question_rejects(typed: str, kind: str) -> None:
+    options = [{"kind": each, "optionId": each, "name": each} for each in ("allow_once", "reject_once")]
+    assert chosen(typed, {"options": options}) == {"outcome": {"outcome": "selected", "optionId": kind}}
