@@ -166,7 +166,7 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    Searches and skills may not read what `read_file` may not. A command that names such a file may be about to read it.
+    Searches and skills may not read what `read_file` may not. A command that names such a file may read it.
     """
     certainty = rule.forbids(name, call)
     reads_too = name == "skill" or (name in SEARCHES and rule.argument is not None)
@@ -186,7 +186,7 @@ def is_path_rule(rule: Rule, *tools: str) -> bool:
 
 
 def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The absolute paths at which deny rules begin, without their wildcards."""
+    """The absolute paths in deny rules, each cut off before the first name that has a wildcard."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(re.split(r"[^/]*[*?]", pattern)[0] for pattern in patterns if os.path.isabs(pattern))
 
@@ -212,8 +212,8 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
             return None
         case "execute":
             return (
-                f"{start} with the access {call.command_access or 'full'}: nothing may be changed. Commands with the "
-                f"access read run where crow can confine them. {plan}"
+                f"{start} with {call.command_access or 'full'} access: nothing may be changed. A command with "
+                f"read access may run if crow can confine it. {plan}"
             )
         case "external" if call.is_read_only:
             return None
@@ -423,15 +423,15 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
-    """The rules of a session's row that count in `cwd`. A rule without a directory counts: `bind_rules` has given one
-    to those that were stored elsewhere."""
+    """The rules of a session's row that count in `cwd`. A rule without a directory counts, because `bind_rules` gives
+    each rule a directory when the session moves."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
-    """The rules of a session's row before the session moves from `cwd` to another directory. Allow rules that an older
-    crow stored without a directory get this one."""
+    """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
+    an older crow stored, now count only in `cwd`."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

@@ -53,8 +53,8 @@ REPEATED = (
 
 
 class Turn:
-    """A running turn. After `steps` requests it stops with `max_turn_requests` and a message that names the limit,
-    `bounded_by`."""
+    """A running turn. After `steps` requests it stops with the reason `max_turn_requests`. The message to the user
+    quotes `bounded_by`, which says where the limit comes from."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class WorkspaceContents:
 
     @property
     def concerns_agents(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether the workspace holds any of these."""
         return bool(self.instructions or self.skills or self.ignored)
 
 
@@ -58,7 +58,7 @@ def inspect_workspace(cwd: str) -> WorkspaceContents:
 
 
 def stays_in_folder(path: Path) -> bool:
-    """Whether a link does not lead out of its directory; the model does not get others."""
+    """Whether a path, with links resolved, stays in its directory. The model gets no other files."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 

@@ -257,7 +257,7 @@ class ContextWindow:
 
 
 def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """Return the window as confirmed by a test. The next test comes after twice as many compactions."""
+    """Return the window after a test has confirmed it: the next test comes after twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 
