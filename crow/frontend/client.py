@@ -34,7 +34,7 @@ PermissionAnswer: TypeAlias = Literal[
     "allow_once", "allow_always", "reject_once", "reject_always", "cancelled", "cannot_ask", "unanswered"
 ]
 MAX_WAITING_QUESTIONS = 16
-"""How many questions of MCP servers wait until the user has answered the one that is shown."""
+"""The most questions of MCP servers that may wait while the user answers another one."""
 
 PERMISSION_KINDS: tuple[PermissionAnswer, ...] = ("allow_once", "allow_always", "reject_once", "reject_always")
 
@@ -274,7 +274,7 @@ class SessionClient:
             return await self._elicit(params)
 
     async def _decline(self, message: str) -> None:
-        """Tell the user, once for each time that the queue is full, that a question was declined."""
+        """Tell the user that a question was declined. Say it only once until the queue is empty again."""
         if not self._has_declined:
             self._has_declined = True
             title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions wait for your answer already."

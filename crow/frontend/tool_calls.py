@@ -22,7 +22,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends: the limits of an update's parts add up to less. Sizes: bytes of JSON."""
+"""The maximum size of a line that crow sends. The limits of an update's parts add up to less. Sizes are in bytes of
+JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -189,7 +190,7 @@ ACCESS_WORDS = {
 
 
 def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_network: bool) -> tuple[list[Fields], bool]:
-    """The content of a permission request: all that the call would do. Also whether all of it is shown.
+    """Returns the content of a permission request, which shows what the call would do, and whether it shows everything.
 
     `has_network`: commands with the access `write` may use the network.
     """
@@ -286,8 +287,8 @@ def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
 
 
 def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple[dict[int, Fields], int]:
-    """The regions at the beginning and end that take at most `room` bytes together, by index, and how many characters
-    of the regions these do not show."""
+    """Chooses regions from the beginning and the end that together take at most `room` bytes. Returns their diffs by
+    index, and how many characters of all the regions are not shown."""
     shown: dict[int, Fields] = {}
     left = room
     hidden = 0
