@@ -151,8 +151,8 @@ def check_pattern(pattern: str, fault: str) -> None:
 
 
 async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of the scanning program for a directory. Excluded files and, unless the directory itself is secret,
-    secret ones are left out.
+    """The answer of the scanning program for a directory. It leaves out excluded files, and also secret files unless
+    the directory itself is secret.
 
     :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
         the directory.

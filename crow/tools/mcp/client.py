@@ -140,7 +140,7 @@ class McpToolbox:
     _settings: ToolSettings
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
+        """See :meth:`crow.tools.Toolbox.specs`. Tools of servers that are not ready are left out."""
         absent = {"skill"} if not self._context.skills else set()
         if self._ports.subagents is None:
             absent.add("task")
@@ -367,8 +367,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far without secrets. It may begin or end within one, because its beginning may have been left out
-    and its end may still arrive."""
+    """The output so far without secrets. A secret at its beginning may be cut off, and one at its end may be incomplete
+    because more output will arrive. Both are recognised."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):

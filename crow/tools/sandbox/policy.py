@@ -47,7 +47,7 @@ TOOLCHAINS = (
     *(".config/git", ".config/mise", ".config/go"),
     *(".cache/node/corepack", ".cache/pre-commit", ".cache/ms-playwright"),
 )
-"""Below HOME, what programs need to run. Commands can read it."""
+"""Paths below HOME that programs need to run. Commands can read them."""
 
 TOOL_VARIABLES = (
     *("CARGO_HOME", "RUSTUP_HOME", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "ASDF_DIR", "ASDF_DATA_DIR", "SDKMAN_DIR"),
@@ -60,7 +60,7 @@ FOLDERS = (
     *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
     *(".claude", ".nuget"),
 )
-"""Below HOME, folders that contain toolchains or secrets."""
+"""Folders below HOME that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
@@ -79,7 +79,7 @@ SECRETS = (
     *(".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird", ".claude.json", ".codex"),
     *(".claude/.credentials.json", ".gemini", ".bash_history", ".zsh_history", ".python_history"),
 )
-"""Below HOME, places of keys, passwords and histories."""
+"""Files and folders below HOME with keys, passwords and histories."""
 
 SYSTEM_SECRETS = (
     *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d"),
@@ -190,7 +190,7 @@ class Policy:
         return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
 
     def problems(self) -> tuple[str, ...]:
-        """Sentences about directories that commands cannot use, although they should."""
+        """Sentences about directories that commands cannot use, although they should be able to."""
         foreign = [root for root in self.roots if is_foreign(root)]
         return (
             *(f"{root} belongs to another user, so confined commands of root cannot write there" for root in foreign),
@@ -377,7 +377,7 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether a user root works in the directory of another user. Confined commands have none of root's powers."""
+    """Whether crow runs as root in another user's directory. Confined commands have none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
     except (OSError, AttributeError):

@@ -34,7 +34,8 @@ ALL_BYTES = 20_000_000
 MAX_SEARCHED = 100_000
 ROUNDS = 6
 SETTLED_NS = 50_000_000
-"""The clock of some file systems ticks this slowly: a newer time of change may hide a second change."""
+"""Some file systems' clocks tick this slowly, so a file that has just changed may change again without a new time of
+change."""
 
 SKIPPED = frozenset(
     (
@@ -68,7 +69,7 @@ class FileState:
     is_mutable: bool = False
 
     def is_like(self, other: FileState) -> bool:
-        """Whether nothing that matters differs, except for the mode."""
+        """Whether everything that matters is equal. The mode is not compared."""
         if self.kind != other.kind:
             return False
         if self.is_mutable or self.kind in ("directory", "other"):
@@ -98,10 +99,10 @@ class Snapshot:
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    Watched are the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
+    It watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
     below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
-    its modules and worktrees; objects, refs, HEAD and the index stay free. Created protected files count too, and so
-    does a repository that is created.
+    its modules and worktrees; objects, refs, HEAD and the index stay free. New protected files and new repositories
+    count too.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link, more
     than 5,000 protected entries, and extended attributes. Changes of files over 1 MB, or beyond 20 MB in all, are
@@ -175,7 +176,7 @@ class ProtectedFiles:
 
 
 class Scan:
-    """One pass over the roots. It reads again only what has changed since the pass before.
+    """One pass over the roots. It reads again only what has changed since the previous pass.
 
     With `opens_folders`, folders that cannot be listed get the mode u+rwx: a command must not hide files in this way.
     """
