@@ -366,7 +366,7 @@ class Database:
             if self._exchanges != exchanges:
                 return
             file = self._writer.file
-            assert file is not None, "an unknown file cannot be missed"
+            assert file is not None, "only a known file can be found missing"
             path, words = await self._writer.run(
                 partial(rescue, path=self.path, opened=file, shared=self._wal_index, writing=self._writing)
             )
