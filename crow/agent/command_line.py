@@ -2,7 +2,7 @@
 
 An allow rule uses `simple_words`, which accepts too little rather than too much. A deny rule uses `runs`, which finds
 the commands in a line as bash would. What a line computes, such as the value of a variable, is unknown here; `runs`
-answers "maybe" where that decides.
+answers "maybe" if its answer depends on that.
 """
 
 from __future__ import annotations

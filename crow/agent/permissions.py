@@ -1,8 +1,8 @@
 """Whether a call may run, decided from the mode, the rules and what the call touches.
 
 The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules,
-what the mode allows. Every other call asks the user. A protected path asks each time, even if a rule allows it. A call
-outside the workspace asks in every mode, unless a rule names its path.
+what the mode allows. Every other call asks the user. A call that touches a protected path asks each time, even if a
+rule allows it. A call outside the workspace asks in every mode, unless a rule names its path.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
 def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bool = False) -> bool:
     """Whether crow may read a file without a call, such as AGENTS.md. `paths` are its names as in `rule_paths`.
 
-    With `has_other_names`, any deny rule for paths forbids it, because the rule may mean another name.
+    With `has_other_names`, any deny rule for paths forbids it, because the rule may be about one of the other names.
     """
     denials = [rule for rule in rules if rule.argument is not None and is_path_rule(rule, "read_file")]
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)

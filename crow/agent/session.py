@@ -204,7 +204,7 @@ class Session:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
         if self._queue and self._queue[0] is prompt:
             self._cancel(prompt)
-        else:  # answer the request now; the prompt's turn stores it and ends at once
+        else:  # answer the request now; the turn stores the prompt and ends at once
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()

@@ -37,7 +37,8 @@ from crow.tools import PlannedCall, Toolbox
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 PLAN_S = 0.05
-"""Planning a call may wait long for the editor to send a file. After this time (s) the answer is saved as a draft."""
+"""Planning a call may take long, because the editor may have to send a file. If it takes longer than this (in seconds),
+the answer is saved as a draft."""
 POINT_OUT = frozenset({3, 10, 20})
 """After each of these numbers of repetitions, the model is told that it repeats itself."""
 GIVE_UP = 30

@@ -1,4 +1,4 @@
-"""Says what confines commands, and what the files of a workspace would do."""
+"""Tells the user what confines commands, and which files of a workspace concern an agent."""
 
 from __future__ import annotations
 
