@@ -199,8 +199,8 @@ class SessionClient:
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
         """Sends a stored history.
 
-        If a turn is running, its new events wait until the history is sent. After the history, its unfinished message
-        and calls are sent.
+        If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
+        message and calls are sent.
         """
         async with self._updating:
             replay, updates = Replay(), ReplayUpdates(self._caps)

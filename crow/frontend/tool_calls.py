@@ -343,7 +343,8 @@ def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """`text`, or `keep` of its characters, from both ends, around a marker. Also how many characters are left out."""
+    """Returns `text`, or its beginning and end (`keep` characters together) around a marker. Also returns how many
+    characters are left out."""
     if len(text) <= keep:
         return text, 0
     head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
