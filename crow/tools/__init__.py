@@ -25,10 +25,10 @@ class SandboxStatus:
     """What confines the commands of a workspace.
 
     `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
-    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`,
-    what a command with the access `read` writes into the workspace is thrown away; otherwise such a write fails.
-    `has_network`: commands with the access `write` have the network. `readable` and `writable` are the directories
-    that the user's settings add.
+    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`, a
+    command with the access `read` can write into the workspace, and its changes are thrown away; otherwise such a write
+    fails. `has_network`: commands with the access `write` have the network. `readable` and `writable` are the
+    directories that the user's settings add.
     """
 
     name: str = ""

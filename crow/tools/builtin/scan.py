@@ -165,7 +165,7 @@ class Folders:
             os.close(handle)
 
     def _folder(self, folder: str) -> int:
-        """A handle of the directory that is valid until the next call."""
+        """A handle of the directory. The handle is valid until the next call."""
         if len(folder) > PATH_CHARS:
             raise OSError(errno.ENAMETOOLONG, "too long for other programs", folder)
         while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):

@@ -298,7 +298,7 @@ class McpToolbox:
         return tuple(tool for connection in self._ready() for tool in connection.tools)
 
     def _connection_of(self, name: str, separator: str) -> ServerConnection | None:
-        """The server of a tool or prompt with this name."""
+        """The server that has the tool or prompt with this name."""
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:

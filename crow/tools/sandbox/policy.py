@@ -110,8 +110,8 @@ WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_T
 commands that cannot write there at all."""
 
 PYTEST_CACHE = "pytest"
-"""The same for pytest, which takes an option instead. The directory must exist: pytest would change its mode, which is
-not allowed everywhere."""
+"""The new place of pytest's cache, for which pytest takes an option. The directory must exist: otherwise pytest would
+make it and change its mode, which is not allowed everywhere."""
 
 KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
@@ -206,8 +206,8 @@ class Policy:
         )
 
     def writable_roots(self) -> tuple[Path, ...]:
-        """The directories that commands with the access `write` can write: the workspace, those of the settings, and
-        the repository of a linked worktree."""
+        """The directories that commands with the access `write` can write: the workspace, the directories from the
+        settings, and the repository of a linked worktree."""
         linked = [self._linked_repository(root) for root in self.roots]
         common = [repository.common for repository in linked if repository is not None]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
@@ -366,7 +366,7 @@ class Policy:
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
-    """The resolved path that a file of git names, except for the last part; None if it names none."""
+    """The path that a file of git contains, with links resolved except for the last part; None if it contains none."""
     if os.path.islink(file) or not os.path.isfile(file):
         return None
     with file.open("rb") as opened:

@@ -81,7 +81,8 @@ class FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The paths in an ordinary folder that a pass needs. `stamp` is None if the folder may have changed unnoticed."""
+    """What a pass needs to know about an ordinary folder: the paths in it. `stamp` is None if the folder may have
+    changed unnoticed."""
 
     stamp: tuple[int, ...] | None
     folders: tuple[str, ...]
