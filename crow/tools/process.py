@@ -4,8 +4,8 @@ Every child leads its own session, so signals reach all processes that it starte
 a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so a
 grandchild that holds a pipe open delays nothing.
 
-A process that a child starts may leave the group with `setsid`, and its parent may end before it does. On Linux, crow
-then becomes its parent, and recognises it by a mark in its environment, which it has inherited from the child.
+A process that a child starts may leave the group with `setsid`, and may outlive its parent. On Linux, crow then becomes
+the parent, and recognises the process by a mark in the environment that it inherited from the child.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def child_environment(
 
 
 def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """PATH without relative directories and directories in the workspace, links resolved. If the workspace is the whole
-    file system, only relative ones are left out."""
+    """PATH without relative directories and without directories in the workspace. Links are resolved. If the workspace
+    is the whole file system, only relative ones are left out."""
     is_everything = is_inside(Path(os.sep))
     directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
     return os.pathsep.join(

@@ -179,8 +179,8 @@ class McpToolbox:
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: load skills, and start failed servers again.
 
-        Waits at most `timeout_s` for servers that are starting, but not for a server that is started again here and has
-        never worked. `beside` is called in the thread that loads skills.
+        Waits at most `timeout_s` for servers that are starting, but does not wait for a server that this call starts
+        again if that server has never worked. `beside` is called in the thread that loads skills.
         """
 
         def load() -> tuple[tools.SkillInfo, ...]:

@@ -60,12 +60,12 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`, a PATH without relative directories and those of the
-    workspace, and an empty directory, which is removed on leaving. This directory is made in one of the `places`, but
-    never in the workspace, because `npx` looks for programs in all parents of the directory where it starts. The child
-    leads a process group. On leaving, its input is closed; after `CLOSE_S` the whole group and all processes that left
-    it get SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its
-    standard error is logged.
+    The child gets a minimal environment without the `keys`, a PATH without relative directories and without directories
+    of the workspace, and an empty directory, which is removed on leaving. This directory is made in one of the
+    `places`, but never in the workspace, because `npx` looks for programs in all parents of the directory where it
+    starts. The child leads a process group. On leaving, its input is closed; after `CLOSE_S` the whole group and all
+    processes that left it get SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that are not messages
+    are ignored. Its standard error is logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.

@@ -137,8 +137,8 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo what has changed since the snapshot. Return one sentence for each path.
 
-        With `only_created`, leave changed and removed paths alone, except for links: the command could not have changed
-        them. What the command wrote is moved to `kept`.
+        With `only_created`, leave changed and removed paths alone, because the command could not have changed them.
+        Links are the exception. What the command wrote is moved to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
