@@ -186,7 +186,7 @@ def is_path_rule(rule: Rule, *tools: str) -> bool:
 
 
 def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The absolute paths in deny rules, each cut off before the first name that has a wildcard."""
+    """The absolute paths at which deny rules begin, without their wildcards."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(re.split(r"[^/]*[*?]", pattern)[0] for pattern in patterns if os.path.isabs(pattern))
 

@@ -61,9 +61,9 @@ class PlannedCall:
     absolute path and, inside cwd, also the relative one. `rule_tool` is the tool whose rules apply, if it is not the
     called one. `fault` is the error message for the model; a call with a fault must not run.
 
-    `other_paths` are more names of the touched file, which only deny rules use: the path as it was given, and hard
-    links to the file. `has_hard_links` means that the file has several names, and `has_unknown_names` that some of them
-    were not found. `excluded_paths` are regular expressions for what a search must leave out; the agent adds them.
+    `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
+    to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
+    `excluded_paths`: what a search must leave out, as regular expressions; the agent adds them.
 
     `is_protected` means that the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`
     means that the call writes files, so nothing may run in parallel. `is_read_only` means that the user's configuration
@@ -270,7 +270,7 @@ class Workspace(Protocol):
 
     def explain_failure(self, access: CommandAccess, output: str) -> str:
         """A line for the model if a failed command's output shows that its access was not enough; else empty. The line
-        says which access or setting would be enough."""
+        says which access or setting would be."""
 
     async def run(
         self, command: str, *, access: CommandAccess, timeout_s: float, on_output: OnOutput

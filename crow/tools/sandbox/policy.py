@@ -79,7 +79,7 @@ SECRETS = (
     *(".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".thunderbird", ".claude.json", ".codex"),
     *(".claude/.credentials.json", ".gemini", ".bash_history", ".zsh_history", ".python_history"),
 )
-"""Files and folders below HOME with keys, passwords and histories."""
+"""Below HOME, places of keys, passwords and histories."""
 
 SYSTEM_SECRETS = (
     *("/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d"),
@@ -206,8 +206,8 @@ class Policy:
         )
 
     def writable_roots(self) -> tuple[Path, ...]:
-        """The directories that commands with the access `write` can write: the workspace, the directories from the
-        settings, and the repository of a linked worktree."""
+        """The directories that commands with the access `write` can write: the workspace, those of the settings, and
+        the repository of a linked worktree."""
         linked = [self._linked_repository(root) for root in self.roots]
         common = [repository.common for repository in linked if repository is not None]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))

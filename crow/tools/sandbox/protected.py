@@ -102,8 +102,8 @@ class ProtectedFiles:
 
     It watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
     below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
-    its modules and worktrees; objects, refs, HEAD and the index stay free. New protected files and new repositories
-    count too.
+    its modules and worktrees; objects, refs, HEAD and the index stay free. Created protected files count too, and so
+    does a repository that is created.
 
     Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link, more
     than 5,000 protected entries, and extended attributes. Changes of files over 1 MB, or beyond 20 MB in all, are
