@@ -40,7 +40,7 @@ class WorkspaceContents:
 
     @property
     def concerns_agents(self) -> bool:
-        """Whether the workspace holds any of these."""
+        """Whether there is anything to tell."""
         return bool(self.instructions or self.skills or self.ignored)
 
 

@@ -190,7 +190,7 @@ ACCESS_WORDS = {
 
 
 def question_contents(plan: PlannedCall, name: str, arguments: str, *, has_network: bool) -> tuple[list[Fields], bool]:
-    """Returns the content of a permission request, which shows what the call would do, and whether it shows everything.
+    """The content of a permission request: all that the call would do. Also whether all of it is shown.
 
     `has_network`: commands with the access `write` may use the network.
     """
