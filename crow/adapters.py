@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class EndpointModel(Model, Protocol):
-    """A model whose endpoint can list its models."""
+    """A model at an endpoint that can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
         """All models of the endpoint. :raises ModelError:"""
@@ -45,12 +45,12 @@ class EndpointModel(Model, Protocol):
 
 
 LoadedSource: TypeAlias = Callable[[], Loaded]
-"""Returns the current settings, because the user may change them while a session is open."""
+"""Returns the settings as they are now. The user may change them while a session is open."""
 
 
 def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. Blocks. If commands may be confined, also
-    try in another thread how."""
+    """Import the packages that the first request to a model needs. Blocks. With `confines`, another thread looks for a
+    sandbox that works."""
     if confines:
         threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
@@ -68,9 +68,10 @@ def prepare_calls() -> None:
 async def open_model(
     target: Target, memory: EndpointMemory | None, on_key: Callable[[str], None] = lambda _: None
 ) -> EndpointModel:
-    """Open an endpoint's model, with what `memory` knows about it. `on_key` gets the key that its key command prints.
+    """Open an endpoint's model, with what `memory` knows about it. `on_key` gets the key that the endpoint's key
+    command prints.
 
-    :raises ConfigError: its key command fails.
+    :raises ConfigError: the key command fails.
     """
     from crow.llm.chat_completions import ChatCompletions
 
@@ -208,17 +209,17 @@ def protect_process(loaded: Loaded) -> None:
 
 
 def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
-    """The enabled MCP servers of the user's file."""
+    """The enabled MCP servers in the user's file."""
     folder, servers = loaded.paths.config_file.parent, loaded.settings.mcp_servers
     return tuple(mcp_server(name, server, folder) for name, server in servers.items() if server.enabled)
 
 
 def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:
-    """One MCP server of the user's file, with its variables replaced. A relative path of a command starts at
+    """One MCP server in the user's file, with its variables replaced. A relative path of a command starts at
     `folder`."""
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
-        problem = "sandbox confines a command, and this server has a url; remove sandbox"
+        problem = "sandbox works only for servers with a command, and this one has a url; remove sandbox"
     read_only = settings.read_only
     options = ServerOptions(
         allow=settings.allow_tools,

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""How many models of an endpoint are listed at most. Every change sends the list, and nobody chooses from more."""
+"""The most models of an endpoint to offer. The list is sent with every change, and nobody chooses from a longer one."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
@@ -162,7 +162,7 @@ class Wiring:
         return self.dependencies()
 
     def _note_key(self, key: str) -> None:
-        """Hide a key that a key command has printed, like those of the settings."""
+        """Hide a key that a key command has printed, just as the keys in the settings are hidden."""
         if key not in self._printed_keys:
             self._printed_keys += (key,)
             self._add_printed_keys(key)

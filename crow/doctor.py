@@ -514,7 +514,7 @@ async def _ignore(_output: str) -> None: ...
 
 
 class _NoSession:
-    """The session's ports, for a toolbox that runs no tool."""
+    """What a toolbox needs of a session, if it runs no tool."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:  # noqa: ARG002
         return ""

@@ -46,10 +46,10 @@ def trim() -> None:
 
 
 def forbid_inspection() -> None:
-    """Let no other process of this user read this process's memory or initial environment, and let it leave no core
-    file. Programs that it starts are not affected, except that their limit for core files starts at 0.
+    """Prevent other processes of this user from reading this process's memory and initial environment, and prevent core
+    files. Programs that this process starts are not affected, except that their limit for core files starts at 0.
 
-    Linux only; root may read them anyway.
+    Linux only. Root can still read both.
     """
     _call_glibc("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     with suppress(ImportError, OSError, ValueError):
@@ -82,7 +82,8 @@ def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of all descendants that lose theirs. Return whether that worked. Linux only."""
+    """Make this process the new parent of all its descendants whose parent ends. Return whether that worked. Linux
+    only."""
     return _call_glibc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 

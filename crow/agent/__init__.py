@@ -87,7 +87,8 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose MCP servers start in the background."""
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Wait at most `timeout_s` until every server is ready or has failed. Call `beside` in a thread meanwhile."""
+        """Wait until every server is ready or has failed, but at most `timeout_s`. Meanwhile, `beside` runs in a
+        thread."""
 
 
 class OpenToolbox(Protocol):

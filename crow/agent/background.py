@@ -12,7 +12,7 @@ import anyio.abc
 
 
 class BackgroundTask:
-    """Runs `work` in a task group and stores its exception, which `wait` raises."""
+    """Runs `work` in a task group. If `work` raises an exception, `wait` raises it."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, work: Callable[[], Awaitable[None]]) -> None:
         self._scope = anyio.CancelScope()
@@ -45,8 +45,8 @@ class BackgroundTask:
 async def after_delay(
     after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
 ) -> AsyncIterator[None]:
-    """Start `work` if the block takes longer than `after_s`; with `again`, start it every `after_s`. Leaving the block
-    waits for `work`.
+    """Start `work` if the block takes longer than `after_s`. With `again`, start it every `after_s` seconds. Leaving
+    the block waits for `work`.
 
     A short block costs one timer and no task. The timer starts an asyncio task because anyio needs one: its primitives
     do not work in callbacks.

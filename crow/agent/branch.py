@@ -1,4 +1,4 @@
-"""The branch that a session is on: its entries in memory, and the only way to store more."""
+"""The branch that a session is on: its entries in memory, and the only way to add entries."""
 
 from __future__ import annotations
 

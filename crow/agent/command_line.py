@@ -2,7 +2,7 @@
 
 An allow rule uses `simple_words`, which accepts too little rather than too much. A deny rule uses `runs`, which finds
 the commands in a line as bash would. What a line computes, such as the value of a variable, is unknown here; `runs`
-answers "maybe" where that decides.
+answers "maybe" if its answer depends on that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
 """A longer line is not read, so what it runs is unknown."""
 MAX_WORDS = 256
-"""Of a command behind a wrapper, only so many words are looked at."""
+"""At most this many words of a command behind a wrapper are examined."""
 
 BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
 """Matches a character that has no special meaning for the shell outside of quotes."""
@@ -84,7 +84,7 @@ KEYWORDS = frozenset(
 
 
 class LineReader:
-    """Splits one text into commands and adds them to `found`. Text inside substitutions is read by further readers."""
+    """Splits one text into commands and adds them to `found`. Each substitution gets a reader of its own."""
 
     def __init__(self, text: str, found: CommandList, depth: int) -> None:
         self._text = text
@@ -151,7 +151,7 @@ class LineReader:
         self._pieces.append(piece)
 
     def _until(self, end: str, start: int) -> str:
-        """The text from `start` to the next `end`; reading goes on behind that."""
+        """Return the text from `start` up to the next `end`. Reading continues after that `end`."""
         stop = self._text.find(end, start)
         if stop < 0:
             self._found.is_clear = False
@@ -160,7 +160,7 @@ class LineReader:
         return self._text[start:stop]
 
     def _read_double(self, end: str) -> None:
-        """Read text in double quotes, up to and including `end`; to the end of the text if `end` is empty."""
+        """Read double-quoted text up to and including the character `end`. If `end` is empty, read all that is left."""
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == end:
@@ -218,7 +218,7 @@ class LineReader:
                 self._add("$")
 
     def _balanced(self, opening: str, closing: str) -> str:
-        """The text up to the bracket that closes the one before it. Quotes are respected."""
+        """Return the text up to the bracket that closes the one just read. Brackets in quotes do not count."""
         start, level = self._at, 1
         text = self._text
         while self._at < len(text):
@@ -347,8 +347,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "watch": ("n", 0),
     "xargs": ("aEeIiLlnPsd", 0),
 }
-"""Programs that run another one: the letters of their options with a value, and how many words stand before the other
-program."""
+"""Programs that run another program. Each has the letters of its options that take a value, and the number of words
+before the other program."""
 
 RUNNERS = frozenset(
     (
@@ -368,7 +368,7 @@ def program_of(word: str) -> str:
 
 
 def without_assignments(words: Words) -> Words:
-    """The words of a command without keywords and assignments in front."""
+    """The words of a command without the keywords and assignments before it."""
     at = 0
     while at < len(words) and (words[at] in KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
         at += 1
@@ -376,7 +376,8 @@ def without_assignments(words: Words) -> Words:
 
 
 def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
-    """Add a command and the commands that it runs. `takes_input`: it reads the output of another one, or a text."""
+    """Add a command and the commands that it runs. With `takes_input`, the command reads a text or the output of
+    another command."""
     if len(found.commands) > MAX_COMMANDS or depth > MAX_DEPTH:
         found.is_clear = False
         return
@@ -466,16 +467,16 @@ SUBCOMMANDS: Mapping[str, frozenset[str]] = {
         ("poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"), frozenset[str]()
     ),
 }
-"""Programs whose first operand says what they do, and their options before it that take the next word as their
-value."""
+"""Programs whose first operand is a subcommand. Each has the options that may come before the subcommand and take the
+next word as their value."""
 
 
 def runs(line: str, pattern: str) -> Certainty:
     """Whether a line runs a command that begins with the words of `pattern`.
 
-    Options of the pattern may stand anywhere in the command, in any order. Other words of the pattern stand among its
-    operands in this order, the first one in front if the program has subcommands. Words may be globs. "maybe": it
-    depends on something that the line computes.
+    Options of the pattern may stand anywhere in the command, in any order. The pattern's other words must be operands
+    of the command, in the same order. If the program has subcommands, the first of these words must be the first
+    operand. Words may be globs. Returns "maybe" if the answer depends on something that the line computes.
     """
     wanted = pattern_words(pattern)
     if wanted is None:

@@ -1,7 +1,7 @@
 """The words with which a command runs another program or writes somewhere else.
 
 An allow rule that ends with `*` does not cover such words, unless the user wrote them into the rule. The tables hold
-what is known to be dangerous; they cannot be complete. Confinement holds the rest.
+what is known to be dangerous; they cannot be complete. Confinement stops the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Risks(NamedTuple):
 
 
 ALWAYS = Risks(pattern=r"")
-"""For programs that can always run or write something."""
+"""For programs with which every word is a risk."""
 
 OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
 """Matches a path that may lead out of the working directory or to a protected place."""
@@ -211,7 +211,7 @@ VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "
 
 def find_risk(words: Words, fixed: int) -> str | None:
     """The first word with which a command runs another program or writes somewhere else, as far as crow knows; None if
-    there is none. The first `fixed` words stand in the user's rule, so these are what the user wants."""
+    there is none. The first `fixed` words are no risk, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -232,7 +232,7 @@ def find_risk(words: Words, fixed: int) -> str | None:
     if program == "git" and (option := next(git_options(words, fixed), None)):
         return option
     if INTERPRETERS.fullmatch(program):
-        # what stands behind the script belongs to the script
+        # words after the script are the script's own arguments
         options = takewhile(lambda word: word.startswith("-"), more if fixed == 1 else ())
         return next((word for word in options if is_risky(word, CODE)), None)
     program = VERSIONED.get(program, program)
@@ -245,8 +245,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def git_options(words: Words, fixed: int) -> Iterator[str]:
-    """The options of a git command between the fixed words and the subcommand, except harmless ones. They can name
-    programs to run."""
+    """The options of a git command between the fixed words and the subcommand, except harmless ones. Such options can
+    name programs to run."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if at >= fixed and words[at] not in GIT_SAFE:
@@ -284,7 +284,7 @@ def is_risky(word: str, risks: Risks) -> bool:
 
 
 def wrapped_start(words: Words) -> int | None:
-    """The index of the program that a wrapper runs; None if it cannot be told."""
+    """The index of the program that a wrapper runs; None if it is unknown."""
     letters, operands = WRAPPERS[program_of(words[0])]
     at = 1
     while at < len(words):

@@ -25,7 +25,7 @@ DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
 async def attach_files(parts: Sequence[Part], workspace: Workspace, rules: Sequence[Rule] = ()) -> tuple[Part, ...]:
-    """Return the parts of a prompt. Links to small text files of the workspace are replaced by the files."""
+    """Return the parts of a prompt. Links to small text files of the workspace are replaced with the files."""
     found = list(parts)
     with anyio.move_on_after(READ_S):
         for index, part in enumerate(parts):

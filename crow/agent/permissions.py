@@ -1,8 +1,8 @@
 """Whether a call may run, decided from the mode, the rules and what the call touches.
 
 The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules,
-what the mode allows. Every other call asks the user. A protected path asks each time, even if a rule allows it. A call
-outside the workspace asks in every mode, unless a rule names its path.
+what the mode allows. Every other call asks the user. A call that touches a protected path asks each time, even if a
+rule allows it. A call outside the workspace asks in every mode, unless a rule names its path.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    Searches and skills may not read what `read_file` may not. A command that names such a file may be about to read it.
+    Searches and skills may not read what `read_file` may not. A command that names such a file may read it.
     """
     certainty = rule.forbids(name, call)
     reads_too = name == "skill" or (name in SEARCHES and rule.argument is not None)
@@ -218,8 +218,8 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
             return None
         case "execute":
             return (
-                f"{start} with the access {call.command_access or 'full'}: nothing may be changed. Commands with the "
-                f"access read run where crow can confine them. {plan}"
+                f"{start} with {call.command_access or 'full'} access: nothing may be changed. A command with "
+                f"read access may run if crow can confine it. {plan}"
             )
         case "external" if call.is_read_only:
             return None
@@ -262,7 +262,7 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
 def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bool = False) -> bool:
     """Whether crow may read a file without a call, such as AGENTS.md. `paths` are its names as in `rule_paths`.
 
-    With `has_other_names`, any deny rule for paths forbids it, because the rule may mean another name.
+    With `has_other_names`, any deny rule for paths forbids it, because the rule may be about one of the other names.
     """
     denials = [rule for rule in rules if rule.argument is not None and is_path_rule(rule, "read_file")]
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
@@ -446,15 +446,15 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
-    """The rules of a session's row that count in `cwd`. A rule without a directory counts: `bind_rules` has given one
-    to those that were stored elsewhere."""
+    """The rules of a session's row that count in `cwd`. A rule without a directory counts, because `bind_rules` gives
+    each rule a directory when the session moves."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
-    """The rules of a session's row before the session moves from `cwd` to another directory. Allow rules that an older
-    crow stored without a directory get this one."""
+    """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
+    an older crow stored, now count only in `cwd`."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

@@ -52,7 +52,7 @@ Work like a careful engineer:
 MODES = {
     "ask": "Mode ask: you may read freely; the user is asked before each change, command and external tool.",
     "accept-edits": "Mode accept-edits: edits in the workspace run without asking; commands and external tools ask.",
-    "plan": "Mode plan: you may not change anything. Read, search, run commands with the access read where they can be "
+    "plan": "Mode plan: you may not change anything. Read, search, run commands with read access if they can be "
     "confined, and work out a plan with the user.",
     "auto": "Mode auto: edits and confined commands in the workspace run without asking, so be especially careful. The "
     "user is asked about commands with full access, fetch, external tools and other places.",
@@ -108,7 +108,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """Map each section to the text with which the entries last reported it to the model."""
+    """Map each section to the text that, according to the entries, the model was last given for it."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -157,7 +157,8 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
 def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: True) -> str:
     """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none.
 
-    If a file is not trusted, only the reason is told. `may_read` tells whether a resolved path may be read.
+    If a file is not trusted, the text says why instead of repeating the file. `may_read` tells whether a resolved path
+    may be read.
     """
     blocks = []
     for directory in reversed([cwd, *cwd.parents]):
@@ -273,8 +274,8 @@ class Briefing:
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
-        """Return the text of the reminder that is due, and note entries to store with it. Return None if the model
-        already has every fact.
+        """Return the reminder that is due, as its text and the `Note` entries to store with it. Return None if the
+        model already has every fact.
 
         The caller stores both before its next request.
         """

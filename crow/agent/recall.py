@@ -58,8 +58,8 @@ class BranchLog:
         said = await self._store.search(query, session_id=session, limit=limit)
         # skip earlier calls of recall: they contain the words that it looks for
         scan = await self._store.scan(query, session_id=session, limit=limit, without=RECALL_TOOLS)
-        # if an entry matches both as a message and by its calls, keep the message; leave out titles, which are not
-        # entries
+        # If an entry matches both as a message and by its calls, keep the message. Leave out titles: a title is not an
+        # entry.
         hits = {hit.entry: hit for hit in (*scan.hits, *said) if hit.kind != "title"}
         newest = [hits[entry] for entry in sorted(hits, reverse=True)[:limit]]
         lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in newest]

@@ -47,7 +47,7 @@ class RestorableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreResult:
-    """The result of a restore. `left` are the files that are still changed. `cancelled` means that the user cancelled
+    """The result of a restore. `left` are the files that were not restored. `cancelled` means that the user cancelled
     the turn."""
 
     left: tuple[str, ...] = ()
@@ -118,7 +118,8 @@ def name_in(workspace: Workspace, path: Path) -> str:
 async def restore_files(
     branch: Branch, client: Client, workspace: Workspace, files: Sequence[RestorableFile], *, command: Entry, asks: bool
 ) -> RestoreResult:
-    """Announce the restore, ask the user if `asks`, write the files and store the result, as a call of `command`.
+    """Announce the restore as a tool call that the entry `command` made. Ask the user if `asks` is set, write the
+    files, and store the result.
 
     :raises ~crow.domain.errors.StoreError: an entry could not be stored. A file is only written after its entry is
         stored.

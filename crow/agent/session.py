@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""Seconds from starting to store the end of a cancelled turn until the turn is cancelled. The store then runs first."""
+"""When the user cancels a turn, crow starts to store the turn's end and cancels the running work this many seconds
+later. This gives the store a head start."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 SMALL_CHARS = 2_000
@@ -71,7 +72,7 @@ class PendingPrompt:
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether the prompt is not stored until its turn is claimed."""
+        """Whether the prompt is only in memory, to be stored when its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
@@ -213,7 +214,7 @@ class Session:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
         if self._queue and self._queue[0] is prompt:
             self._cancel(prompt)
-        else:  # answer the request now; the prompt's turn stores it and ends at once
+        else:  # answer the request now; the turn stores the prompt and ends at once
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()

@@ -30,8 +30,8 @@ class AnswerDraft:
 
     The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
     and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
-    later ones at most every 0.8 s. While a save is late, nothing more is shown, so text older than a second is on disk
-    however slow the disk is. The reader waits for a slow client, so memory use is bounded.
+    later ones at most every 0.8 s. While a save is late, nothing more is shown. So all text that was shown more than a
+    second ago is on disk, however slow the disk is. The reader waits for a slow client, so memory use is bounded.
     """
 
     def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
@@ -192,7 +192,7 @@ class AnswerDraft:
             await self.save()
         except StoreError as error:
             self._failure = error
-            reading.cancel()  # text that cannot be saved must not be read either
+            reading.cancel()  # do not read more text, because it could not be saved
         finally:
             self._saving = None
             saving.set()
@@ -219,10 +219,10 @@ MAX_CHARS = 64_000
 class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the new text so far
-    occurs in the old text, it may still turn out to repeat the old text's end, so it is held back until a character
-    rules this out. Short matches do not count, because they may be accidental: "hel" and "lo" share a letter and mean
-    "hello". The result does not depend on how the text is split into pieces.
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. As long as the old text
+    contains all of the new text, the new text may still turn out to repeat the old text's end. So it is held back until
+    a character rules this out. Short matches do not count, because they may be accidental: "hel" and "lo" share a
+    letter and mean "hello". The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, before: str) -> None:

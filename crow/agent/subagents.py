@@ -30,7 +30,8 @@ from crow.tools.limits import FairLimiter
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Sub-agents that run at once, in the whole process and for each session. Holders are the sessions' branches."""
+"""Limits how many sub-agents run at the same time, in the whole process and for each session. Holders are the sessions'
+branches."""
 
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000

@@ -124,7 +124,7 @@ class Calls:
         return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
     async def end_open(self) -> None:
-        """Tell the client that announced calls without a result are over."""
+        """Tell the client that the announced calls without a result have ended."""
         for ref in self._open:
             await self._branch.publish(CallEnded(call=ref, text="Cancelled."))
         self._open = {}

@@ -40,7 +40,8 @@ THINKS_S = 0.05
 """If an answer takes longer than this (s), the tools get ready meanwhile. The request has left by then."""
 
 PLAN_S = 0.05
-"""Planning a call may wait long for the editor to send a file. After this time (s) the answer is saved as a draft."""
+"""Planning a call may take long, because the editor may have to send a file. If it takes longer than this (in seconds),
+the answer is saved as a draft."""
 POINT_OUT = frozenset({3, 10, 20})
 """After each of these numbers of repetitions, the model is told that it repeats itself."""
 GIVE_UP = 30
@@ -56,8 +57,8 @@ REPEATED = (
 
 
 class Turn:
-    """A running turn. After `steps` requests it stops with `max_turn_requests` and a message that names the limit,
-    `bounded_by`."""
+    """A running turn. After `steps` requests it stops with the reason `max_turn_requests`. The message to the user
+    quotes `bounded_by`, which says where the limit comes from."""
 
     def __init__(
         self,

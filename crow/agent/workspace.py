@@ -1,4 +1,4 @@
-"""Says what confines commands, and what the files of a workspace would do."""
+"""Tells the user what confines commands, and which files of a workspace concern an agent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
 
 
 def stays_in_folder(path: Path) -> bool:
-    """Whether a link does not lead out of its directory; the model does not get others."""
+    """Whether a path, with links resolved, stays in its directory. The model gets no other files."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 

@@ -49,8 +49,8 @@ class SessionsContext(NamedTuple):
         return str(Path(given).resolve()) if given else None
 
     async def find_ids(self) -> list[str]:
-        """Return the ids of the named sessions, without duplicates. :raises ArgumentError: a name matches none or
-        several."""
+        """Return the ids of the named sessions, without duplicates. :raises ArgumentError: a name matches no session,
+        or several."""
         return list(dict.fromkeys([await self.admin.find(name) for name in self.options.ids]))
 
     async def id_shortener(self) -> Callable[[str], str]:

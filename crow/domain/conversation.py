@@ -33,8 +33,9 @@ from crow.domain.tokens import estimate_message, estimate_tools
 class Context:
     """The messages for the model. `messages[0]` is the system message.
 
-    `origins` and `estimates` are parallel to `messages`: the id of the entry that the message comes from (0 if there is
-    none), and its uncalibrated estimate in tokens. `tools_estimate` is the same estimate for the tool specs.
+    `origins` and `estimates` are parallel to `messages`. An origin is the id of the entry that the message comes from,
+    or 0 if there is none. An estimate is the size of the message in tokens, not calibrated. `tools_estimate` is the
+    same for the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]

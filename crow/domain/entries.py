@@ -71,8 +71,8 @@ class PlanItem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """The system message and tool specs. They were built for `cwd` and `model`, and are sent unchanged until another
-    prompt entry replaces them. `recorded_here` is false for an imported entry: it is never sent, because the next turn
-    begins with a new one."""
+    prompt entry replaces them. `recorded_here` is false for an imported entry: it is never sent, because the next
+    turn begins with a new prompt entry."""
 
     system: str
     tools: tuple[ToolSpec, ...]

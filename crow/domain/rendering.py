@@ -221,12 +221,12 @@ _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)"
 
 
 _EDGE_CHARS = 4
-"""A part of a secret at the edge of a text is only recognised if it has this many characters."""
+"""A part of a secret at the edge of a text is recognised only if it has at least this many characters."""
 
 
 class SecretMask:
-    """Replaces secrets in a text by `mask`: the given ones, also as base64, and whatever looks like one if
-    `is_guessing`."""
+    """Replaces secrets in a text with `mask`: the given secrets, also in base64, and with `is_guessing` whatever looks
+    like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
@@ -243,26 +243,27 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a secret, of which the rest is missing."""
+        """How many characters at the end of the text may be the beginning of a secret that is cut off there."""
         return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
 
     def cut_off(self, text: str) -> int:
-        """How many characters at the beginning of the text may be the end of a secret, of which the rest is missing."""
+        """How many characters at the beginning of the text may be the end of a secret whose beginning is missing."""
         return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """How many characters `first` ends and `second` begins with, fewer than the secret has; 0 if they are few."""
+    """How many characters the end of `first` shares with the beginning of `second`, not counting a whole secret. 0 if
+    there are fewer than `_EDGE_CHARS`."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 
 
 def _base64_forms(secret: str) -> Iterator[str]:
-    """The texts of which one occurs wherever base64 encodes the secret, alone or between other bytes."""
+    """Yield texts to search for. Wherever base64 encodes the secret, alone or among other bytes, one of them occurs."""
     if len(secret) < 8:
         return
     data = secret.encode("utf-8", "surrogatepass")
-    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes in front of it; the first character that is all its own
+    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes before the secret; first character that encodes only it
         encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
         yield encoded
         yield encoded.replace("+", "-").replace("/", "_")
@@ -337,7 +338,8 @@ def _escape(point: int) -> str:
 
 
 def _escape_unless_joined(found: re.Match[str]) -> str:
-    """A joiner between two characters of one word or emoji, or a mark that a symbol is an emoji, as it is."""
+    """Return the escapes of hidden characters. Return a joiner inside a word or emoji unchanged, and also the mark that
+    makes a symbol an emoji."""
     chars, text = found[0], found.string
     before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
     if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):

@@ -141,7 +141,8 @@ class AcpAgent:
             raise request_error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
     async def warm_when_quiet(self) -> None:
-        """Prepares the first prompt once no message has come for `WARM_AFTER_S`: its imports would delay answers."""
+        """Imports what the first prompt needs, but not before `WARM_AFTER_S` without a message, because imports delay
+        answers."""
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)

@@ -33,7 +33,7 @@ Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
 
 MESSAGE_BYTES = 8_000
 MAX_WAITING_QUESTIONS = 16
-"""How many questions of MCP servers wait until the user has answered the one that is shown."""
+"""The most questions of MCP servers that may wait while the user answers another one."""
 
 PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
@@ -160,8 +160,8 @@ class SessionClient:
     async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
         """Sends a stored history.
 
-        If a turn is running, its new events wait until the history is sent. After the history, its unfinished message
-        and calls are sent.
+        If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
+        message and calls are sent.
         """
         async with self._updating:
             replay, updates = Replay(), ReplayUpdates(self._caps)
@@ -235,7 +235,7 @@ class SessionClient:
             return await self._elicit(params)
 
     async def _decline(self, message: str) -> None:
-        """Tell the user, once for each time that the queue is full, that a question was declined."""
+        """Tell the user that a question was declined. Say it only once until the queue is empty again."""
         if not self._has_declined:
             self._has_declined = True
             title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions wait for your answer already."

@@ -15,7 +15,7 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
     "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
     "plan": ("Plan", "Reads and plans only; changes nothing"),
-    "auto": ("Auto", "Asks only for full access, the network, MCP tools, protected paths and other places"),
+    "auto": ("Auto", "Asks only about full access, the network, MCP tools, protected paths and other places"),
 }
 """Name and description of each mode."""
 

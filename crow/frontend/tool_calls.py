@@ -20,7 +20,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends: the limits of an update's parts add up to less. Sizes: bytes of JSON."""
+"""The maximum size of a line that crow sends. The limits of an update's parts add up to less. Sizes are in bytes of
+JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -287,8 +288,8 @@ def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
 
 
 def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple[dict[int, Fields], int]:
-    """The regions at the beginning and end that take at most `room` bytes together, by index, and how many characters
-    of the regions these do not show."""
+    """Chooses regions from the beginning and the end that together take at most `room` bytes. Returns their diffs by
+    index, and how many characters of all the regions are not shown."""
     shown: dict[int, Fields] = {}
     left = room
     hidden = 0
@@ -343,7 +344,8 @@ def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """`text`, or `keep` of its characters, from both ends, around a marker. Also how many characters are left out."""
+    """Returns `text`, or its beginning and end (`keep` characters together) around a marker. Also returns how many
+    characters are left out."""
     if len(text) <= keep:
         return text, 0
     head, tail = text[: keep // 2], text[len(text) - keep // 2 :]

@@ -43,7 +43,7 @@ FINISH_S = 3.0
 """How long `close` waits in total, while the editor reads, for a partly written line and the last responses."""
 
 STALLED_S = 0.5
-"""An editor that has read nothing for this long is taken to have stopped."""
+"""An editor that has read nothing for this long is assumed to have stopped reading."""
 
 FAIR_S = 0.005
 """How long a task may send without waiting before other tasks get a turn."""
@@ -276,7 +276,7 @@ class Sink:
         return self._waiting_bytes > self._max_waiting_bytes
 
     def caught_up(self) -> asyncio.Future[None]:
-        """A future that is done when the sink is no longer behind, or at `release_waiters`."""
+        """A future that is done when the sink is no longer behind, or when `release_waiters` is called."""
         if self._caught_up is None or self._caught_up.done():
             self._caught_up = self._loop.create_future()
         return self._caught_up

@@ -27,11 +27,14 @@ from crow.frontend.tool_calls import (
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
-"""How much output is streamed to a client's terminal. The rest is sent when the command ends, cut if it is long."""
+"""At most this many characters of output are streamed to a client's terminal. The rest is sent, shortened if it is
+long, when the command ends."""
 
 NOTICE_CHARS = 500
+"""At most this many characters of a notice's title are shown."""
+
 STEP_CHARS = 1_000
-"""How much of the title of a notice, and of a step of the plan, is shown."""
+"""At most this many characters of a step of the plan are shown."""
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -177,7 +180,7 @@ class LiveUpdates:
                 return ()  # the client already shows its user's prompt; other entries are not shown
 
     def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
-        """The call in its present state, for a client that does not know it."""
+        """The call in its present state, for a client that does not know the call yet."""
         fields = call_fields(call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments)
         opened.content = diff_contents(opened.announcement.diffs)
         if opened.in_terminal is not None:

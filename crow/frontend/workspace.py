@@ -215,7 +215,7 @@ class EditorWorkspace:
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
-            # Some editors add a newline to every buffer, here a second one: send the text without its own.
+            # Some editors add a newline to every buffer, and this text now has two. Send it without its own.
             with suppress(RequestError, TimeoutError, ConnectionError):
                 await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)

@@ -83,4 +83,5 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
 }
-"""The changes after a refusal that do not depend on the dialect's earlier state, by the refused part."""
+"""Maps a refused part of a request to the dialect's new values. Parts whose new value depends on the old one are not
+here."""

@@ -29,8 +29,8 @@ _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     """A message in the form that is sent. `images` are images of a tool result, which go into a user message after the
-    block of results. `calls` are for endpoints that accept only one call per message. Each is a message with one
-    call; they are inserted before the second, third, ... result."""
+    block of results. If an endpoint accepts only one call per message, `calls` are further messages with one call
+    each. They are inserted before the second result, the third, and so on."""
 
     message: domain.Message
     sent: bytes

@@ -112,10 +112,10 @@ span
 """
 """Names of kinds of messages, each followed by its pattern. The lines of a pattern are joined.
 
-"not overflow": a server that lists "possible causes" cannot tell a bad parameter from a request that is too long. The
-other alternatives match messages about the output limit, or about the name or description of a tool. A message that
-contains a number of tokens and matches "window", "request" and "too much" also reports an overflow. A number that
-follows "code before" may be an error code.
+"not overflow" matches messages that list "possible causes", because such a server cannot tell a bad parameter from a
+request that is too long. It also matches messages about the output limit, or about the name or description of a tool. A
+message that contains a number of tokens and matches "window", "request" and "too much" also reports an overflow. A
+number after a match of "code before" may be an error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)

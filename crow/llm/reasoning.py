@@ -28,7 +28,7 @@ def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
 
 
 def content_pieces(content: object) -> Iterator[tuple[Literal["thought", "text"], str]]:
-    """Yield the pieces of a message content that is a list of parts or a single part."""
+    """Yield the pieces of a message's content, which is a single part or a list of parts."""
     for part in content if isinstance(content, list) else (content,):
         if isinstance(part, (str, Mapping)):
             is_thought = isinstance(part, Mapping) and part.get("type") in _THOUGHT_TYPES

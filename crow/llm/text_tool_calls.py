@@ -44,7 +44,7 @@ _CLOSING = (
     *("<|call|>", "<|plugin|>"),
 )
 _TURN = ("<|end|>", "<|start|>assistant")
-"""In the Harmony format: the end of one message, and the start of the next message in the same answer."""
+"""The tokens that, in the Harmony format, end one message and start the next one in the same answer."""
 
 _CALL_STARTS = (
     *(f"<{family}invoke name=" for family in ("", "antml:", "｜DSML｜")),
@@ -53,7 +53,7 @@ _CALL_STARTS = (
 )
 _STARTS = (*_OPENING, *_CALL_STARTS, *_TURN)
 _RECIPIENT = "to="
-"""The start of a Harmony call if the server has removed the tokens before it."""
+"""A Harmony call starts with this if the server has removed the tokens before it."""
 
 _END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
 """Tokens that end an answer, in formats that also put tokens before the answer."""

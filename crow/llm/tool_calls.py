@@ -260,7 +260,7 @@ class CallAssembler:
 
 
 def _joined_name(name: str, piece: str) -> str:
-    """Return the name after a further piece of it. Servers may repeat the name, send it again in a longer form, or send
+    """Return the name with one more piece of it. Servers may repeat the name, send it again in a longer form, or send
     it in pieces."""
     if not name or piece.startswith(name):
         return piece

@@ -419,7 +419,7 @@ def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
 
 
 def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
-    """The values whose name says that they are secret. Of a header such as `Bearer TOKEN`, the token."""
+    """The values that are secret according to their names. For a header such as `Bearer TOKEN`, only the token."""
     for name, value in _inner(table, key).items():
         if isinstance(value, str) and names.search(name):
             words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()

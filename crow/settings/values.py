@@ -18,7 +18,7 @@ OFFLINE = "offline"
 """The name of the built-in model, which needs no endpoint."""
 
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""A variable in the settings of an MCP server; its group is the name."""
+"""Matches a variable in the settings of an MCP server. The group is the variable's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class McpServerSettings(Section):
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
     sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
-    """Confine the command like a shell command with this access; unset: it is not confined."""
+    """Confine the server like a shell command with this access. If unset, the server is not confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The server's URL, instead of a command."""
     headers: Texts = Field(default_factory=dict, repr=False)

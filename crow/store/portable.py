@@ -41,7 +41,7 @@ _MAX_NAME_CHARS = 1_000
 _MAX_PATH_CHARS = 4_096
 _MAX_TITLE_CHARS = 200
 _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
-"""An id that no shell and no option parser takes for anything else."""
+"""Matches an id that no shell or option parser takes for something else."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
@@ -248,8 +248,8 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids. `named` translates a reference to an entry, and `bound` a limit that ids are
-    compared with.
+    """Return `body` with other entry ids. `named` translates a reference to an entry. `bound` translates a limit that
+    ids are compared with.
 
     In file and prompt entries `recorded_here` becomes false: what happened on one machine did not happen on another.
     """

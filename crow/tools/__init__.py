@@ -25,10 +25,10 @@ class SandboxStatus:
     """What confines the commands of a workspace.
 
     `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
-    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`,
-    what a command with the access `read` writes into the workspace is thrown away; otherwise such a write fails.
-    `has_network`: commands with the access `write` have the network. `readable` and `writable` are the directories
-    that the user's settings add.
+    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`, a
+    command with the access `read` can write into the workspace, and its changes are thrown away; otherwise such a write
+    fails. `has_network`: commands with the access `write` have the network. `readable` and `writable` are the
+    directories that the user's settings add.
     """
 
     name: str = ""
@@ -71,22 +71,22 @@ NOTHING_EXCLUDED = ExcludedPaths()
 class PlannedCall:
     """A call as it would run.
 
-    `is_outside`: the call touches a path that is outside the workspace after links are resolved. `argument`: what a
-    permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`, else
-    None. `rule_paths`: the names of the touched file that permission rules may use, with links resolved: the absolute
-    path and, inside cwd, also the relative one. `rule_tool`: the tool whose rules apply, if it is not the called one.
-    `fault`: the error message for the model; a call with a fault must not run.
+    `is_outside` means that the call touches a path that is outside the workspace after links are resolved. `argument`
+    is what a permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`,
+    else None. `rule_paths` are the names of the touched file that permission rules may use, with links resolved: the
+    absolute path and, inside cwd, also the relative one. `rule_tool` is the tool whose rules apply, if it is not the
+    called one. `fault` is the error message for the model; a call with a fault must not run.
 
     `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
     to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
     `excluded`: what a search or a confined command must leave out; the agent adds it.
 
-    `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`: the call
-    writes files, so nothing may run in parallel. `is_read_only`: the user's configuration declares this external tool
-    read-only. `asks_once`: the user must be asked unless they have already allowed exactly this `argument`; their
-    permission lasts for the session. `review_text` is the text that the user should read before they answer.
-    `command_access`: what the kernel will let a command do; `full` if nothing confines commands; None for other calls.
-    `requested_access`: the access that the model asked for.
+    `is_protected` means that the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`
+    means that the call writes files, so nothing may run in parallel. `is_read_only` means that the user's configuration
+    declares this external tool read-only. `asks_once` means that the user must be asked unless they have already
+    allowed exactly this `argument`; their permission lasts for the session. `review_text` is the text that the user
+    should read before they answer. `command_access` is what the kernel will let a command do: `full` if nothing
+    confines commands, None for other calls. `requested_access` is the access that the model asked for.
     """
 
     announcement: Announcement
@@ -143,8 +143,9 @@ class SkillInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """The state of an MCP server of the session. `detail`: why the server failed; it stays set while the server starts
-    again. `losses`: how often the server ended after it had worked; `loss`: why it ended the last time."""
+    """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
+    starts again. `losses` is how often the server ended after it had worked, and `loss` says why it ended the last
+    time."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
@@ -250,8 +251,8 @@ class Workspace(Protocol):
     async def find_names(
         self, paths: Collection[Path], places: Sequence[str] = ()
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-        """For each file with hard links, its absolute names in the workspace and below `places`, and whether these are
-        all. Other files are left out. The search is bounded."""
+        """Map each file with hard links to its absolute names in the workspace and below `places`, and to whether these
+        are all its names. Other files are left out. The search is bounded."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
@@ -330,7 +331,8 @@ class Workspace(Protocol):
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None],
     ) -> Process:
-        """Start a program that takes input and stays, such as an MCP server, confined like a command with this access.
+        """Start a program that takes input and keeps running, such as an MCP server. It is confined like a command with
+        this access.
 
         `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
 
@@ -410,8 +412,8 @@ class ElicitationHandler(Protocol):
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user, after the questions that came before. If too many wait already, decline. If the editor fails or
-        sends an invalid answer, the question counts as dismissed."""
+        """Ask the user, once the earlier questions have been answered. If too many wait already, decline. If the editor
+        fails or sends an invalid answer, the question counts as dismissed."""
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""

@@ -1,7 +1,7 @@
 """Turns the bytes of a web document into text; also runs as a program.
 
-The time is always proportional to the size of the input: the scanner looks at each character once (`html.parser` does
-not in many releases of Python), and no regular expression can backtrack.
+The time is always proportional to the size of the input: the scanner looks at each character once (in many releases of
+Python, `html.parser` may look at one many times), and no regular expression can backtrack.
 
 Large documents are converted by running this file as a program, because a process can be killed. It is started by its
 path with the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and text on

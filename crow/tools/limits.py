@@ -78,10 +78,13 @@ class FairLimiter:
 
 
 COMMANDS = FairLimiter(16, each=12)
-"""Commands of the shell tool that run in the foreground, in the whole process. Holders are workspaces."""
+"""Limits how many shell commands run in the foreground at the same time, in the whole process.
+Holders are workspaces."""
 
 SEARCHES = FairLimiter(8, each=6)
-"""Programs that list or search files, in the whole process. Holders are workspaces."""
+"""Limits how many programs list or search files at the same time, in the whole process.
+Holders are workspaces."""
 
 FETCHES = FairLimiter(8, each=6)
-"""Documents that are fetched and converted, in the whole process. Holders are workspaces."""
+"""Limits how many documents are fetched and converted at the same time, in the whole process.
+Holders are workspaces."""

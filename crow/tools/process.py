@@ -4,8 +4,8 @@ Every child leads its own session, so signals reach all processes that it starte
 a terminal. asyncio's subprocess protocol reports the end of a process separately from the end of its pipes, so a
 grandchild that holds a pipe open delays nothing.
 
-A process that a child starts may leave the group with `setsid`, and its parent may end before it does. On Linux, crow
-then becomes its parent, and recognises it by a mark in its environment, which it has inherited from the child.
+A process that a child starts may leave the group with `setsid`, and may outlive its parent. On Linux, crow then becomes
+the parent, and recognises the process by a mark in the environment that it inherited from the child.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def child_environment(
 
 
 def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """PATH without relative directories and directories in the workspace, links resolved. If the workspace is the whole
-    file system, only relative ones are left out."""
+    """PATH without relative directories and without directories in the workspace. Links are resolved. If the workspace
+    is the whole file system, only relative ones are left out."""
     is_everything = is_inside(Path(os.sep))
     directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
     return os.pathsep.join(
@@ -160,8 +160,8 @@ async def start(
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Use this while a child is started. Until `Process.connection_made` was called, nobody knows that the child is no
-    orphan."""
+    """Use this while a child is being started: before `Process.connection_made` is called, crow cannot tell the child
+    from an orphan."""
     Process.starts += 1
     try:
         yield
@@ -190,9 +190,10 @@ class Process(asyncio.SubprocessProtocol):
             self.errors_ended.set()
 
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment for the child, with a mark that all processes inherit which it starts.
+        """The environment for the child, with a mark. All processes that the child starts inherit the mark.
 
-        The mark recognises those that have left the process group and lost their parent: see :class:`Orphans`.
+        By the mark, crow recognises processes that have left the process group and lost their parent: see
+        :class:`Orphans`.
         """
         return {**env, MARK: f"{os.environ.get(MARK, '')} {self._mark}".strip()}
 
@@ -222,7 +223,7 @@ class Process(asyncio.SubprocessProtocol):
             (pipe.resume_reading if is_wanted else pipe.pause_reading)()
 
     async def wait(self) -> None:
-        """Wait until the child has ended, and a short time for the rest of its output."""
+        """Wait until the child has ended, then a short time for the rest of its output."""
         await self.exited.wait()
         await self.drain()
 
@@ -234,12 +235,12 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def left_others(self) -> bool:
-        """Whether the child left processes running that have already been ended."""
+        """Whether the child left processes running. They have been ended since."""
         return False
 
     @property
     def failure(self) -> str:
-        """Why the command never began, although a child was started for it; empty if it did."""
+        """Why the command never began, although a child was started for it; empty if the command began."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -349,7 +350,7 @@ class ProcessState:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended. A zombie has."""
+        """Whether the process still runs. A zombie does not."""
         return self.state not in (b"Z", b"X")
 
 
@@ -369,7 +370,7 @@ class Relative:
             return False
 
     def is_running_outside(self, group: int) -> bool:
-        """Whether it runs, in another process group."""
+        """Whether the process still runs, in a group other than `group`."""
         found = ProcessState.of(self.pid)
         return found is not None and found.is_running and found.group != group
 
@@ -386,7 +387,7 @@ class Relative:
 
 
 def adopted() -> list[Relative]:
-    """The children of the main thread. The system gives orphans to it, and most commands are started by it."""
+    """The children of the main thread. The system gives orphans to that thread, and it starts most commands."""
     pid = os.getpid()
     return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
 
@@ -414,7 +415,7 @@ def children_of(pid: int, thread: int | str) -> list[int]:
 async def orphans_ended() -> AsyncIterator[None]:
     """Adopts orphans, releases those that end, and at the end kills all that are left.
 
-    Only one may be entered in a process. Whatever is inside must end its children itself.
+    A process may enter this only once. The code in the block must end its own children.
     """
     orphans, loop = Orphans(), asyncio.get_running_loop()
     if orphans.is_adopting:
@@ -449,8 +450,8 @@ class Orphans:
                     os.waitpid(child.pid, os.WNOHANG)
 
     async def end(self) -> None:
-        """Kill all processes that commands and servers have left, within 0.3 s. Call this when all of them have been
-        ended."""
+        """Kill all processes that commands and servers have left behind, within 0.3 s. Call this after all commands and
+        servers have ended."""
         left: list[Relative] = []
         with anyio.move_on_after(KILL_S, shield=True):
             while left := [each for each in families(self._certain_orphans()) if each.is_running_outside(0)]:
@@ -462,7 +463,8 @@ class Orphans:
             logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
 
     def _certain_orphans(self) -> list[Relative]:
-        """The orphans that crow has started: all, unless they may be descendants of a foreign child."""
+        """The orphans that crow has certainly started. If there are foreign children, these are only the orphans with
+        crow's mark."""
         mark = f"{os.getpid()}-"
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
 

@@ -113,7 +113,7 @@ def test_plan_mode_allows_fetch_only_by_the_users_file() -> None:
     ("case", "words"),
     [
         ("write", "the user leaves plan mode when they agree"),
-        ("full command", "Commands with the access read run where crow can confine them"),
+        ("full command", "A command with read access may run if crow can confine it"),
         ("MCP", "names it in read_only"),
         ("write protected", "for protected paths"),
     ],

@@ -96,7 +96,7 @@ async def test_rejection_keeps_the_files_and_tells_the_model_that_they_are_chang
         shown = run.client.stored(ToolResult)[-1].announcement  # not a diff of what was not done
         assert (shown.title, shown.diffs) == ("Kept as is: a.txt", ())
         assert run.client.stored(Reminder)[-1].text.startswith("<reminder>\nThe user went back to this point")
-        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
+        assert "still contain later changes: a.txt." in run.client.stored(Reminder)[-1].text
         assert len(run.client.stored(Started)) == 1
 
 
@@ -108,7 +108,7 @@ async def test_keep_option_and_a_turn_without_changes_do_not_ask(tmp_path: Path)
         await run.session.prompt(text("/undo keep"))
         assert run.client.questions == []
         assert (tmp_path / "a.txt").read_text() == "is"
-        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
+        assert "still contain later changes: a.txt." in run.client.stored(Reminder)[-1].text
 
 
 async def test_file_changed_by_someone_else_is_not_restored_but_the_rest_are(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_file_changed_by_someone_else_is_not_restored_but_the_rest_are(tmp
             "Not restored: a.txt was changed by someone else since.",
             "Not restored: d.txt cannot be read (it is now a directory).",
         ]
-        assert "still are: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
+        assert "still contain later changes: a.txt, d.txt." in run.client.stored(Reminder)[-1].text
         (remark,) = run.client.stored(Remark)  # a client shows the diff in the place of the result's text
         assert remark.text.splitlines() == result.splitlines()[1:]
 
@@ -147,7 +147,7 @@ async def test_file_changed_while_the_user_is_asked_is_not_restored(tmp_path: Pa
         assert result.text == "Deleted: b.txt.\nNot restored: a.txt was changed by someone else just now."
         assert [Path(diff.path).name for diff in result.announcement.diffs] == ["b.txt"]
         assert run.client.stored(Remark)[-1].text == "Not restored: a.txt was changed by someone else just now."
-        assert "still are: a.txt." in run.client.stored(Reminder)[-1].text
+        assert "still contain later changes: a.txt." in run.client.stored(Reminder)[-1].text
 
 
 async def test_file_changed_by_someone_else_between_two_edits_is_not_restored(tmp_path: Path) -> None:

@@ -102,7 +102,10 @@ def test_relative_commands_start_at_the_directory_of_the_file(tmp_path: Path, mo
     *_, confined, remote = configured_servers(loaded)
     assert isinstance(confined, StdioServer)
     assert confined.sandbox == "write"
-    assert remote.options.problem == "sandbox confines a command, and this server has a url; remove sandbox"
+    assert (
+        remote.options.problem
+        == "sandbox works only for servers with a command, and this one has a url; remove sandbox"
+    )
 
 
 @pytest.mark.parametrize(

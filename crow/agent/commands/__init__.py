@@ -29,8 +29,8 @@ QUOTE_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command as clients list it. `hint` describes its argument; empty: it takes none. `is_literal`: the hint is
-    the only argument that it accepts."""
+    """A command as clients list it. `hint` describes its argument, and is empty if the command takes none. `is_literal`
+    means that the hint itself is the only argument that the command accepts."""
 
     name: str
     description: str
@@ -53,7 +53,7 @@ COMMANDS = (
     CommandSpec("title", "Show or set the session's title", "new title"),
     CommandSpec(
         "compact",
-        "Replace older messages by a summary to free context; nothing is deleted",
+        "Replace older messages with a summary to free context; nothing is deleted",
         'what the summary should focus on, or "undo"',
     ),
     CommandSpec(

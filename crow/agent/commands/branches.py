@@ -43,15 +43,15 @@ LEFT_BEHIND = (
 SHOWN_SUMMARY = "Summary of the work that you left, as the model sees it:\n\n{summary}"
 SHOWN_NOTES = "The model did not summarise the work that you left, so crow took notes. The model sees:\n\n{summary}"
 STILL_CHANGED = (
-    "<reminder>\nThe user went back to this point of the conversation. These files were changed later and still "
-    "are: {names}. Read them again before you rely on their contents.\n</reminder>"
+    "<reminder>\nThe user went back to this point of the conversation. These files still contain later "
+    "changes: {names}. Read them again before you rely on their contents.\n</reminder>"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place to which the session can move. `entry` None means before all entries. `words` describes the place to the
-    user."""
+    """A place to which the session can move. If `entry` is None, the place is before all entries. `words` describes the
+    place to the user."""
 
     entry: int | None
     words: str
@@ -114,7 +114,7 @@ async def retry(context: CommandContext, argument: str) -> str:
 
 
 async def new(context: CommandContext, _: str) -> str:
-    """If the session has an alias, create a new session that takes it over. Otherwise do the same as `/clear`."""
+    """If the session has an alias, create a new session and give it the alias. Otherwise do the same as `/clear`."""
     row = context.branch.row
     if row.alias is None:
         return await start_over(context, "new")

@@ -37,7 +37,8 @@ BELIEVED = (0.25, 4.0)
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
 ANSWERS_SEARCHED = 64
-"""How many answers to search for a count. A server that reports counts at all reports one with every answer."""
+"""Look for the provider's token counts in at most this many answers. If they have none, older answers have none either,
+because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
 """A request cannot be smaller than an earlier one that it extends. If its count is smaller by this factor, one of the
@@ -57,8 +58,8 @@ class CompactionPolicy:
     If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
     starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room to
     fill afterwards. `instruction` replaces crow's summary prompt; `{words}` in it becomes the limit in words.
-    `compact_model` writes the summary if the session's own model fails to. If it is empty, the session's model is asked
-    again.
+    `compact_model` writes the summary if the session's own model fails to. Without a `compact_model`, the session's
+    model is asked again.
     """
 
     auto: bool = True
@@ -182,8 +183,8 @@ class Gauge:
         return endpoint != self.info.endpoint
 
     def cut_result(self, text: str, *, beside: int = 1) -> int | None:
-        """Return how many characters of `text` the model may see, or None for all. `text` is one of `beside` results of
-        the same step."""
+        """Return how many characters of `text` the model may see, or None for all. The step has `beside` results, and
+        `text` is one of them."""
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
@@ -270,8 +271,8 @@ def limits_for(
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """Return how many characters of `text` the model may see as one message, or None for all. One message may fill a
-    quarter of the room. If `text` is one of `beside` results of a step, all of them together may fill half of the
-    room."""
+    quarter of the room. If `text` is a tool result, its step has `beside` results, which together may fill half of
+    the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]

@@ -229,8 +229,8 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        """Store the first draft whose request is small enough and smaller than the current one. To measure a draft's
-        request, render it with the draft as it will be stored."""
+        """Store the first draft whose request is small enough and smaller than the current one. A draft is measured by
+        rendering the request as it will be once the draft is stored."""
         context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
@@ -329,7 +329,8 @@ class Compactor:
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether no answer came after the last `MAX_RETRIES` passes, or hardly any after twice as many passes."""
+        """Whether compaction does not help: the last `MAX_RETRIES` passes led to no answer, or twice as many passes led
+        to hardly any."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 

@@ -81,7 +81,7 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether a request of `tokens` is small enough after the compaction of `draft`. `count` is the number of messages
+    """Whether a request of this many tokens is small enough once `draft` is stored. `count` is the number of messages
     before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
@@ -147,7 +147,8 @@ class Cuts:
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
-        """Return how many estimated tokens hiding would free for each output before index `start`, by entry id."""
+        """Map the entry id of each output before index `start` to the number of estimated tokens that hiding it would
+        free."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
         gains: dict[int, int] = {}
         for index in range(self.first, start):

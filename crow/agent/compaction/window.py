@@ -171,7 +171,7 @@ class ContextWindow:
             still_holds = old is not None and worked <= old.tokens < used
             tokens = old.tokens if old is not None and still_holds else max(size * 9 // 10, worked)
             if tokens * 4 // 5 - fixed < MIN_ROOM and not state.was_refused:
-                tokens = None  # do not shrink the window this far because one short request was refused
+                tokens = None  # one refused short request is no reason to shrink the window this far
         state.was_refused = True
         if tokens is not None and tokens < declared:
             words = "".join(char if char.isprintable() else " " for char in str(error))[:QUOTE_CHARS]
@@ -257,7 +257,7 @@ class ContextWindow:
 
 
 def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """Return the window as confirmed by a test. The next test comes after twice as many compactions."""
+    """Return the window after a test has confirmed it: the next test comes after twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 

@@ -104,8 +104,8 @@ class SqliteConnection:
     """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
     aiosqlite runs one statement at a time. Between two statements another task may use the connection, and a cancelled
-    task leaves its transaction open. Here a function runs all its statements without interruption. Once started it
-    always finishes, and the queue of the thread serves as the lock.
+    task leaves its transaction open. This class lets a function run all its statements without interruption. Once
+    started it always finishes, and the queue of the thread serves as the lock.
 
     `file` identifies the open file, or is None if that is unknown.
     """

@@ -110,7 +110,7 @@ class Database:
     """The file at `path` and the connections to it.
 
     If that file is deleted or replaced, its content is copied to a new file, which is used from then on. The next call
-    with `raise_if_moved` raises an error that tells the user about it. Calls without it just continue.
+    with `raise_if_moved` raises an error that tells the user about it. Calls without `raise_if_moved` just continue.
 
     `foreign_version` changes when another process has written to the file; it is updated in each write transaction.
     `warning` is a message for the user, empty if all is well.
@@ -137,8 +137,8 @@ class Database:
         # This lock is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # what happened to the file, until the user has been told
-        self._replaced = ""  # what happened, if another file is at the path now
+        self._notice = ""  # a message about what happened to the file; empty once the user has been told
+        self._replaced = ""  # the same message if another file is at the path now; else empty
         self._read_only = ""  # why nothing can be stored; empty if writing works
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
@@ -395,7 +395,7 @@ class Database:
             if self._exchanges != exchanges:
                 return
             file = self._writer.file
-            assert file is not None, "an unknown file cannot be missed"
+            assert file is not None, "only a known file can be found missing"
             path, words = await self._writer.run(
                 partial(rescue, path=self.path, opened=file, shared=self._wal_index, writing=self._writing)
             )

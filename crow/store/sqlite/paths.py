@@ -430,7 +430,7 @@ def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[
 
 
 def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
-    """Return the beginnings of prompts, by entry id."""
+    """Map the entry ids of prompts to the beginnings of their texts."""
     prompts: dict[int, str] = {}
     for start in range(0, len(ids), _PROMPTS_PER_QUERY):
         some = ids[start : start + _PROMPTS_PER_QUERY]

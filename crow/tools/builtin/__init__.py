@@ -61,5 +61,5 @@ def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> A
 
 
 def with_name(tool: str, message: str) -> str:
-    """The message after the tool's name. Those of `check` and `parse` begin with it already."""
+    """The message with the tool's name before it. Messages of `check` and `parse` already begin with the name."""
     return message if message.startswith(f"{tool}: ") else f"{tool}: {message}"

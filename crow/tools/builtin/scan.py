@@ -37,7 +37,7 @@ SNIFFED_BYTES = 8_192
 LINE_CHARS = 400
 PATH_CHARS = 4_000
 MAX_OPEN = 64
-"""So many directories are kept open."""
+"""At most this many directories are kept open."""
 OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 READER_CHECK_S = 0.5
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 class Exclusion:
-    """The files that the user's rules close, and places of secrets.
+    """The files to leave out: those that the user's rules forbid, and places of secrets.
 
     `patterns` are regular expressions for whole paths, compared without regard to case: the absolute path and, below
     the directory `root`, the path relative to it. `top` is the current directory.
@@ -128,7 +128,7 @@ class Exclusion:
 class Folders:
     """Opens files and directories below the current directory, never through a link.
 
-    Directories stay open while the next name is below them, so names in their order are opened quickly.
+    Directories stay open while the next name is below them, so sorted names are opened quickly.
     """
 
     def __init__(self) -> None:
@@ -143,14 +143,16 @@ class Folders:
         return os.open(last, flags, dir_fd=self._folder(folder))
 
     def status(self, name: str) -> os.stat_result:
-        """What a name stands for, or the link. :raises OSError: there is nothing, or a link leads to its directory."""
+        """The status of a file or directory. For a link, this is the status of the link itself. :raises OSError:
+        nothing has this name, or a link leads to its directory."""
         if not OPENS_FOLDERS:
             return os.lstat(name)
         folder, _, last = name.rpartition("/")
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
     def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
-        """The names in a directory in order, each with whether it is a directory, and whether it is a link to one.
+        """The names in a directory, in order. Each comes with whether it is a directory, and whether it is a link to
+        one.
 
         :raises OSError: it cannot be read, or a link leads there.
         """
@@ -163,7 +165,7 @@ class Folders:
             os.close(handle)
 
     def _folder(self, folder: str) -> int:
-        """A handle of the directory that is valid until the next call."""
+        """A handle of the directory. The handle is valid until the next call."""
         if len(folder) > PATH_CHARS:
             raise OSError(errno.ENAMETOOLONG, "too long for other programs", folder)
         while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):

@@ -34,7 +34,8 @@ MAX_MATCHES = 200
 TIMEOUT_S = 60.0
 SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 CHECKED_CHARS = 200
-"""A longer pattern is checked only by the program: compiling a pattern of some thousand characters can take seconds."""
+"""Longer patterns are checked only in the scanning program: compiling a pattern of some thousand characters can take
+seconds."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
@@ -153,8 +154,8 @@ def check_pattern(pattern: str, fault: str) -> None:
 
 
 async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of the scanning program for a directory. Excluded files and, unless the directory itself is secret,
-    secret ones are left out.
+    """The answer of the scanning program for a directory. It leaves out excluded files, and also secret files unless
+    the directory itself is secret.
 
     :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
         the directory.

@@ -216,7 +216,8 @@ def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def page_to_open(text: str) -> tuple[str, str]:
-    """The URL that the user is asked to open, and its host. A host with other than ASCII characters is in punycode.
+    """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
+    punycode.
 
     :raises ~crow.domain.errors.ArgumentError: not an https URL (on this machine: http), or one that hides its host.
     """

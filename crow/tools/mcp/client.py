@@ -239,7 +239,7 @@ class McpToolbox:
     _settings: ToolSettings
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """See :meth:`crow.tools.Toolbox.specs`; only of servers that are ready."""
+        """See :meth:`crow.tools.Toolbox.specs`. Tools of servers that are not ready are left out."""
         absent = {"skill"} if not self._context.skills else set()
         if self._ports.subagents is None:
             absent.add("task")
@@ -278,8 +278,8 @@ class McpToolbox:
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: load skills, and start failed servers again.
 
-        Waits at most `timeout_s` for servers that are starting, but not for a server that is started again here and has
-        never worked. `beside` is called in the thread that loads skills.
+        Waits at most `timeout_s` for servers that are starting, but does not wait for a server that this call starts
+        again if that server has never worked. `beside` is called in the thread that loads skills.
         """
 
         def load() -> tuple[tools.SkillInfo, ...]:
@@ -384,7 +384,7 @@ class McpToolbox:
         return tuple(tool for connection in self._ready() for tool in connection.tools)
 
     def _connection_of(self, name: str, separator: str) -> ServerConnection | None:
-        """The server of a tool or prompt with this name."""
+        """The server that has the tool or prompt with this name."""
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
@@ -453,8 +453,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far without secrets. It may begin or end within one, because its beginning may have been left out
-    and its end may still arrive."""
+    """The output so far without secrets. A secret at its beginning may be cut off, and one at its end may be incomplete
+    because more output will arrive. Both are recognised."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):

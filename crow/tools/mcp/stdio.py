@@ -60,12 +60,12 @@ class ServerProcess:
     """An MCP server as a child process: a transport for `mcp.Client`. Enter and leave it in the same task, and only
     once.
 
-    The child gets a minimal environment without the `keys`, a PATH without relative directories and those of the
-    workspace, and an empty directory, which is removed on leaving. That is made in one of the `places`, but not in the
-    workspace: `npx` searches all parents of the directory where it starts for programs. The child leads a process
-    group. On leaving, its input is closed; after `CLOSE_S` the whole group and all processes that left it get SIGTERM,
-    and after a further `TERM_S` SIGKILL. Lines of its output that are not messages are ignored. Its standard error is
-    logged.
+    The child gets a minimal environment without the `keys`, a PATH without relative directories and without directories
+    of the workspace, and an empty directory, which is removed on leaving. This directory is made in one of the
+    `places`, but never in the workspace, because `npx` looks for programs in all parents of the directory where it
+    starts. The child leads a process group. On leaving, its input is closed; after `CLOSE_S` the whole group and all
+    processes that left it get SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that are not messages
+    are ignored. Its standard error is logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.
@@ -179,7 +179,7 @@ class ServerProcess:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
 
     def _trusted_places(self) -> list[Path]:
-        if self.server.sandbox is not None:  # which may hide the places; its /tmp is empty
+        if self.server.sandbox is not None:  # a sandbox may hide the places, and its /tmp is empty
             return []
         return [place for place in self.places if not self.workspace.contains(Path(os.path.realpath(place)))]
 
@@ -291,8 +291,8 @@ class ServerProcess:
 
 
 def make_directory(places: Sequence[Path]) -> Path:
-    """Make a directory that only this user can access, in the first place where that works, else in that for temporary
-    files. A server starts in its empty directory `temporary/work`.
+    """Make a directory that only this user can access: in the first of the `places` where that works, else in the
+    system's directory for temporary files. A server starts in its empty directory `temporary/work`.
 
     In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
     """
@@ -342,10 +342,10 @@ def parse_message(line: bytes) -> SessionMessage | None:
 
 
 def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
-    """The error response with which an unreadable message ends its request, and whether it is a request of the server.
+    """Return the error response to an unreadable message, and whether that message is a request of the server.
 
-    The message may nest too deeply, for example. Its id is found if it stands before or after all objects and lists,
-    as in all usual messages. No response: the line is no message, or its id is not found.
+    The message may nest too deeply, for example. Its id is found if it stands before or after all objects and lists, as
+    in all usual messages. If no id is found, the response is None.
     """
     members: dict[bytes, bytes] = {}
     for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):

@@ -237,7 +237,7 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
                 yield "--ro-bind", str(confinement.blank), place
     for place in masks:
         yield "--remount-ro", place
-    if os.geteuid() == 0:  # many files in /proc, such as those in /proc/sys, ask only for the user root
+    if os.geteuid() == 0:  # root may write many files in /proc, such as those in /proc/sys
         yield "--remount-ro", "/proc"
 
 
@@ -259,7 +259,7 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
 
 
 def make_layer(layers: Path, number: int) -> tuple[str, str]:
-    """Two new directories for one overlay: what is written, and the kernel's own."""
+    """Make two directories for one overlay: one for what is written, and one for the kernel."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
     work.mkdir()

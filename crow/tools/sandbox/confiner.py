@@ -124,7 +124,7 @@ def probe_seatbelt() -> Sandbox | str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What one command needs: its confinement, its variables, and the protected paths before it."""
+    """What one command needs: its confinement, its variables, and a snapshot of the protected paths."""
 
     confinement: Confinement
     env: Mapping[str, str]

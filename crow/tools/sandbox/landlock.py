@@ -189,8 +189,8 @@ class Landlock:
 class Ruleset:
     """A ruleset of the kernel, which any number of threads can apply.
 
-    Rules belong to files, not to paths. `stamps` tell whether the paths still lead to the same files, and whether the
-    entries of the directories are the same from which rules were made one by one.
+    Rules belong to files, not to paths. `stamps` tell whether the paths still lead to the same files, and whether
+    directories whose entries have a rule each still have the same entries.
     """
 
     handle: int

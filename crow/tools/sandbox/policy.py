@@ -38,7 +38,7 @@ TOOLCHAINS = (
     *(".config/git", ".config/mise", ".config/go"),
     *(".cache/node/corepack", ".cache/pre-commit", ".cache/ms-playwright"),
 )
-"""Below HOME, what programs need to run. Commands can read it."""
+"""Paths below HOME that programs need to run. Commands can read them."""
 
 TOOL_VARIABLES = (
     *("CARGO_HOME", "RUSTUP_HOME", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "ASDF_DIR", "ASDF_DATA_DIR", "SDKMAN_DIR"),
@@ -51,7 +51,7 @@ FOLDERS = (
     *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
     *(".claude", ".nuget"),
 )
-"""Below HOME, folders that contain toolchains or secrets."""
+"""Folders below HOME that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
 """Directories in HOME that hold the files of many programs, or of the user. No program needs them as a whole."""
@@ -85,8 +85,8 @@ WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_T
 commands that cannot write there at all."""
 
 PYTEST_CACHE = "pytest"
-"""The same for pytest, which takes an option instead. The directory must exist: pytest would change its mode, which is
-not allowed everywhere."""
+"""The new place of pytest's cache, for which pytest takes an option. The directory must exist: otherwise pytest would
+make it and change its mode, which is not allowed everywhere."""
 
 KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
@@ -167,7 +167,7 @@ class Policy:
         return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
 
     def problems(self) -> tuple[str, ...]:
-        """Sentences about directories that commands cannot use, although they should."""
+        """Sentences about directories that commands cannot use, although they should be able to."""
         foreign = [root for root in self.roots if is_foreign(root)]
         return (
             *(f"{root} belongs to another user, so confined commands of root cannot write there" for root in foreign),
@@ -397,7 +397,7 @@ def linked_repository(tree: Path) -> Path | None:
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
-    """The resolved path that a file of git names, except for the last part; None if it names none."""
+    """The path that a file of git contains, with links resolved except for the last part; None if it contains none."""
     if os.path.islink(file) or not os.path.isfile(file):
         return None
     with file.open("rb") as opened:
@@ -408,7 +408,7 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether a user root works in the directory of another user. Confined commands have none of root's powers."""
+    """Whether crow runs as root in another user's directory. Confined commands have none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
     except (OSError, AttributeError):

@@ -34,7 +34,8 @@ ALL_BYTES = 20_000_000
 MAX_SEARCHED = 100_000
 ROUNDS = 6
 SETTLED_NS = 50_000_000
-"""The clock of some file systems ticks this slowly: a newer time of change may hide a second change."""
+"""Some file systems' clocks tick this slowly, so a file that has just changed may change again without a new time of
+change."""
 
 SKIPPED = frozenset(
     (
@@ -68,7 +69,7 @@ class FileState:
     is_mutable: bool = False
 
     def is_like(self, other: FileState) -> bool:
-        """Whether nothing that matters differs, except for the mode."""
+        """Whether everything that matters is equal. The mode is not compared."""
         if self.kind != other.kind:
             return False
         if self.is_mutable or self.kind in ("directory", "other"):
@@ -80,7 +81,8 @@ class FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The paths in an ordinary folder that a pass needs. `stamp` is None if the folder may have changed unnoticed."""
+    """What a pass needs to know about an ordinary folder: the paths in it. `stamp` is None if the folder may have
+    changed unnoticed."""
 
     stamp: tuple[int, ...] | None
     folders: tuple[str, ...]
@@ -98,7 +100,7 @@ class Snapshot:
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    Watched are the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
+    It watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
     below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
     its modules and worktrees; objects, refs, HEAD, index and info/refs stay free. Created protected files count too, as
     does a repository that is created.
@@ -135,8 +137,8 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo what has changed since the snapshot. Return one sentence for each path.
 
-        With `only_created`, leave changed and removed paths alone, except for links: the command could not have changed
-        them. What the command wrote is moved to `kept`.
+        With `only_created`, leave changed and removed paths alone, because the command could not have changed them.
+        Links are the exception. What the command wrote is moved to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -175,7 +177,7 @@ class ProtectedFiles:
 
 
 class Scan:
-    """One pass over the roots. It reads again only what has changed since the pass before.
+    """One pass over the roots. It reads again only what has changed since the previous pass.
 
     With `opens_folders`, folders that cannot be listed get the mode u+rwx: a command must not hide files in this way.
     """
