@@ -162,7 +162,7 @@ class Wiring:
         return self.dependencies()
 
     def _note_key(self, key: str) -> None:
-        """Hide a key that a key command has printed, just as the keys in the settings are hidden."""
+        """Hide an API key that `api_key_command` has printed, just as the keys in the settings are hidden."""
         if key not in self._printed_keys:
             self._printed_keys += (key,)
             self._add_printed_keys(key)

@@ -151,7 +151,7 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
 
 
 def describe_sandbox(status: SandboxStatus) -> list[str]:
-    """The section of `/permissions` about the access of commands: lines of Markdown."""
+    """The lines of Markdown in `/permissions` that say what commands may do."""
     setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
     if not status.name:
         if status.setting == "required":

@@ -118,7 +118,7 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether this output may be hidden from the model, and hiding it saves tokens."""
+    """Whether this output may be hidden from the model and whether that would save tokens."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)

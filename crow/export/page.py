@@ -256,7 +256,7 @@ class SessionPage:
         return f'<div class="plots">{"".join(figures)}</div>'
 
     def take_image(self, image: Image) -> str:
-        """An image, or a note if it is too large or no image that every browser shows."""
+        """An image, or a note if it is too large or in a format that not every browser can show."""
         size = len(image.data) * 3 // 4
         if image.mime_type not in _IMAGE_TYPES or not _BASE64.fullmatch(image.data):
             return f'<p class="note">[an image of type {escape(self.plain_line(image.mime_type))} is not shown]</p>'

@@ -239,7 +239,7 @@ class SessionClient:
         if not self._has_declined:
             self._has_declined = True
             title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions wait for your answer already."
-            described = f"Further ones are declined, such as: {title_line(message)}"
+            described = f"This one was declined, and so are others until you answer: {title_line(message)}"
             await self.publish(events.NoticeShown(severity="warning", title=title, description=described))
 
     async def _elicit(self, params: dict[str, Any]) -> ElicitationAnswer:

@@ -104,8 +104,8 @@ def child_environment(
 
 
 def trusted_path(is_inside: Callable[[Path], bool]) -> str:
-    """PATH without relative directories and without directories in the workspace. Links are resolved. If the workspace
-    is the whole file system, only relative ones are left out."""
+    """PATH without relative directories and without directories that are in the workspace after links are resolved. If
+    the workspace is the whole file system, only the relative directories are left out."""
     is_everything = is_inside(Path(os.sep))
     directories = filter(os.path.isabs, os.environ.get("PATH", os.defpath).split(os.pathsep))
     return os.pathsep.join(
@@ -431,8 +431,8 @@ async def orphans_ended() -> AsyncIterator[None]:
 class Orphans:
     """Descendants of this process that have lost their parent. On Linux, this process becomes their parent.
 
-    Children that this process had before, because it replaced another program, are left alone. `reap` must be called
-    when a child has ended.
+    If this process replaced another program (by `exec`), it has inherited that program's children. Those are left
+    alone. `reap` must be called when a child has ended.
     """
 
     def __init__(self) -> None:

@@ -138,7 +138,7 @@ class DiskWorkspace:
         self._own = (*folded_places(own), *folded_places([*own_folders, *own_readable], is_folder=True))
         self._own_readable = folded_places(own_readable, is_folder=True)
         self._own_files = tuple(own)
-        bash = found_program("bash", self.contains)  # models write for bash
+        bash = found_program("bash", self.contains)  # models write their commands for bash
         plain = ("cmd", "/c") if os.name == "nt" else ("/bin/sh", "-c")
         self._shell = plain if bash is None else (bash, "-c")
         self._left: list[tuple[Process, float]] = []

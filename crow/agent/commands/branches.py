@@ -127,8 +127,8 @@ async def new(context: CommandContext, _: str) -> str:
     await context.branch.change(SessionChanges())  # reloads the row, which has no alias now
     return (
         f"{quoted(row.alias)} is now the name of a new session, `{made.id}`; open it by that name. This session, "
-        f"`{row.id}`, keeps its history, stays in the list, and continues if you prompt here. `/clear` would start "
-        "over in this session."
+        f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
+        "within a session, use `/clear`.)"
     )
 
 

@@ -166,7 +166,9 @@ class Cuts:
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
-        if self.limits.is_tiny:  # the window was only learned and may be wrong, so anything shorter is worth a try
+        if (
+            self.limits.is_tiny
+        ):  # nobody configured this window and it may be wrong, so any shorter request is worth a try
             candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
             pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []

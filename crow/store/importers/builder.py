@@ -44,11 +44,12 @@ _DONE: tuple[_Stop, str] = ("end_turn", "")
 class ConversationBuilder:
     """Takes the messages of one session in order and writes their entries to a spool.
 
-    Every sequence of calls gives a valid conversation. An answer and the results of its calls are collected until the
-    next message, because tools store the parts of an answer one after another. Text may contain anything.
+    The conversation is valid in whatever order the methods are called. An answer and the results of its tool calls are
+    collected until the next message, because other agents store the parts of an answer one after another. Text may
+    contain anything.
 
-    `leaf` is the newest entry of the current branch, numbered from 1; None at its start. `cwd` is used unless the tool
-    stored another directory.
+    `leaf` is the number (from 1) of the newest entry of the current branch; None while the branch has no entries. `cwd`
+    is used unless the other agent stored another directory.
     """
 
     def __init__(self, session_id: str, *, cwd: str, parent_id: str | None = None) -> None:

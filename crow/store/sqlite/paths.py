@@ -384,8 +384,8 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Return id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    Also return the id from which to continue (None at the end), and the id of the entry that should come next but is
-    missing (None if none is).
+    Also return the id from which to continue (None at the end) and, if the next entry is missing, its id (otherwise
+    None).
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:

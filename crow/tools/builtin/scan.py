@@ -376,7 +376,7 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
 
 
 def run_program(command: list[str]) -> tuple[int, bytes]:
-    """The exit code and output of a program; 2 and nothing if it cannot be started."""
+    """The exit code and output of a program. If it cannot be started: 2 and an empty output."""
     import subprocess  # takes 4 ms, a third of the start, and most searches do not need it
 
     try:
