@@ -47,7 +47,8 @@ _MODELS_LISTED = 200
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
     """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
     with importing():
-        from crow.frontend.connection import EditorConnection  # the protocol's SDK: 300 ms, which others do without
+        # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
+        from crow.frontend.connection import EditorConnection
 
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
@@ -260,7 +261,8 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name with which the user can choose a model of the default model's endpoint; empty if there is none."""
+        """The name by which the user can choose `model` at the endpoint of the `default` model; empty if no name
+        leads there."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)

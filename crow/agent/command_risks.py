@@ -245,8 +245,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def git_options(words: Words, fixed: int) -> Iterator[str]:
-    """The options of a git command between the fixed words and the subcommand, except harmless ones. Such options can
-    name programs to run."""
+    """The options of a git command that stand before its subcommand and are not among the first `fixed` words, except
+    harmless ones. Such options can name programs to run."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if at >= fixed and words[at] not in GIT_SAFE:

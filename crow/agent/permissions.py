@@ -260,9 +260,11 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
 
 
 def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bool = False) -> bool:
-    """Whether crow may read a file without a call, such as AGENTS.md. `paths` are its names as in `rule_paths`.
+    """Whether crow may read a file (such as AGENTS.md) on its own, without a tool call. `paths` are the file's names,
+    as in `rule_paths`.
 
-    With `has_other_names`, any deny rule for paths forbids it, because the rule may be about one of the other names.
+    If the file `has_other_names` (hard links), any deny rule for paths forbids reading it, because the rule may be
+    about one of those names.
     """
     denials = [rule for rule in rules if rule.argument is not None and is_path_rule(rule, "read_file")]
     return not any(has_other_names or names_path(rule.argument or "", paths, ignore_case=True) for rule in denials)
@@ -285,7 +287,7 @@ def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
 
 
 def has_star(pattern: str) -> bool:
-    """Whether a pattern of commands covers more words after its own."""
+    """Whether a command pattern ends with a `*`, so that any words may follow those it names."""
     return pattern.rstrip().endswith((" *", ":*"))
 
 

@@ -102,7 +102,7 @@ async def inspect_file(
 def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
     """Whether someone else changed the file between two of crow's changes."""
     for earlier, later in pairwise(changes):
-        # content that a restore replaced came from another branch, and was verified at that time
+        # If `later` is a restore, the content that it replaced came from another branch. The restore has checked it.
         was_restored = later.call in results and results[later.call].name == TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return True

@@ -281,7 +281,8 @@ class Session:
             await self.branch.try_to_settle()
 
     async def _run_tools(self) -> None:
-        """Open the tools when they are first needed, and close them in the same task, outside of any turn."""
+        """Wait until the tools are first needed, then open them; close them at the end of the session. One task does
+        both, and it belongs to no turn."""
         await self.tools_wanted.wait()
         if not self.closing:
             with suppress(Exception):  # each turn that needs the tools raises the error again

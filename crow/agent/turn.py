@@ -37,7 +37,8 @@ from crow.tools import PlannedCall, Toolbox
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 THINKS_S = 0.05
-"""If an answer takes longer than this (s), the tools get ready meanwhile. The request has left by then."""
+"""If an answer takes longer than this (in seconds), the tools get ready while the model works. By then the request has
+been sent, so this does not delay it."""
 
 PLAN_S = 0.05
 """Planning a call may take long, because the editor may have to send a file. If it takes longer than this (in seconds),
@@ -133,8 +134,8 @@ class Turn:
         return True
 
     async def end(self, end: TurnEnd) -> None:
-        """Store what the turn has not stored yet together with its end, and release the turn. Cancellation does not
-        interrupt this.
+        """Store the end of the turn, together with everything that the turn has not stored yet, and release the turn.
+        Cancellation does not interrupt this.
 
         :raises ~crow.domain.errors.StoreError: the end could not be stored. It stays pending for :meth:`Branch.settle`.
         """

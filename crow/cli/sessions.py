@@ -128,7 +128,7 @@ async def show_session(context: SessionsContext) -> None:
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
-    """Print the messages of the next request, without the prompt that would be its last."""
+    """Print the messages that the next request would contain, except for the new prompt at their end."""
     tail = await context.store.tail(session_id)
     messages = for_model(tail.entries).messages
     if context.options.format == "openai" or context.options.json:

@@ -263,7 +263,8 @@ def _base64_forms(secret: str) -> Iterator[str]:
     if len(secret) < 8:
         return
     data = secret.encode("utf-8", "surrogatepass")
-    for before, first in ((0, 0), (1, 2), (2, 3)):  # bytes before the secret; first character that encodes only it
+    # The number of bytes before the secret, and the index of the first base64 character that encodes only the secret.
+    for before, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
         yield encoded
         yield encoded.replace("+", "-").replace("/", "_")

@@ -30,7 +30,8 @@ _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 _ALL_RESULTS_CHARS = 24_000_000
 _RESULT_CHARS = (2_000, 20_000)
-"""A tool result shows at most this many characters: fewer in a long session, so that browsers open it at once."""
+"""The least and the greatest limit for the characters shown of a tool result. The longer the session, the lower the
+limit, so that browsers open the page at once."""
 _TEXT_CHARS = 400_000
 _ARGUMENT_CHARS = 4_000
 _TITLE_CHARS = 300
@@ -101,10 +102,10 @@ async def session_page(
 
 
 class SessionPage:
-    """Builds the page: first `add_branch` for each branch that was left, then `feed` with each entry of the path, then
-    `finish`.
+    """Builds the page. Call `add_branch` for each branch that is not the current path, then `feed` for each entry of
+    the path, then `finish`, and in the end `close`.
 
-    The body is collected in a temporary file, because the head needs to know all of it. Close the page in the end.
+    The body is collected in a temporary file, because the head can only be written once the whole body is known.
     """
 
     def __init__(self, row: SessionRow, redact: Redactor, *, window: int | None = None) -> None:
@@ -124,8 +125,11 @@ class SessionPage:
         self._body.close()
 
     def add_branch(self, entries: Sequence[Entry], reason: str = "") -> None:
-        """Add a branch that is not the current path. `entries` lead to its end, oldest first; those of an earlier
-        branch are left out. `reason` is the command that left it."""
+        """Add a branch that is not on the current path.
+
+        `entries` are the ones that lead to the end of the branch, oldest first. Entries that an earlier call has
+        already added with another branch are not shown again. `reason` is the command with which the user left it.
+        """
         new = [entry for entry in entries if entry.id not in self._departures]
         if not new:
             return

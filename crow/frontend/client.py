@@ -46,7 +46,7 @@ PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
 
 
 class RequestParams(dict[str, Any]):
-    """The parameters of a request with its id, which may cancel it later."""
+    """The parameters of a request, and the request's id. The client may use that id later to cancel the request."""
 
     __slots__ = ("request_id",)
 

@@ -85,8 +85,8 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """An open session and the client object that sends its updates to the editor. `contents` is set if the user has not
-    worked in its directory before."""
+    """An open session and the client object that sends its updates to the editor. `contents` describes the session's
+    directory if the user has not worked there before, else it is None."""
 
     session: Session
     client: SessionClient
@@ -261,7 +261,8 @@ class OpenSessions:
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
-        if not any(opened.session.busy for opened in self._open.values()):  # a turn does so once its request has left
+        # A running turn imports these packages itself, while the model answers.
+        if not any(opened.session.busy for opened in self._open.values()):
             await self._dependencies.import_for_calls()
         await self._warn_about_sandbox()
         await self._add_models()

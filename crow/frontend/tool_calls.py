@@ -170,7 +170,8 @@ def _result_text(result: ToolResult) -> str:
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
-        return textwrap.indent(text, "    ")  # a code block too; some clients add their own fence around files
+        # Indentation makes a code block too. A fence could clash with the one that some clients put around files.
+        return textwrap.indent(text, "    ")
     return text
 
 

@@ -31,7 +31,8 @@ LINE_OVERHEAD_BYTES = 4096
 """What a waiting line costs besides its own bytes, since the task that sends the line waits too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""How much input is read ahead while the editor does not read, in order to notice the end of stdin."""
+"""While the editor does not read crow's output, about this much of its input is still read ahead, so that crow notices
+the end of stdin."""
 
 GIVE_UP_S = 0.3
 """How long unanswered requests wait for an editor that has closed stdin and does not read crow's output."""

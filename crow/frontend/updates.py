@@ -333,7 +333,7 @@ class ReplayUpdates:
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """A remark if the turn ended badly or without an answer.
 
-        Without a remark, clients would join two prompts that have nothing between them.
+        Without it, nothing would separate this turn's prompt from the next one, and clients would show them as one.
         """
         match stop:
             case "interrupted":

@@ -215,7 +215,8 @@ class EditorWorkspace:
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
-            # Some editors add a newline to every buffer, and this text now has two. Send it without its own.
+            # Some editors add a newline to whatever they save, so the file now ends with one too many. Send the text
+            # again without its last newline.
             with suppress(RequestError, TimeoutError, ConnectionError):
                 await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)

@@ -112,10 +112,11 @@ span
 """
 """Names of kinds of messages, each followed by its pattern. The lines of a pattern are joined.
 
-"not overflow" matches messages that list "possible causes", because such a server cannot tell a bad parameter from a
-request that is too long. It also matches messages about the output limit, or about the name or description of a tool. A
-message that contains a number of tokens and matches "window", "request" and "too much" also reports an overflow. A
-number after a match of "code before" may be an error code.
+A message that matches "not overflow" does not report an overflow, whatever else it matches. One kind of such a message
+lists "possible causes": the server itself does not know whether a parameter is bad or the request is too long. Others
+are about the output limit, or about the name or description of a tool. A message reports an overflow if it matches
+"overflow", or if it contains a number of tokens, matches all of "window", "request" and "too much", and does not match
+"too little". A number that directly follows a match of "code before" may be an error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)

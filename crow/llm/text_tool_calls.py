@@ -611,7 +611,7 @@ def _read_bare(text: str) -> _Found:
 
 
 def _may_be_bare(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` may turn out to be nothing but calls without a marker."""
+    """Whether an answer that begins with `text` may turn out to consist only of calls in a form without a marker."""
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True

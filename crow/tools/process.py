@@ -43,11 +43,11 @@ PLACEHOLDERS = frozenset(
         *("anything", "dummy-key", "placeholder", "undefined", "localhost", "llama.cpp"),
     )
 )
-"""Texts that users set as the key of an endpoint that needs none. They are not searched for either."""
+"""Texts that users enter as a key if the endpoint needs no key. Like short keys, they are not searched for."""
 
 MARK = "CROW_STARTED"
-"""The environment variable by which crow recognises processes that it started: the marks of all crows that started
-them, separated by spaces."""
+"""The environment variable by which crow recognises processes that it started. It holds the mark of each crow process
+above them, separated by spaces: there are several if one crow was started by another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class Limits:
 
     @property
     def ceiling(self) -> int:
-        """The largest request that is accepted after a compaction that keeps nothing verbatim."""
+        """The size that the next request may have after a compaction that keeps no message verbatim."""
         return self.fixed + self.room * 4 // 5
 
     @property

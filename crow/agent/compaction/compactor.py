@@ -36,7 +36,7 @@ PUBLISH_S = 2.0
 MIN_ANSWERS = 4
 """At least this many answers must come between the first and the third of three passes in a row."""
 MAX_RETRIES = 2
-"""The most passes for one request that keeps being refused."""
+"""If a request is still refused after this many passes without an answer in between, crow gives up."""
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 

@@ -121,8 +121,11 @@ class Summary:
 
 
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
-    """Return a summary of at most `job.limits.summary` tokens. Never fails. If `compact_model` is given, it gets the
-    second request."""
+    """Return a summary of at most `job.limits.summary` tokens. Never fails.
+
+    `model` is asked first, at the end of the conversation itself, if there is room. If that gives no complete summary,
+    a transcript goes to `compact_model` if it is given, or else to `model`. If this fails too, code makes the summary.
+    """
     calls, usage = 0, None
     methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
     for method in methods:

@@ -129,7 +129,7 @@ class Scan:
             words = str(error) if isinstance(error, ArgumentError) else f"{path} cannot be read: {readable(error)}."
             if is_named:
                 raise ArgumentError(words) from error
-            if not isinstance(error, Damaged):  # pipes and the like are none of the tool's files
+            if not isinstance(error, Damaged):  # a pipe, a device or the like is no session file: nothing is missing
                 self.problems.skip_file(path, readable(error).removeprefix(f"{path} "))
             return
         if not found and is_named:

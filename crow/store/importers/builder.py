@@ -98,7 +98,7 @@ class ConversationBuilder:
         return self.messages == 0
 
     def at(self, time_ms: int | None) -> None:
-        """Set the time of what follows. Without a time, it follows directly on what came before."""
+        """Set the time of the entries that follow. If it is None, they get the time of those before them."""
         if time_ms is not None:
             self._now_ms = time_ms
             self.created_ms = time_ms if self.created_ms is None else min(self.created_ms, time_ms)

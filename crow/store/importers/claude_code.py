@@ -78,8 +78,12 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 
 
 class _Thread:
-    """One conversation in a file. `parentUuid` makes the lines a tree, but calls that run at once make branches too. So
-    only prompts count as branches: they follow the end of the turn that their parent belongs to."""
+    """One conversation in a file.
+
+    `parentUuid` makes the lines a tree. But not every fork in it is a branch of the conversation: tool calls that run
+    at the same time also have the same parent. So only a prompt can begin a branch. It is put after the end of the
+    turn that its parent belongs to.
+    """
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation

@@ -177,7 +177,8 @@ class _Rollout:
             case "token_count":
                 info = as_object(event.get("info"))
                 total, last = as_object(info.get("total_token_usage")), as_object(info.get("last_token_usage"))
-                if total != self._total or not total:  # the same numbers come again with new rate limits
+                # When only the rate limits have changed, the event repeats the token counts of the previous one.
+                if total != self._total or not total:
                     self._total = total
                     usage = Usage(
                         input_tokens=count(last.get("input_tokens")),

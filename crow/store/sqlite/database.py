@@ -519,8 +519,8 @@ class Database:
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint and close the connection while holding the lock. The last connection to close makes a
-        checkpoint too, which also needs the lock."""
+        """Make a checkpoint and close the connection, both under the lock: when the last connection to a database is
+        closed, SQLite makes a checkpoint itself, and that one needs the lock too."""
         try:
             if self.journal_mode == "wal":
                 with self._writing():

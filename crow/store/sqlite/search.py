@@ -191,8 +191,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
-    """Return the oldest session whose path contains this entry of a deleted session. With `cwd`, only sessions of that
-    directory count."""
+    """Find a session for an entry whose own session was deleted: the oldest one that still has the entry on its path.
+    With `cwd`, only sessions of that directory count."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
         " ORDER BY number",

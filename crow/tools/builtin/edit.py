@@ -99,9 +99,9 @@ class Replacement:
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
     """Replace `old` with `new` in the text of the file `name`.
 
-    An exact match is tried first, also with the file's line ends. If there is none, lines are compared without trailing
-    white space, and all of them may be indented by the same amount more or less than in `old`. The new text is then
-    indented in the same way.
+    An exact match is tried first: with the line ends as given and with those of the file. If there is none, trailing
+    white space is ignored, and the lines in the file may be indented more, or less, than those of `old`, if the
+    difference is the same for all of them. The new text is then shifted by that difference.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """

@@ -247,7 +247,10 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def check_mask(argument: str, new: str, old: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: `argument` would put the text that stands for a secret into a file."""
+    """Check that a change does not write the mask, the text shown in place of a secret, more often than it was there.
+
+    :raises ~crow.domain.errors.ArgumentError: it would; the message names `argument`.
+    """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(
             f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; writing it would "

@@ -62,7 +62,7 @@ SHARED = re.compile(
           | \[\^?+\]?+(?: (?!--|&&|~~)[^\\\[\]] | \\[wWdDsSt.^$*+?(){}|\\/\-] )*\] )*""",
     re.VERBOSE | re.ASCII,
 )
-"""Matches patterns that mean the same to ripgrep and Python in a line of plain ASCII."""
+"""Matches the search patterns that find the same lines with ripgrep as with Python, as far as lines are plain ASCII."""
 
 
 def main() -> None:
@@ -105,8 +105,8 @@ def main() -> None:
 class Exclusion:
     """The files to leave out: those that the user's rules forbid, and places of secrets.
 
-    `patterns` are regular expressions for whole paths, compared without regard to case: the absolute path and, below
-    the directory `root`, the path relative to it. `top` is the current directory.
+    `patterns` are regular expressions. A file is left out if one of them matches its whole absolute path or, for a
+    file below the directory `root`, its whole path relative to `root`. Case is ignored. `top` is the current directory.
     """
 
     def __init__(self, *, top: str, root: str, patterns: Sequence[str]) -> None:

@@ -219,7 +219,7 @@ class BuiltinServer:
                 result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
             if isinstance(error.__cause__, Exception):
-                raise error.__cause__ from None  # a bug in crow, which MCP has wrapped
+                raise error.__cause__ from None  # a bug in crow: the MCP library wrapped its exception
             raise
         return from_result(result)
 

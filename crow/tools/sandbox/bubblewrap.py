@@ -283,7 +283,7 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def try_out(sandbox: Bubblewrap) -> str:
-    """Why the sandbox does not hold a command; empty if it does."""
+    """Run a test command in the sandbox. Return why the sandbox does not confine it; empty if it does."""
     with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
         place = Path(os.path.realpath(name))
         for folder in ("inside", "outside", "tree", "temporary", "layers"):

@@ -311,7 +311,7 @@ class KernelConfiner:
         return Prepared(confinement=confinement, env=env, snapshot=snapshot)
 
     def _overlay_works(self, sandbox: Sandbox, confinement: Confinement, private: Private) -> bool:
-        """Whether the file system of this workspace can be below an overlay."""
+        """Whether an overlay can be mounted over the file system of this workspace. Tried only once."""
         with self._lock:
             if self._has_overlay is None:
                 assert isinstance(sandbox, bubblewrap.Bubblewrap)

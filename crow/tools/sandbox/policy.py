@@ -459,8 +459,8 @@ def installed_tree(directory: Path, home: Path) -> Path:
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
-    """The folders between the roots and the paths, with the roots. A command must not rename them: it would move the
-    paths."""
+    """For each path inside a root, the folders above it, up to and including the root. A command must not rename these
+    folders, because that would move the path."""
     for path in paths:
         for root in roots:
             if path.is_relative_to(root):

@@ -55,8 +55,9 @@ class FileState:
     """The state of one protected path.
 
     `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: an equal stamp means equal content. `is_repository`: a
-    repository's own directory. `is_mutable`: only the path's existence is protected, as with HEAD of a repository.
+    link's target; None if it is not kept. `is_settled`: as long as the stamp stays the same, so does the content (not
+    so for a file that has just changed). `is_repository`: the path is a repository's own directory. `is_mutable`: the
+    content may change and only the existence is protected, as with HEAD of a repository.
     """
 
     kind: Kind
@@ -124,8 +125,8 @@ class ProtectedFiles:
     def snapshot(self) -> Snapshot:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
 
-        While another command runs, its snapshot is used again: what that command has changed meanwhile must not become
-        the state to put back.
+        If another command is already running, this reuses the states from before that command. Otherwise the changes
+        that it has made so far would become part of the state to put back.
         """
         with self._lock:
             running = next(iter(self._active), None)
@@ -551,7 +552,7 @@ def set_mode(path: str, state: FileState) -> None:
         found, place = os.fstat(handle), f"/proc/self/fd/{handle}"
         if kind_of(found.st_mode) != state.kind:
             raise OSError(errno.ELOOP, "The path now leads elsewhere", path)
-        if not hasattr(os, "O_PATH"):  # the handle is an ordinary one
+        if not hasattr(os, "O_PATH"):  # then `opened` gives an ordinary handle
             os.fchmod(handle, state.mode)
             return
         if (found.st_uid, found.st_gid) != state.owner:

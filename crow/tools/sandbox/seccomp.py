@@ -193,7 +193,8 @@ class Program:
         self._block("prlimit64", [*block, *self._verdicts()])
 
     def truncating_read(self, name: str, argument: int) -> None:
-        """Refuse to truncate a file that is opened for reading. Landlock before ABI 3 takes it for a read."""
+        """Refuse to open a file for reading if this would also truncate it. Landlock before ABI 3 treats such a call as
+        a mere read."""
         block = [self._load(argument), (JUMP_IF_BITS, O_ACCMODE, 2, 0), (JUMP_IF_BITS, O_TRUNC, 0, 1)]
         self._block(name, [*block, *self._verdicts()])
 
