@@ -289,7 +289,9 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         if answer in labels
     ]
     params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    return params | ({"_meta": {"crow": {"rule": question.rule}}} if question.rule else {})
+    # escaped, a rule with hidden characters would no longer name this call
+    has_rule = question.rule and safe(question.rule) == question.rule
+    return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
