@@ -76,7 +76,8 @@ def test_a_slow_reader_slows_the_turn_and_gets_everything_or_cancels(home: Path,
     with FakeEndpoint.in_thread() as endpoint, start(home, place, endpoint) as agent:
         agent.initialize()
         _, session = agent.new_session()
-        endpoint.script(fake.text("ready"))
+        # the first tool call makes the process import what it had not needed yet
+        endpoint.script(fake.calls(("read_file", {"path": "missing"})), fake.text("ready"))
         agent.prompt(session, "go")
 
         reply, gates = streaming()

@@ -134,6 +134,8 @@ class CrowProcess:
             for task in (*self._answering, *self._readers):
                 task.cancel()
             await asyncio.gather(*self._answering, *self._readers, return_exceptions=True)
+            if isinstance(self._process, fork_server.ForkedProcess):
+                self._process.close()
         if kind is None:
             self.check()
 

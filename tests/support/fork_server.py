@@ -38,10 +38,11 @@ class ForkedProcess:
         pid: int,
         server: socket.socket,
         stdin: asyncio.StreamWriter,
-        stdout: asyncio.StreamReader,
-        stderr: asyncio.StreamReader,
+        outputs: Sequence[tuple[asyncio.StreamReader, asyncio.ReadTransport]],
     ) -> None:
-        self.pid, self.stdin, self.stdout, self.stderr = pid, stdin, stdout, stderr
+        self.pid, self.stdin = pid, stdin
+        (self.stdout, _), (self.stderr, _) = outputs
+        self._outputs = outputs
         self.returncode: int | None = None
         self._server = server
         self._ended = asyncio.Event()
@@ -62,6 +63,11 @@ class ForkedProcess:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
+    def close(self) -> None:
+        """Stop reading, also if another process still holds the outputs open."""
+        for _, transport in self._outputs:
+            transport.close()
+
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._server.fileno())
         with self._server:
@@ -81,14 +87,15 @@ async def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, 
         os.close(fd)
     pid = int(server.recv(16))
     server.setblocking(False)
-    return ForkedProcess(pid, server, await _writer(stdin), await _reader(stdout, limit), await _reader(stderr, limit))
+    outputs = [await _reader(fd, limit) for fd in (stdout, stderr)]
+    return ForkedProcess(pid, server, await _writer(stdin), outputs)
 
 
-async def _reader(fd: int, limit: int) -> asyncio.StreamReader:
+async def _reader(fd: int, limit: int) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     reader = asyncio.StreamReader(limit=limit)
     loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0))
-    return reader
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", 0))
+    return reader, transport
 
 
 async def _writer(fd: int) -> asyncio.StreamWriter:
