@@ -98,11 +98,8 @@ async def test_the_user_is_told_once_per_process_that_editor_terminals_are_not_c
     async with crow(env={"CROW_SANDBOX": "auto"}) as agent:
         await agent.initialize(terminal=True, **NOTICES)
         first, second = await agent.new_session(place), await agent.new_session(place)
-        warnings = [one for one in agent.updates(first, "notice") if one["severity"] == "warning"]
-        while not warnings:
-            await titles(agent, first)
-            warnings = [one for one in agent.updates(first, "notice") if one["severity"] == "warning"]
-        (warning,) = warnings
+        await agent.wait_for_update("notice", severity="warning")
+        (warning,) = [one for one in agent.updates(first, "notice") if one["severity"] == "warning"]
         assert warning["title"] == "Nothing confines commands"
         assert warning["description"] == (
             "Commands run in the editor's terminals (`editor.terminals`), which nothing confines. So every command has "
