@@ -90,7 +90,6 @@ class Bench:
         _, session = agent.new_session(mcpServers=list(servers))
         if floor is None:
             agent.ask("session/set_mode", {"sessionId": session, "modeId": "auto"})
-            agent.prompt(session, "/permissions allow shell")  # commands ask where nothing confines them
         agent.prompt(session, "bench {}")
         self.endpoint.wait()
         return session
