@@ -546,7 +546,7 @@ async def test_no_process_outlives_its_command(
     crow: StartCrow, endpoint: FakeEndpoint, open_place: Path, user: int | None, how: str
 ) -> None:
     configured(open_place / "home", '[permissions]\nallow = ["shell"]\n')
-    line = LEAVE if how == "end" else f"{LEAVE}; read _ <f"
+    line = LEAVE if how == "end" else f"{LEAVE}; mkfifo never; read _ <never"
     endpoint.script(fake.calls(("shell", {"command": line, "access": "full"})), fake.text("ok"))
     async with crow(endpoint=endpoint, **started_by(user, open_place)) as agent:
         await agent.initialize()
