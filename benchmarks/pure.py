@@ -42,7 +42,7 @@ ROUNDS = 7
 PER_CHECKPOINT = 400
 WORDS = "The nest is built of twigs, string and whatever else the wind has left. " * 4
 TOOL = ToolSpec(name="read_file", description="Read.", input_schema={"type": "object"})
-SYSTEM = Prompt(system=WORDS * 20, tools=(TOOL,), cwd="/work", model="m")
+SYSTEM = Prompt(system=WORDS * 20, tools=(TOOL,), cwd="/repo", model="m")
 ANNOUNCED = Announcement(title="Read notes.txt", kind="read")
 
 

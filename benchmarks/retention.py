@@ -60,7 +60,7 @@ TOOLS = tuple(
     ToolSpec(name=name, description="What it does. " * 12, input_schema={"type": "object"})
     for name in ("read_file", "edit_file", "shell")
 )
-PROMPT = Prompt(system="You are a coding agent. " * 60, tools=TOOLS, cwd="/work", model="silent")
+PROMPT = Prompt(system="You are a coding agent. " * 60, tools=TOOLS, cwd="/repo", model="silent")
 FILLER = "The parser reads one byte at a time and never looks back, whatever the server sends. "
 SUMMARY = Say(text=["## Done\nThe tests were run."])
 
@@ -200,7 +200,7 @@ async def working_set(file_bytes: int, seed: int) -> WorkingSet:
     await session.record(PROMPT)
     await session.say("Make the tests pass.")
     contents = {
-        f"/work/file_{number}.py": (f"# {number}\n" + FILLER * (file_bytes // len(FILLER) + 1))[:file_bytes]
+        f"/repo/file_{number}.py": (f"# {number}\n" + FILLER * (file_bytes // len(FILLER) + 1))[:file_bytes]
         for number in range(FILES)
     }
 

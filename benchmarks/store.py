@@ -44,8 +44,8 @@ def answer() -> NewEntry:
 
 async def grow(store: SqliteStore, session: str, entries: int) -> int:
     """Make a session of this many entries; returns its leaf."""
-    await store.create_session(NewSession(id=session, cwd="/work", model="m", mode="ask"))
-    system = Prompt(system=WORDS * 20, tools=(), cwd="/work", model="m")
+    await store.create_session(NewSession(id=session, cwd="/repo", model="m", mode="ask"))
+    system = Prompt(system=WORDS * 20, tools=(), cwd="/repo", model="m")
     leaf = (await store.append(session, leaf=None, turn=1, entries=[NewEntry(body=system)]))[-1].id
     end = NewEntry(body=TurnEnd(stop="end_turn"))
     made = 1
@@ -137,7 +137,7 @@ async def sessions_rows(store: SqliteStore, long: str, entries: int) -> list[Row
     async def fork() -> None:
         new = NewSession(
             id=f"fork{next(names)}",
-            cwd="/work",
+            cwd="/repo",
             model="m",
             mode="ask",
             conversation=source.conversation,
@@ -172,7 +172,7 @@ async def many(store: SqliteStore, number: int) -> None:
     """Make many short sessions in few transactions. They are only listed."""
     for index in range(number):
         if index == 0:
-            await store.create_session(NewSession(id="s0", cwd="/work", model="m", mode="ask"))
+            await store.create_session(NewSession(id="s0", cwd="/repo", model="m", mode="ask"))
             await store.enqueue("s0", (Text(text="hello"),), "u")
             start = await store.take_turn("s0", "u", leaf=None)
             await store.append("s0", leaf=start.entries[-1].id, turn=1, entries=[], release=True)
@@ -240,7 +240,7 @@ from crow.store.sqlite.store import SqliteStore
 
 async def main(path, name, seconds):
     store = await SqliteStore.open(Path(path))
-    await store.create_session(NewSession(id=name, cwd="/work", model="m", mode="ask"))
+    await store.create_session(NewSession(id=name, cwd="/repo", model="m", mode="ask"))
     leaf, taken, until = None, [], time.monotonic() + seconds
     while time.monotonic() < until:
         since = time.perf_counter()

@@ -39,7 +39,7 @@ from crow.store.sqlite.store import SqliteStore
 
 async def main(path):
     store = await SqliteStore.open(Path(path))
-    await store.create_session(NewSession(id="bystander", cwd="/work", model="m", mode="ask"))
+    await store.create_session(NewSession(id="bystander", cwd="/repo", model="m", mode="ask"))
     print("ready", flush=True)
     leaf, worst, until = None, 0.0, asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     while not until.done():

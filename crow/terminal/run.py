@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
-import difflib
 import json
 import os
-import select
-import signal
-import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
-
-import anyio.to_thread
+from typing import Any
 
 from crow.agent.permissions import MODES, typed_rule
 from crow.domain.errors import ArgumentError
-from crow.domain.rendering import on_one_line, safe
-from crow.frontend import frames
+from crow.domain.rendering import safe
 from crow.frontend.frames import RequestError
 from crow.settings import Loaded
+from crow.terminal.answer import AnswerSchema, json_in, read_schema
 from crow.terminal.connection import Params, TerminalConnection, connect, error_of, find_session
+from crow.terminal.prompt import read_prompt, text_block
+from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, quoted
 
 DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit codes."""
@@ -40,21 +35,7 @@ EXIT_CODES = f"""exit codes:
   {INTERRUPTED}  Ctrl-C
 """
 
-INPUT_BYTES = 1_000_000
-"""The most that is read from standard input and from each file of --prompt-file."""
-
-ATTACHED_BYTES = 200_000
-"""A larger file of --file is only named: the model reads the parts that it needs."""
-
-IMAGE_BYTES = 15_000_000
-STDIN_HINT_S = 2.0
-QUESTION_LINES = 60
 SCHEMA_TRIES = 3
-SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-SPINNER_S = 0.1
-
-IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif"}
-IMAGE_TYPES |= {".webp": "image/webp"}
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -132,158 +113,13 @@ def check_options(options: argparse.Namespace) -> str | None:
     return str(Path(options.cwd).resolve())
 
 
-# The prompt.
-
-
-def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The content blocks of the prompt. :raises ArgumentError: there is none, or a file cannot be read."""
-    texts = [] if options.prompt_file is None else [read_text("--prompt-file", options.prompt_file)]
-    texts += [] if options.prompt in (None, "-") else [options.prompt]
-    blocks = [text_block("\n\n".join(texts))] if any(text.strip() for text in texts) else []
-    if (given := read_stdin()).strip():
-        blocks.append(text_block(f"Standard input:\n\n{given}" if blocks else given))
-    if not blocks:
-        raise ArgumentError('There is no prompt. Give one as an argument, such as crow run "explain this repository".')
-    return [*blocks, *map(file_block, options.file), *map(image_block, options.image)]
-
-
-def text_block(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def read_stdin() -> str:
-    """Standard input up to `INPUT_BYTES`; empty if it is a terminal. Says so if it is waited for, or cut."""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        return ""
-    fd = sys.stdin.fileno()
-    if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], STDIN_HINT_S)[0]:
-        print("crow: reading standard input until it ends; </dev/null sends none", file=sys.stderr)
-    with os.fdopen(fd, "rb", closefd=False) as file:
-        data = file.read(INPUT_BYTES + 1)
-    if len(data) <= INPUT_BYTES:
-        return decoded("Standard input", data)
-    print(f"crow: standard input is cut after {INPUT_BYTES:,} bytes", file=sys.stderr)
-    return f"{decoded('Standard input', data[:INPUT_BYTES])}\n[cut here: crow reads {INPUT_BYTES:,} bytes at most]"
-
-
-def read_text(option: str, path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(INPUT_BYTES + 1)
-    except OSError as error:
-        raise ArgumentError(f"{option} {path}: {error.strerror or error}") from None
-    if len(data) > INPUT_BYTES:
-        raise ArgumentError(f"{option} {path} has more than {INPUT_BYTES:,} bytes; attach it with --file instead.")
-    return decoded(f"{option} {path}", data)
-
-
-def decoded(what: str, data: bytes) -> str:
-    if b"\0" in data:
-        raise ArgumentError(f"{what} is not text: it has a zero byte. Give the path of a binary file in the prompt.")
-    return data.decode("utf-8", "replace")
-
-
-def file_block(path: str) -> dict[str, Any]:
-    """A small text file with its content; a link to anything else. :raises ArgumentError: there is no such file."""
-    place = Path(path).resolve()
-    try:
-        is_small = place.is_file() and place.stat().st_size <= ATTACHED_BYTES
-        data = place.read_bytes() if is_small else b"\0"
-        place.stat()
-    except OSError as error:
-        raise ArgumentError(f"--file {path}: {error.strerror or error}") from None
-    try:
-        text = data.decode() if b"\0" not in data else None
-    except UnicodeDecodeError:
-        text = None
-    if text is None:
-        return {"type": "resource_link", "uri": place.as_uri(), "name": place.name}
-    return {"type": "resource", "resource": {"uri": place.as_uri(), "text": text}}
-
-
-def image_block(path: str) -> dict[str, Any]:
-    mime_type = IMAGE_TYPES.get(Path(path).suffix.lower())
-    if mime_type is None:
-        raise ArgumentError(f"--image {path}: expected a file that ends with {', '.join(IMAGE_TYPES)}.")
-    try:
-        with open(path, "rb") as file:
-            data = file.read(IMAGE_BYTES + 1)
-    except OSError as error:
-        raise ArgumentError(f"--image {path}: {error.strerror or error}") from None
-    if len(data) > IMAGE_BYTES:
-        raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale it down.")
-    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime_type}
-
-
-# The schema.
-
-
-class AnswerSchema:
-    """A JSON Schema for the last answer. References to other files are not followed."""
-
-    def __init__(self, schema: Any) -> None:
-        from jsonschema.validators import validator_for  # 40 ms, which only --schema needs
-        from referencing.jsonschema import EMPTY_REGISTRY
-
-        kind = validator_for(schema)
-        kind.check_schema(schema)
-        self.schema = schema
-        self._validator = kind(schema, registry=EMPTY_REGISTRY)
-
-    def problem(self, value: Any) -> str | None:
-        """What is wrong with `value`, in one line; None if the schema accepts it."""
-        error = next(self._validator.iter_errors(value), None)
-        if error is None:
-            return None
-        place = "/".join(str(step) for step in error.absolute_path)
-        return f"at /{place}: {error.message[:500]}"
-
-
-def read_schema(path: str) -> AnswerSchema:
-    """The schema of --schema. :raises ArgumentError: the file has none."""
-    try:
-        schema = json.loads(read_text("--schema", path))
-        checked = AnswerSchema(schema)
-        checked.problem(None)  # resolves the references
-    except ArgumentError:
-        raise
-    except Exception as error:  # noqa: BLE001 - jsonschema and referencing raise many kinds
-        words = getattr(error, "message", None) or str(error)
-        raise ArgumentError(f"--schema {path} is not a JSON Schema that can be used: {words}") from None
-    return checked
-
-
-def json_in(answer: str) -> Any:
-    """The JSON of an answer, which may stand in a fence or between sentences. :raises ValueError: there is none."""
-    text = answer.strip()
-    with suppress(ValueError):
-        return json.loads(text)
-    decoder, found = json.JSONDecoder(), []
-    start = 0
-    while (start := next((at for at in range(start, len(text)) if text[at] in "{["), len(text))) < len(text):
-        try:
-            value, start = decoder.raw_decode(text, start)
-            found.append(value)
-        except (ValueError, RecursionError):
-            start += 1
-        if len(found) > 100:
-            break
-    if not found:
-        raise ValueError("the answer has no JSON")
-    return max(found, key=lambda value: len(json.dumps(value)))
-
-
-# The run.
-
-
 @dataclass
 class Turn:
-    """What a run has shown so far. `text` is the last message, `newlines` how many (at most 2) the output ends
-    with, `refused` the rules for what nobody could be asked about."""
+    """What a run has done so far. `text` is the last message. `refused` are the rules that would allow the refused
+    calls. `first_cost` and `cost` are the session's cost in US dollars before the run and now; None: not known."""
 
     message_id: str = ""
     text: str = ""
-    newlines: int = 2
     titles: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     diffs: dict[str, list[str]] = field(default_factory=dict)
@@ -398,7 +234,7 @@ class Run:
             await self._screen.say(f"The answer is not accepted: {problem}. Asking again.")
             prompt = [text_block(f"--schema does not accept this: {problem}. Answer with the corrected JSON only.")]
         code = self._exit_code(stop, problem)
-        await self._screen.end_line(self._turn)
+        await self._screen.end_line()
         if self._options.json:
             await self._print_result(connection, stop, problem, value, code, before.tokens_in, before.tokens_out)
         elif self._schema is not None and code == DONE:
@@ -507,15 +343,12 @@ class Run:
 
     async def _show_text(self, message_id: str, text: str) -> None:
         turn = self._turn
-        if message_id != turn.message_id:
+        is_new = message_id != turn.message_id
+        if is_new:
             turn.message_id, turn.text = message_id, ""
-            shown = "\n" * (2 - turn.newlines) + text
-        else:
-            shown = text
         turn.text += text
-        if shown and not self._options.json and self._schema is None:
-            await self._screen.print_answer(shown)
-            turn.newlines = min(2, len(shown) - len(shown.rstrip("\n")))
+        if not self._options.json and self._schema is None:
+            await self._screen.print_message(text, is_new=is_new)
 
     async def _show_call(self, update: Params) -> None:
         turn, call_id = self._turn, update["toolCallId"]
@@ -527,7 +360,7 @@ class Run:
         has_ended = status in ("completed", "failed") and turn.statuses.get(call_id) != status
         turn.statuses[call_id] = status
         if is_new:
-            await self._screen.end_line(turn)
+            await self._screen.end_line()
             await self._screen.say(f"• {title}")
         if has_ended and status == "completed":
             turn.was_refused_last = False
@@ -554,195 +387,26 @@ class Run:
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`. Without a terminal, the call is refused with the rule that would allow it."""
-        call = params["toolCall"]
+        call, question = params["toolCall"], question_of(params)
         terminal = open_terminal()
         if terminal is not None:
             with terminal:
-                await self._screen.end_line(self._turn)
+                await self._screen.end_line()
                 with self._screen.paused():
-                    return chosen(await answer_at(terminal, question_text(params)), params)
+                    return selected(question.option_for(await answer_at(terminal, question.text)))
         rule = params.get("_meta", {}).get("crow", {}).get("rule", "")
         self._turn.refused[rule] = None
         self._turn.refused_calls.add(call["toolCallId"])
         self._turn.was_refused_last = True
         how = f"; allow it with --allow {quoted(rule)}" if rule else ""
         await self._screen.say(f"  refused, because there is no terminal to ask at: {call['title']}{how}")
-        return chosen("", params)
+        return selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
         """See `TerminalClient`. Not offered: a run is not interactive."""
         return {"action": "cancel"}
 
 
-# The terminal.
-
-
-class Screen:
-    """stdout for the answer and stderr for the rest. Text for a terminal is escaped; stdout in a pipe is not."""
-
-    def __init__(self) -> None:
-        self._escapes = sys.stdout.isatty()
-        self._can_spin = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._is_spinning = False
-        self._is_paused = False
-        self._at_line_start = True
-
-    async def print_answer(self, text: str) -> None:
-        """Write a part of the answer."""
-        if not text:
-            return
-        self.clear()
-        await write(sys.stdout, safe(text) if self._escapes else text)
-        self._at_line_start = text.endswith("\n") or not self._escapes
-
-    async def print_line(self, value: Mapping[str, Any]) -> None:
-        """Write a JSON line to stdout."""
-        self.clear()
-        await write(sys.stdout, frames.encode(dict(value)).decode())
-
-    async def say(self, line: str) -> None:
-        """Write a line to stderr."""
-        self.clear()
-        lead = "" if self._at_line_start else "\n"
-        self._at_line_start = True
-        with suppress(OSError):
-            await write(sys.stderr, f"{lead}{safe(line)}\n")
-
-    async def end_line(self, turn: Turn) -> None:
-        """End the last line of the answer."""
-        if not turn.newlines:
-            turn.newlines = 1
-            await self.print_answer("\n")
-
-    def clear(self) -> None:
-        """Remove the spinner."""
-        if self._is_spinning:
-            self._is_spinning = False
-            with suppress(OSError):
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Show no spinner during the block."""
-        self.clear()
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
-
-    @contextmanager
-    def spinning(self) -> Iterator[None]:
-        """Show a spinner while nothing is written; only in a terminal."""
-        task = asyncio.ensure_future(self._spin()) if self._can_spin else None
-        try:
-            yield
-        finally:
-            if task is not None:
-                task.cancel()
-            self.clear()
-
-    async def _spin(self) -> None:
-        at = 0
-        while True:
-            await asyncio.sleep(SPINNER_S)
-            if self._at_line_start and not self._is_paused:
-                at += 1
-                self._is_spinning = True
-                sys.stderr.write(f"\r{SPINNER[at % len(SPINNER)]} ")
-                sys.stderr.flush()
-
-
-async def write(file: TextIO, text: str) -> None:
-    """Write and flush; in a thread if the reader may make this wait. Lone surrogates become question marks."""
-    data = text.encode("utf-8", "replace")
-    can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
-
-    def write_all() -> None:
-        file.flush()
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file.fileno(), rest) :]
-
-    if can_wait:
-        await anyio.to_thread.run_sync(write_all, abandon_on_cancel=True)
-    else:
-        write_all()
-
-
-@contextmanager
-def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `interrupt` for each Ctrl-C, and for SIGTERM and SIGHUP, during the block."""
-    loop, names = asyncio.get_running_loop(), ("SIGINT", "SIGTERM", "SIGHUP")
-    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
-        for each in signals:
-            loop.add_signal_handler(each, interrupt)
-    try:
-        yield
-    finally:
-        with suppress(NotImplementedError):
-            for each in signals:
-                loop.remove_signal_handler(each)
-
-
-def open_terminal() -> TextIO | None:
-    """The terminal of the user, if stderr is one: stdin may be a pipe."""
-    if not sys.stderr.isatty():
-        return None
-    try:
-        return open(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY), "w", encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def question_text(params: Params) -> str:
-    """The question as plain lines: what would run or change, then the choices."""
-    call = params["toolCall"]
-    lines = [f"Allow this? {call['title']}"]
-    for part in call.get("content") or ():
-        match part:
-            case {"type": "content", "content": {"type": "text", "text": str(text)}}:
-                lines += text.splitlines()
-            case {"type": "diff", "path": str(path), "newText": str(new)}:
-                old = part.get("oldText") or ""
-                lines += difflib.unified_diff(old.splitlines(), new.splitlines(), path, path, lineterm="", n=2)
-    if len(lines) > QUESTION_LINES:
-        lines[QUESTION_LINES:] = [f"... ({len(lines) - QUESTION_LINES} more lines)"]
-    choices = [f"{index}) {option['name']}" for index, option in enumerate(params["options"], 1)]
-    return "".join(f"{safe(line)}\n" for line in [*lines, *choices]) + "Number, or y / n: "
-
-
-async def answer_at(terminal: TextIO, question: str) -> str:
-    """Ask at the terminal. What was typed before the question does not count."""
-    fd, loop = terminal.fileno(), asyncio.get_running_loop()
-    with suppress(ImportError, OSError):
-        import termios  # there is none on Windows
-
-        termios.tcflush(fd, termios.TCIFLUSH)
-    terminal.write(question)
-    terminal.flush()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-        return os.read(fd, 1000).decode("utf-8", "replace").strip().lower()
-    finally:
-        loop.remove_reader(fd)
-
-
-def chosen(answer: str, params: Params) -> dict[str, Any]:
-    """The response for what the user typed; anything unclear rejects once."""
-    options = params["options"]
-    kind = {"y": "allow_once", "yes": "allow_once"}.get(answer, "reject_once")
-    if answer.isascii() and answer.isdigit() and 1 <= int(answer) <= len(options):
-        kind = options[int(answer) - 1]["kind"]
-    option = next(option for option in options if option["kind"] == kind)
-    return {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
-
-
-def quoted(rule: str) -> str:
-    """The rule for a command line of a shell."""
-    line = on_one_line(rule)
-    return "'" + line.replace("'", "'\\''") + "'"
+def selected(option_id: str) -> dict[str, Any]:
+    """The response to a `session/request_permission`."""
+    return {"outcome": {"outcome": "selected", "optionId": option_id}}

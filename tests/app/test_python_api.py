@@ -54,12 +54,12 @@ async def test_sessions_are_listed_found_and_searched(writer: SqliteStore, tmp_p
     async with Sessions.open(tmp_path / "crow.db") as sessions:
         assert [one.id for one in await sessions.list()] == ["s2", "s1"]
         assert [one.id for one in await sessions.list(limit=1)] == ["s2"]
-        assert [one.id for one in await sessions.list(workspace="/work")] == ["s1"]
+        assert [one.id for one in await sessions.list(workspace="/repo")] == ["s1"]
         assert await sessions.list(archived=True) == ()
         found = await sessions.get("work")
         assert found == await sessions.get("s1")
         facts = (found.title, found.workspace_path, found.message_count, found.tokens_in, found.cost, found.metadata)
-        assert facts == ("Mend the nest", "/work", 3, 10, 0.5, {"task": "42"})
+        assert facts == ("Mend the nest", "/repo", 3, 10, 0.5, {"task": "42"})
         assert found.created_at.tzinfo is UTC
         hits = await sessions.search("nest")
         assert [(hit.session_id, hit.kind) for hit in hits] == [("s1", "title"), ("s1", "user")]

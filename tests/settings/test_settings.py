@@ -273,7 +273,7 @@ def test_the_keys_of_all_endpoints_are_known_even_if_unused(home: Path) -> None:
         [providers.openrouter]
         models = ["m"]
         [providers.work]
-        base_url = "http://work/v1"
+        base_url = "http://office/v1"
         api_key_env = "WORK_KEY"
         api_key = "for-work"
         """
@@ -294,7 +294,7 @@ def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
         [model]
         headers = { X-Api-Key = "key-in-header", X-Title = "crow at work" }
         [providers.work]
-        base_url = "http://work/v1"
+        base_url = "http://office/v1"
         headers = { Proxy-Authorization = "Basic dXNlcjpwYXNz" }
         [mcp_servers.web]
         url = "http://web/mcp"

@@ -15,7 +15,7 @@ from crow.store.sqlite.migrations import migrate
 ANNOUNCED = Announcement(title="Read notes.txt", kind="read")
 
 
-def new_session(session_id: str = "s1", *, cwd: str = "/work", **more: object) -> NewSession:
+def new_session(session_id: str = "s1", *, cwd: str = "/repo", **more: object) -> NewSession:
     return NewSession(id=session_id, cwd=cwd, model="m1", mode="ask", **more)  # type: ignore[arg-type]
 
 

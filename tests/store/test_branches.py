@@ -34,7 +34,7 @@ async def test_messages_are_counted_on_the_path_alone(store: Store) -> None:
     await store.create_session(new_session())
     await store.create_session(new_session("empty"))
     entries = await converse(store, "s1", "one", "two", "three")
-    await store.fork_session("s1", "fork", entry=entries[3].id, cwd="/work", additional_directories=())
+    await store.fork_session("s1", "fork", entry=entries[3].id, cwd="/repo", additional_directories=())
     await move(store, entries[2].id)
     names = ("fork", "s1", "empty", "unknown")
     assert await store.count_messages(names) == {"fork": 3, "s1": 2, "empty": 0, "unknown": 0}
@@ -115,8 +115,8 @@ async def test_a_fork_is_a_row_on_the_same_entries_and_numbered(store: Store) ->
     await store.create_session(new_session(title="Nests", config={"effort": "low"}))
     entries = await converse(store, "s1", "one", "two")
     whole = await store.fork_session("s1", "f1", entry=None, cwd="/other", additional_directories=("/more",))
-    early = await store.fork_session("s1", "f2", entry=entries[2].id, cwd="/work", additional_directories=())
-    again = await store.fork_session("f1", "f3", entry=None, cwd="/work", additional_directories=())
+    early = await store.fork_session("s1", "f2", entry=entries[2].id, cwd="/repo", additional_directories=())
+    again = await store.fork_session("f1", "f3", entry=None, cwd="/repo", additional_directories=())
     assert [row.title for row in (whole, early, again)] == ["Nests (fork 1)", "Nests (fork 2)", "Nests (fork 3)"]
     assert (whole.leaf, whole.cwd, whole.additional_directories) == (entries[5].id, "/other", ("/more",))
     assert (whole.forked_from, again.forked_from, whole.config) == ("s1", "f1", {"effort": "low"})
@@ -129,7 +129,7 @@ async def test_a_fork_is_a_row_on_the_same_entries_and_numbered(store: Store) ->
 async def test_forks_go_their_own_ways(store: Store) -> None:
     await store.create_session(new_session())
     entries = await converse(store, "s1", "one")
-    await store.fork_session("s1", "f1", entry=None, cwd="/work", additional_directories=())
+    await store.fork_session("s1", "f1", entry=None, cwd="/repo", additional_directories=())
     mine, theirs = await converse(store, "s1", "mine"), await converse(store, "f1", "theirs")
     assert ids(await history(store, "s1")) == ids([*entries, *mine])
     assert ids(await history(store, "f1")) == ids([*entries, *theirs])
@@ -141,16 +141,16 @@ async def test_a_fork_of_an_entry_of_another_conversation_is_refused(store: Stor
     await store.create_session(new_session("s2"))
     (entry, *_) = await converse(store, "s2", "one")
     with pytest.raises(ArgumentError, match=rf"Entry {entry.id} is not in conversation"):
-        await store.fork_session("s1", "f1", entry=entry.id, cwd="/work", additional_directories=())
+        await store.fork_session("s1", "f1", entry=entry.id, cwd="/repo", additional_directories=())
     with pytest.raises(NoSuchSession):
-        await store.fork_session("s3", "f1", entry=None, cwd="/work", additional_directories=())
+        await store.fork_session("s3", "f1", entry=None, cwd="/repo", additional_directories=())
 
 
 async def test_a_fork_outlives_the_session_it_came_from(store: Store) -> None:
     await store.create_session(new_session())
     await converse(store, "s1", "one")
     before = await bodies(store, "s1")
-    await store.fork_session("s1", "f1", entry=None, cwd="/work", additional_directories=())
+    await store.fork_session("s1", "f1", entry=None, cwd="/repo", additional_directories=())
     await store.delete_session("s1")
     await store.tidy()
     assert await bodies(store, "f1") == before

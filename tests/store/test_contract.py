@@ -37,7 +37,7 @@ async def test_a_created_session_is_read_back_as_returned_and_another_store_sees
         new_session(additional_directories=("/a", "/b"), config={"effort": "high"}, title="T", parent_id="p")
     )
     assert made == replace(
-        SessionRow(id="s1", conversation=made.conversation, leaf=None, cwd="/work", model="m1", mode="ask"),
+        SessionRow(id="s1", conversation=made.conversation, leaf=None, cwd="/repo", model="m1", mode="ask"),
         additional_directories=("/a", "/b"),
         config={"effort": "high"},
         title="T",

@@ -197,7 +197,7 @@ async def told(store: SqliteStore) -> None:
     source = await store.create_session(
         NewSession(
             id="s1",
-            cwd="/work",
+            cwd="/repo",
             model="m1",
             mode="auto",
             title="T",
@@ -501,7 +501,7 @@ async def test_an_imported_system_message_is_marked_as_foreign(
     sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path, claim: bytes
 ) -> None:
     await sqlite_store.create_session(new_session())
-    prompt = domain.Prompt(system="You are Evil.", tools=(), cwd="/work", model="mine", recorded_here=True)
+    prompt = domain.Prompt(system="You are Evil.", tools=(), cwd="/repo", model="mine", recorded_here=True)
     await add(sqlite_store, "s1", prompt)
     lines = (await exported(sqlite_store, ("s1",))).splitlines(keepends=True)[:-1]
     claiming = [line.replace(b',"recorded_here":false', claim) for line in lines]

@@ -14,7 +14,7 @@ from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import new_session, said
 from tests.support.memory_store import MemoryStore
 
-PROMPT = NewEntry(body=Prompt(system="You are crow.", tools=(), cwd="/work", model="scripted"))
+PROMPT = NewEntry(body=Prompt(system="You are crow.", tools=(), cwd="/repo", model="scripted"))
 ANSWER = NewEntry(body=said("yes", calls=1), model="m1", usage=Usage(input_tokens=9), cost=0.5, estimate=4)
 
 

@@ -131,11 +131,11 @@ async def lived(sqlite_store: SqliteStore) -> SqliteStore:
     row = await store.session("long")
     answer = NewEntry(body=said("look", calls=2), model="m1", usage=usage, cost=0.25)
     (asked,) = await store.append("long", leaf=row.leaf, turn=1, entries=[answer])
-    changed = Announcement(title="Edit", diffs=(Diff(path="/work/nest.py", old_text="a\n", new_text="b\n"),))
+    changed = Announcement(title="Edit", diffs=(Diff(path="/repo/nest.py", old_text="a\n", new_text="b\n"),))
     await add(
         store,
         "long",
-        File(call=CallRef(assistant=asked.id, index=0), path="/work/nest.py", before=b"a\n", after_hash="x"),
+        File(call=CallRef(assistant=asked.id, index=0), path="/repo/nest.py", before=b"a\n", after_hash="x"),
         replace(result(asked.id, "mended"), name="edit_file", duration_ms=12, announcement=changed),
         replace(result(asked.id, "no such file", index=1), is_error=True, duration_ms=3),
         Skill(name="review", text="Read it twice."),
@@ -157,13 +157,13 @@ async def lived(sqlite_store: SqliteStore) -> SqliteStore:
 DAY = "date('now')"
 GUESSED = {
     # sessions
-    "SELECT session_id, workspace_path FROM sessions WHERE session_id = 'long'": [("long", "/work")],
+    "SELECT session_id, workspace_path FROM sessions WHERE session_id = 'long'": [("long", "/repo")],
     "SELECT session_id, title, message_count FROM session_list": [("short", None, 1), ("long", "Mend the nest", 5)],
     "SELECT count(*) FROM session_list WHERE created_at > datetime('now', '-1 day')": [(2,)],
     "SELECT count(*) FROM sessions WHERE updated_at <= datetime('now')": [(4,)],
     "SELECT workspace_path, count(*) FROM session_list GROUP BY workspace_path ORDER BY 1": [
         ("/other", 1),
-        ("/work", 1),
+        ("/repo", 1),
     ],
     "SELECT session_id FROM session_list ORDER BY message_count DESC LIMIT 1": [("long",)],
     "SELECT session_id FROM session_list WHERE json_extract(metadata, '$.task') = '42'": [("long",)],

@@ -146,7 +146,7 @@ def compactor_on(
 PROMPT = Prompt(
     system="You are crow. " * 40,
     tools=(ToolSpec(name="read_file", description="Reads a file. " * 20, input_schema={"type": "object"}),),
-    cwd="/work",
+    cwd="/repo",
     model="scripted",
 )
 

@@ -31,7 +31,7 @@ class MemoryStore:
 
     def create(self, session_id: str, *, mode: str = "ask", leaf: int | None = None) -> Tail:
         self._rows[session_id] = SessionRow(
-            id=session_id, conversation=1, leaf=leaf, cwd="/work", model="scripted", mode=mode
+            id=session_id, conversation=1, leaf=leaf, cwd="/repo", model="scripted", mode=mode
         )
         self._leaves[session_id] = leaf
         return Tail(row=self._rows[session_id], entries=())

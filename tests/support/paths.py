@@ -153,7 +153,7 @@ BREAKS = ("checkpoint", "mask", "restore")
 @st.composite
 def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, most: int = 30) -> list[Entry]:
     """Entries that sessions write, in any order: results late, missing, or for calls of other answers."""
-    path = PathBuilder(Prompt(system="You are crow.", tools=SPECS, cwd="/work", model="m"))
+    path = PathBuilder(Prompt(system="You are crow.", tools=SPECS, cwd="/repo", model="m"))
     calls: list[CallRef] = []
     for operation in draw(st.lists(st.sampled_from(operations), max_size=most)):
         ref = draw(st.sampled_from(calls[-4:])) if calls else CallRef(assistant=1, index=0)
@@ -180,7 +180,7 @@ def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, 
             case "end":
                 path.add(TurnEnd(stop=draw(st.sampled_from(["end_turn", "cancelled", "error"]))))
             case "prompt":
-                path.add(Prompt(system="You are crow, again.", tools=(), cwd="/work", model="m"))
+                path.add(Prompt(system="You are crow, again.", tools=(), cwd="/repo", model="m"))
             case "checkpoint":
                 kept = [e.id for e in Projection(path.entries).entries if not isinstance(e.body, Prompt)]
                 first = draw(st.sampled_from([None, *kept[-8:]]))

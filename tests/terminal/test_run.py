@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from crow.cli import main
-from crow.terminal.run import chosen, json_in
+from crow.terminal.answer import json_in
+from crow.terminal.screen import QUESTION_LINES, question_of
 from crow.trace.schema import SchemaChecker
 from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply, calls, chunk, failing, sse, text
 
@@ -237,10 +238,60 @@ def test_json_is_found_in_an_answer(answer: str, value: object) -> None:
     assert json_in(answer) == value
 
 
+def test_deep_and_endless_brackets_in_an_answer_are_no_json() -> None:
+    for answer in ("[" * 100_000, '{"a":' * 50_000, "{ [" * 200_000):
+        with pytest.raises(ValueError, match="no JSON"):
+            json_in(answer)
+
+
+def permission_request(lines: int) -> dict[str, object]:
+    """A request as the front end sends it, about a command of that many lines."""
+    kinds = {
+        "allow_once": "allow_once",
+        "allow_always": "allow_always",
+        "allow_writes": "allow_always",
+        "reject_once": "reject_once",
+        "reject_always": "reject_always",
+    }
+    text = "\n".join(f"line {number}" for number in range(lines))
+    return {
+        "toolCall": {"title": "shell", "content": [{"type": "content", "content": {"type": "text", "text": text}}]},
+        "options": [{"optionId": name, "kind": kind, "name": name} for name, kind in kinds.items()],
+    }
+
+
 @pytest.mark.parametrize(
-    ("typed", "kind"),
-    [("1", "allow_once"), ("y", "allow_once"), ("2", "reject_once"), ("", "reject_once"), ("9", "reject_once")],
+    ("typed", "option_id"),
+    [
+        ("1", "allow_once"),
+        ("2", "allow_always"),
+        ("3", "allow_writes"),
+        ("5", "reject_always"),
+        ("y", "allow_once"),
+        ("yes", "allow_once"),
+        ("n", "reject_once"),
+        ("", "reject_once"),
+        ("0", "reject_once"),
+        ("6", "reject_once"),
+        ("9" * 5_000, "reject_once"),
+    ],
 )
-def test_an_unclear_answer_to_a_question_rejects(typed: str, kind: str) -> None:
-    options = [{"kind": each, "optionId": each, "name": each} for each in ("allow_once", "reject_once")]
-    assert chosen(typed, {"options": options}) == {"outcome": {"outcome": "selected", "optionId": kind}}
+def test_the_numbered_option_is_chosen_and_an_unclear_answer_rejects(typed: str, option_id: str) -> None:
+    assert question_of(permission_request(3)).option_for(typed) == option_id
+
+
+def test_a_question_that_is_not_shown_whole_is_not_answered_for_good() -> None:
+    question = question_of(permission_request(QUESTION_LINES + 1))
+    assert "always" not in question.text
+    assert "... (2 more lines)" in question.text
+    assert [question.option_for(typed) for typed in ("1", "2", "3")] == ["allow_once", "reject_once", "reject_once"]
+
+
+def test_a_question_shows_a_diff_with_its_path() -> None:
+    request = permission_request(0)
+    diff = {"type": "diff", "path": "/repo/a.txt", "oldText": "one\ntwo\n", "newText": "one\n2\n"}
+    call = {"title": "Edit a.txt", "content": [diff]}
+    lines = question_of(request | {"toolCall": call}).text.splitlines()
+    assert lines[0] == "Allow this? Edit a.txt"
+    assert lines[1] == "/repo/a.txt"
+    assert {"-two", "+2"} <= set(lines)

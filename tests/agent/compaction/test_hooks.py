@@ -69,7 +69,7 @@ async def test_hooks_receive_the_proposal_and_the_result() -> None:
     proposal, done = heard
     assert proposal == Proposal(
         session_id="s",
-        cwd="/work",
+        cwd="/repo",
         model="tiny",
         kind="summary",
         reason="threshold",
@@ -80,7 +80,7 @@ async def test_hooks_receive_the_proposal_and_the_result() -> None:
     )
     assert done == Done(
         session_id="s",
-        cwd="/work",
+        cwd="/repo",
         model="tiny",
         kind="summary",
         reason="threshold",

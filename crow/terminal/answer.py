@@ -1,0 +1,72 @@
+"""The JSON in an answer of the model, checked against the schema of `crow run --schema`."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from crow.domain.errors import ArgumentError
+from crow.terminal.prompt import read_text
+
+MAX_VALUES = 100
+MAX_STARTS = 10_000
+"""At most this many braces and brackets are tried as the start of JSON: each try may read far ahead."""
+
+
+class AnswerSchema:
+    """A JSON Schema for the last answer. References to other files are not followed."""
+
+    def __init__(self, schema: Any) -> None:
+        from jsonschema.validators import validator_for  # 40 ms, which only --schema needs
+        from referencing.jsonschema import EMPTY_REGISTRY
+
+        kind = validator_for(schema)
+        kind.check_schema(schema)
+        self.schema = schema
+        self._validator = kind(schema, registry=EMPTY_REGISTRY)
+
+    def problem(self, value: Any) -> str | None:
+        """What is wrong with `value`, in one line; None if the schema accepts it."""
+        error = next(self._validator.iter_errors(value), None)
+        if error is None:
+            return None
+        place = "/".join(str(step) for step in error.absolute_path)
+        return f"at /{place}: {error.message[:500]}"
+
+
+def read_schema(path: str) -> AnswerSchema:
+    """The schema of --schema. :raises ArgumentError: the file has none."""
+    try:
+        schema = json.loads(read_text("--schema", path))
+        checked = AnswerSchema(schema)
+        checked.problem(None)  # resolves the references
+    except ArgumentError:
+        raise
+    except Exception as error:  # noqa: BLE001 - jsonschema and referencing raise many kinds
+        words = getattr(error, "message", None) or str(error)
+        raise ArgumentError(f"--schema {path} is not a JSON Schema that can be used: {words}") from None
+    return checked
+
+
+def json_in(answer: str) -> Any:
+    """The JSON of an answer, which may stand in a fence or between sentences: the longest of several values.
+
+    :raises ValueError: there is none.
+    """
+    text = answer.strip()
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    found: list[Any] = []
+    decoder, end = json.JSONDecoder(), 0
+    for start in islice((match.start() for match in re.finditer(r"[{[]", text)), MAX_STARTS):
+        if start < end or len(found) > MAX_VALUES:
+            continue  # inside a value that was found
+        with suppress(ValueError, RecursionError):
+            value, end = decoder.raw_decode(text, start)
+            found.append(value)
+    if not found:
+        raise ValueError("the answer has no JSON")
+    return max(found, key=lambda value: len(json.dumps(value)))

@@ -1,0 +1,106 @@
+"""The prompt of `crow run`: its arguments, standard input, and attached files as content blocks of the protocol."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import select
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+from crow.domain.errors import ArgumentError
+
+INPUT_BYTES = 1_000_000
+"""The most that is read from standard input and from each file of --prompt-file."""
+
+ATTACHED_BYTES = 200_000
+"""A larger file of --file is only named: the model reads the parts that it needs."""
+
+IMAGE_BYTES = 15_000_000
+STDIN_HINT_S = 2.0
+
+IMAGE_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".gif": "image/gif"}
+IMAGE_TYPES |= {".webp": "image/webp"}
+
+
+def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The content blocks of the prompt. :raises ArgumentError: there is none, or a file cannot be read."""
+    texts = [] if options.prompt_file is None else [read_text("--prompt-file", options.prompt_file)]
+    texts += [] if options.prompt in (None, "-") else [options.prompt]
+    blocks = [text_block("\n\n".join(texts))] if any(text.strip() for text in texts) else []
+    if (given := read_stdin()).strip():
+        blocks.append(text_block(f"Standard input:\n\n{given}" if blocks else given))
+    if not blocks:
+        raise ArgumentError('There is no prompt. Give one as an argument, such as crow run "explain this repository".')
+    return [*blocks, *map(file_block, options.file), *map(image_block, options.image)]
+
+
+def text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def read_stdin() -> str:
+    """Standard input up to `INPUT_BYTES`; empty if it is a terminal. Says so if it is waited for, or cut."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        return ""
+    fd = sys.stdin.fileno()
+    if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], STDIN_HINT_S)[0]:
+        print("crow: reading standard input until it ends; </dev/null sends none", file=sys.stderr)
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        data = file.read(INPUT_BYTES + 1)
+    if len(data) <= INPUT_BYTES:
+        return decoded("Standard input", data)
+    print(f"crow: standard input is cut after {INPUT_BYTES:,} bytes", file=sys.stderr)
+    return f"{decoded('Standard input', data[:INPUT_BYTES])}\n[cut here: crow reads {INPUT_BYTES:,} bytes at most]"
+
+
+def read_text(option: str, path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(INPUT_BYTES + 1)
+    except OSError as error:
+        raise ArgumentError(f"{option} {path}: {error.strerror or error}") from None
+    if len(data) > INPUT_BYTES:
+        raise ArgumentError(f"{option} {path} has more than {INPUT_BYTES:,} bytes; attach it with --file instead.")
+    return decoded(f"{option} {path}", data)
+
+
+def decoded(what: str, data: bytes) -> str:
+    if b"\0" in data:
+        raise ArgumentError(f"{what} is not text: it has a zero byte. Give the path of a binary file in the prompt.")
+    return data.decode("utf-8", "replace")
+
+
+def file_block(path: str) -> dict[str, Any]:
+    """A small text file with its content; a link to anything else. :raises ArgumentError: there is no such file."""
+    place = Path(path).resolve()
+    try:
+        is_small = place.is_file() and place.stat().st_size <= ATTACHED_BYTES
+        data = place.read_bytes() if is_small else b"\0"
+        place.stat()
+    except OSError as error:
+        raise ArgumentError(f"--file {path}: {error.strerror or error}") from None
+    try:
+        text = data.decode() if b"\0" not in data else None
+    except UnicodeDecodeError:
+        text = None
+    if text is None:
+        return {"type": "resource_link", "uri": place.as_uri(), "name": place.name}
+    return {"type": "resource", "resource": {"uri": place.as_uri(), "text": text}}
+
+
+def image_block(path: str) -> dict[str, Any]:
+    mime_type = IMAGE_TYPES.get(Path(path).suffix.lower())
+    if mime_type is None:
+        raise ArgumentError(f"--image {path}: expected a file that ends with {', '.join(IMAGE_TYPES)}.")
+    try:
+        with open(path, "rb") as file:
+            data = file.read(IMAGE_BYTES + 1)
+    except OSError as error:
+        raise ArgumentError(f"--image {path}: {error.strerror or error}") from None
+    if len(data) > IMAGE_BYTES:
+        raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale it down.")
+    return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime_type}

@@ -1,0 +1,221 @@
+"""The user's terminal: the answer on stdout, what happens on stderr, and questions at the controlling terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import anyio.to_thread
+
+from crow.domain.diff import diff_text
+from crow.domain.rendering import on_one_line, safe
+from crow.frontend import frames
+from crow.terminal.connection import Params
+
+QUESTION_LINES = 60
+"""A question shows at most this many lines of a call. If there are more, the call can be allowed only once."""
+
+SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+SPINNER_S = 0.1
+
+
+class Screen:
+    """stdout for the answer and stderr for the rest. Text for a terminal is escaped; stdout in a pipe is not."""
+
+    def __init__(self) -> None:
+        self._escapes = sys.stdout.isatty()
+        self._can_spin = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._is_spinning = False
+        self._is_paused = False
+        self._at_line_start = True
+        self._newlines = 2  # how many the messages end with, at most 2
+
+    async def print_answer(self, text: str) -> None:
+        """Write a part of the answer."""
+        if not text:
+            return
+        self.clear()
+        await write(sys.stdout, safe(text) if self._escapes else text)
+        self._at_line_start = text.endswith("\n") or not self._escapes
+
+    async def print_message(self, text: str, *, is_new: bool) -> None:
+        """Write a part of one of the model's messages. An empty line precedes a new one."""
+        shown = "\n" * (2 - self._newlines) + text if is_new else text
+        if shown:
+            await self.print_answer(shown)
+            self._newlines = min(2, len(shown) - len(shown.rstrip("\n")))
+
+    async def print_line(self, value: Mapping[str, Any]) -> None:
+        """Write a JSON line to stdout."""
+        self.clear()
+        await write(sys.stdout, frames.encode(dict(value)).decode())
+
+    async def say(self, line: str) -> None:
+        """Write a line to stderr."""
+        self.clear()
+        lead = "" if self._at_line_start else "\n"
+        self._at_line_start = True
+        with suppress(OSError):
+            await write(sys.stderr, f"{lead}{safe(line)}\n")
+
+    async def end_line(self) -> None:
+        """End the last line of a message."""
+        if not self._newlines:
+            self._newlines = 1
+            await self.print_answer("\n")
+
+    def clear(self) -> None:
+        """Remove the spinner."""
+        if self._is_spinning:
+            self._is_spinning = False
+            with suppress(OSError):
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show no spinner during the block."""
+        self.clear()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    @contextmanager
+    def spinning(self) -> Iterator[None]:
+        """Show a spinner while nothing is written; only in a terminal."""
+        task = asyncio.ensure_future(self._spin()) if self._can_spin else None
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+            self.clear()
+
+    async def _spin(self) -> None:
+        at = 0
+        while True:
+            await asyncio.sleep(SPINNER_S)
+            if self._at_line_start and not self._is_paused:
+                at += 1
+                self._is_spinning = True
+                sys.stderr.write(f"\r{SPINNER[at % len(SPINNER)]} ")
+                sys.stderr.flush()
+
+
+async def write(file: TextIO, text: str) -> None:
+    """Write and flush; in a thread if the reader may make this wait. Lone surrogates become question marks."""
+    data = text.encode("utf-8", "replace")
+    can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
+
+    def write_all() -> None:
+        file.flush()
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file.fileno(), rest) :]
+
+    if can_wait:
+        await anyio.to_thread.run_sync(write_all, abandon_on_cancel=True)
+    else:
+        write_all()
+
+
+@contextmanager
+def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Call `interrupt` for each Ctrl-C, and for SIGTERM and SIGHUP, during the block."""
+    loop, names = asyncio.get_running_loop(), ("SIGINT", "SIGTERM", "SIGHUP")
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
+        for each in signals:
+            loop.add_signal_handler(each, interrupt)
+    try:
+        yield
+    finally:
+        with suppress(NotImplementedError):
+            for each in signals:
+                loop.remove_signal_handler(each)
+
+
+def open_terminal() -> TextIO | None:
+    """The terminal of the user, if stderr is one: stdin may be a pipe."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        return open(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY), "w", encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A permission request as shown at the terminal: its text, and the option ids for a number, for yes and for no."""
+
+    text: str
+    option_ids: tuple[str, ...]
+    yes: str
+    no: str
+
+    def option_for(self, answer: str) -> str:
+        """The id of the option that the user chose: a number, y or yes. Anything else is no."""
+        numbers = [str(number) for number in range(1, len(self.option_ids) + 1)]
+        if answer in numbers:
+            return self.option_ids[numbers.index(answer)]
+        return self.yes if answer in ("y", "yes") else self.no
+
+
+def question_of(params: Params) -> Question:
+    """The question for a `session/request_permission`: what would run or change, then the options.
+
+    If not all lines are shown, only the options for this one call are offered.
+    """
+    call, options = params["toolCall"], params["options"]
+    lines = [f"Allow this? {call['title']}"]
+    for part in call.get("content") or ():
+        match part:
+            case {"type": "content", "content": {"type": "text", "text": str(text)}}:
+                lines += text.splitlines()
+            case {"type": "diff", "path": str(path), "newText": str(new)}:
+                lines += [path, *diff_text(part.get("oldText") or "", new).splitlines()]
+    if len(lines) > QUESTION_LINES:
+        lines[QUESTION_LINES:] = [f"... ({len(lines) - QUESTION_LINES} more lines)"]
+        options = [option for option in options if option["kind"].endswith("_once")]
+    lines += [f"{number}) {option['name']}" for number, option in enumerate(options, 1)]
+    first = {option["kind"]: option["optionId"] for option in reversed(options)}
+    return Question(
+        "".join(f"{safe(line)}\n" for line in lines) + "Number, or y / n: ",
+        tuple(option["optionId"] for option in options),
+        first["allow_once"],
+        first["reject_once"],
+    )
+
+
+async def answer_at(terminal: TextIO, question: str) -> str:
+    """Ask at the terminal. What was typed before the question does not count."""
+    fd, loop = terminal.fileno(), asyncio.get_running_loop()
+    with suppress(ImportError, OSError):
+        import termios  # there is none on Windows
+
+        termios.tcflush(fd, termios.TCIFLUSH)
+    terminal.write(question)
+    terminal.flush()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+        return os.read(fd, 1000).decode("utf-8", "replace").strip().lower()
+    finally:
+        loop.remove_reader(fd)
+
+
+def quoted(rule: str) -> str:
+    """The rule for a command line of a shell."""
+    line = on_one_line(rule)
+    return "'" + line.replace("'", "'\\''") + "'"
