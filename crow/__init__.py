@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in `typing`, whose import would double the time that `import crow` takes
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, but importing `typing` would double the import time
 if TYPE_CHECKING:
     from crow.sessions import Sessions as Sessions
 
@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """Import `Sessions` with its first use, because every command of crow imports this package."""
+    """Import `Sessions` on first use, because every command of crow imports this package."""
     if name == "Sessions":
         from crow.sessions import Sessions
 

@@ -40,7 +40,7 @@ class EndpointModel(Model, Protocol):
     """A model at an endpoint that can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
-        """All models of the endpoint. :raises ModelError:"""
+        """All models of the endpoint. :raises ModelError: the list cannot be read."""
         ...
 
 
@@ -49,8 +49,8 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 
 
 def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. Blocks. With `confines`, another thread looks for a
-    sandbox that works."""
+    """Import the packages that the first request to a model needs. Blocks. Meanwhile, if `confines` is true, a second
+    thread looks for a working sandbox."""
     if confines:
         threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
@@ -59,7 +59,7 @@ def prepare_prompts(*, confines: bool) -> None:
 
 
 def prepare_calls() -> None:
-    """Import the packages that are first needed by a tool call. Blocks."""
+    """Import the packages that the first tool call needs. Blocks."""
     from crow.tools.mcp.client import import_sdk
 
     import_sdk()
@@ -92,7 +92,8 @@ def offline_model(settings: Settings) -> OfflineModel:
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
-    """The endpoint of a target. `key` is the output of its key command, or "pending" until the command has run."""
+    """Return the endpoint that `target` describes. `key` is the output of its key command. Until that command has run,
+    the endpoint's key is "pending"."""
     from crow.llm.dialect import Dialect
     from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
@@ -171,7 +172,7 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
 
 
 def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> KernelConfiner | None:
-    """What confines the commands of a workspace; None if the user has switched it off."""
+    """What confines a workspace's commands; None if the user has switched confinement off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
         return None
@@ -189,8 +190,8 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Kerne
 
 
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
-    """The directories that belong to crow as a whole. The settings may be a file in a directory of the user, and the
-    user may work in one of crow's directories; then only crow's files in it are crow's."""
+    """The directories in which every file belongs to crow. This excludes a user directory that happens to hold the
+    settings file, and a directory of crow that contains the workspace."""
     config, workspace = paths.config_file.parent, Path(os.path.realpath(cwd))
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
@@ -203,7 +204,7 @@ def hidden_keys(loaded: Loaded) -> HiddenKeys:
 
 
 def protect_process(loaded: Loaded) -> None:
-    """Keep the keys from other processes of this user. Must be called before any child process is started."""
+    """Hide the keys from other processes of this user. Must be called before any child process is started."""
     forbid_inspection()
     wipe_environment(hidden_keys(loaded).hides)
 
@@ -215,8 +216,8 @@ def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
 
 
 def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:
-    """One MCP server in the user's file, with its variables replaced. A relative path of a command starts at
-    `folder`."""
+    """One MCP server in the user's file, with its variables replaced. If the server's command is a relative path, it is
+    resolved against `folder`."""
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
         problem = "sandbox works only for servers with a command, and this one has a url; remove sandbox"

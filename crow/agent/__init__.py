@@ -30,9 +30,9 @@ class PermissionQuestion:
     """The question whether an announced call may run.
 
     `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
-    answers are not offered. `offers_writes`: the user may also allow all commands that are confined to `write`.
-    `reason` says why crow asks if mode and call do not explain it. `rule` is the rule of the user's settings that would
-    allow the call; it is empty if none would.
+    answers are not offered. `offers_writes` means that the user may also allow all commands that are confined to
+    `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule
+    that would allow the call if the user added it to the settings, or empty if there is none.
     """
 
     call: CallRef
@@ -65,12 +65,12 @@ class Client(Protocol):
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """Ask the user. An invalid answer counts as `reject_once`, an editor that fails as `cannot_ask`, and a timeout
-        as `unanswered`."""
+        """Ask the user. Return `reject_once` for an invalid answer, `cannot_ask` if the editor fails, and `unanswered`
+        after a timeout."""
 
     @property
     def takes_notices(self) -> bool:
-        """Whether the editor shows a `NoticeShown`. If not, such messages belong in the history."""
+        """Whether the editor shows a `NoticeShown`. If it does not, such messages are stored in the history."""
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
@@ -87,7 +87,7 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose MCP servers start in the background."""
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Wait until every server is ready or has failed, but at most `timeout_s`. Meanwhile, `beside` runs in a
+        """Wait until every server is ready or has failed, but at most `timeout_s` seconds. Meanwhile, run `beside` in a
         thread."""
 
 
@@ -120,10 +120,10 @@ class SessionSettings:
 class Adapters:
     """Everything a session needs from outside.
 
-    `load` imports the packages that turns need, in a thread. `model` returns the model with a given name, or raises
+    `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `models` holds the names to choose
-    from. `default_model` returns an empty text if none is set. `settings`, `default_model` and `models` are read again
-    for each turn because the user may change them.
+    from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
+    `models` are read again for each turn because the user may change them.
     """
 
     store: Store
@@ -149,5 +149,5 @@ def new_message_id() -> str:
 
 
 def new_remark(text: str) -> NewEntry:
-    """An entry with a remark by crow in the history. Only the user sees it, not the model."""
+    """A history entry with a remark by crow. The user sees the remark; the model does not."""
     return NewEntry(body=Remark(text=text, message_id=new_message_id()))

@@ -45,11 +45,11 @@ class BackgroundTask:
 async def after_delay(
     after_s: float, work: Callable[[], Coroutine[Any, Any, None]], *, again: bool = False
 ) -> AsyncIterator[None]:
-    """Start `work` if the block takes longer than `after_s`. With `again`, start it every `after_s` seconds. Leaving
-    the block waits for `work`.
+    """Start `work` if the block takes longer than `after_s` seconds. If `again` is true, start `work` again every
+    `after_s` seconds. If `work` is still running at the end of the block, wait for it.
 
-    A short block costs one timer and no task. The timer starts an asyncio task because anyio needs one: its primitives
-    do not work in callbacks.
+    A short block costs one timer and no task. The timer runs `work` in an asyncio task because anyio's primitives do
+    not work in callbacks.
     """
     loop = asyncio.get_running_loop()
     task: asyncio.Task[None] | None = None

@@ -74,7 +74,7 @@ class Branch:
         await self._client.publish(event)
 
     async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
-        """Store `entries` under the leaf, together with `changes` of the row, then publish them.
+        """Store `entries` under the leaf, together with `changes` to the session's row, then publish the entries.
 
         :raises ~crow.domain.errors.StoreError: see :meth:`crow.store.Store.append`.
         """
@@ -142,7 +142,8 @@ class Branch:
             await self.settle()
 
     async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox, because its sender got an error. Do it now if possible, else in `settle`."""
+        """Remove a prompt from the inbox because its sender got an error. If that is not possible now, `settle` does it
+        later."""
         self._rejected_prompts.append(message_id)
         if not self._pending_end:
             await self.try_to_settle()
@@ -181,8 +182,8 @@ class Branch:
             )
 
     async def close(self) -> None:
-        """Try once more to settle. If the end of the turn is still pending, the next `Session` that opens this stored
-        session takes it over."""
+        """Try once more to settle. If the end of the turn is still not stored, the next `Session` that opens this
+        stored session will store it."""
         if not self.is_settled and time.monotonic() - self._settled_at > 1:
             await self.try_to_settle()
         if self._pending_end:
@@ -199,25 +200,25 @@ class Branch:
         self.row = replace(self.row, metadata=row.metadata)
 
     async def set_mode(self, mode: str) -> None:
-        """Change the permission mode from the next call on."""
+        """Change the permission mode, starting with the next call."""
         if mode != self.row.mode:
             await self.change(SessionChanges(mode=mode))
         await self.publish(ModeChanged(mode=mode))
 
     async def set_model(self, name: str) -> None:
-        """Change the model from the next turn on."""
+        """Change the model, starting with the next turn."""
         if name != self.row.model:
             await self.change(SessionChanges(model=name))
         await self.publish(OptionsChanged())
 
     async def set_option(self, name: str, value: str | bool) -> None:
-        """Change an entry of the session's configuration from the next turn on."""
+        """Change an entry of the session's configuration, starting with the next turn."""
         if self.row.config.get(name) != value:
             await self.change(SessionChanges(config={**self.row.config, name: value}))
         await self.publish(OptionsChanged())
 
     async def set_default_title(self) -> None:
-        """Use the first line of the newest prompt as title, unless the session has one."""
+        """Use the first line of the newest prompt as the title, unless the session already has a title."""
         entry = self.newest_user()
         if self.row.title is not None or entry is None or not isinstance(entry.body, User):
             return

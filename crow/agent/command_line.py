@@ -1,8 +1,8 @@
 """Reads command lines: the words of a plain command, and the commands that any line runs.
 
 An allow rule uses `simple_words`, which accepts too little rather than too much. A deny rule uses `runs`, which finds
-the commands in a line as bash would. What a line computes, such as the value of a variable, is unknown here; `runs`
-answers "maybe" if its answer depends on that.
+the commands in a line as bash would. Values that exist only while a line runs, such as those of variables, are unknown
+here; if the answer depends on such a value, `runs` returns "maybe".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
 """A longer line is not read, so what it runs is unknown."""
 MAX_WORDS = 256
-"""At most this many words of a command behind a wrapper are examined."""
+"""If a wrapper such as `env` runs a command, at most this many words of that command are examined."""
 
 BARE = r"[^\s;&|<>()$`\0*?\[\]{}!#~^\\'\"]"
 """Matches a character that has no special meaning for the shell outside of quotes."""
@@ -31,8 +31,8 @@ PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^
 
 
 def simple_words(line: str) -> Words | None:
-    """The words of a single plain command, with quotes removed. None for any line in which a shell could see more than
-    that: operators, substitutions, redirections, expansions or further lines."""
+    """The words of a single plain command, with quotes removed. None if the line contains anything else that a shell
+    could act on: operators, substitutions, redirections, expansions or further lines."""
     words: list[str] = []
     pieces: list[str] = []
     at = 0
@@ -51,7 +51,7 @@ def simple_words(line: str) -> Words | None:
 
 class CommandList:
     """The commands of a line, in the order in which they end. `files` are the targets of redirections. `is_clear` is
-    false if a part of the line could not be read, or runs text that is computed."""
+    false if a part of the line could not be read, or runs computed text."""
 
     def __init__(self) -> None:
         self.commands: list[Words] = []
@@ -61,7 +61,7 @@ class CommandList:
 
 @lru_cache(maxsize=16)
 def read_commands(line: str) -> CommandList:
-    """The commands that a line runs, including those in substitutions, in `sh -c` and behind wrappers such as `env`."""
+    """The commands that a line runs, including those in substitutions, in `sh -c` and after wrappers such as `env`."""
     found = CommandList()
     if len(line) > MAX_CHARS:
         found.is_clear = False
@@ -179,7 +179,7 @@ class LineReader:
             self._found.is_clear = False
 
     def read_substitutions(self) -> None:
-        """Read only the commands in substitutions; everything else is text."""
+        """Read the commands in substitutions and treat everything else as plain text."""
         if self._depth > MAX_DEPTH:
             self._found.is_clear = False
             return
@@ -218,7 +218,8 @@ class LineReader:
                 self._add("$")
 
     def _balanced(self, opening: str, closing: str) -> str:
-        """Return the text up to the bracket that closes the one just read. Brackets in quotes do not count."""
+        """Return the text up to the bracket that matches the opening bracket just read. Brackets in quotes do not
+        count."""
         start, level = self._at, 1
         text = self._text
         while self._at < len(text):
@@ -347,8 +348,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "watch": ("n", 0),
     "xargs": ("aEeIiLlnPsd", 0),
 }
-"""Programs that run another program. Each has the letters of its options that take a value, and the number of words
-before the other program."""
+"""Programs that run another program. Each maps to the letters of its options that take a value, and to the number of
+operands that come before the other program."""
 
 RUNNERS = frozenset(
     (
@@ -358,7 +359,7 @@ RUNNERS = frozenset(
         *("torsocks", "sshpass", "tmux", "screen", "start-stop-daemon", "adb", "dbus-run-session", "xvfb-run"),
     )
 )
-"""More programs that run another one, in ways that are too varied for `WRAPPERS`."""
+"""More programs that run another program. Their command lines vary too much for `WRAPPERS`."""
 FIND_RUNS = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 
 
@@ -376,8 +377,8 @@ def without_assignments(words: Words) -> Words:
 
 
 def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bool = False) -> None:
-    """Add a command and the commands that it runs. With `takes_input`, the command reads a text or the output of
-    another command."""
+    """Add a command and the commands that it runs. `takes_input` means that the command's input is redirected or comes
+    from another command."""
     if len(found.commands) > MAX_COMMANDS or depth > MAX_DEPTH:
         found.is_clear = False
         return
@@ -413,7 +414,7 @@ def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bo
 
 
 def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
-    """Add what a shell runs: the text behind `-c`, else a script, else its input, which is unknown."""
+    """Add what a shell runs: the text after `-c`, else a script, else its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
     if runs_text:
@@ -435,7 +436,7 @@ def add_text(text: str, found: CommandList, depth: int) -> None:
 
 
 def named_files(line: str) -> Iterator[str]:
-    """The words of a line that may be paths, also those in options such as `--file=PATH`."""
+    """The words of a line that may be paths, including those in options such as `--file=PATH`."""
     found = read_commands(line)
     for word in (*(word for command in found.commands for word in command), *found.files):
         yield word
@@ -467,8 +468,8 @@ SUBCOMMANDS: Mapping[str, frozenset[str]] = {
         ("poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"), frozenset[str]()
     ),
 }
-"""Programs whose first operand is a subcommand. Each has the options that may come before the subcommand and take the
-next word as their value."""
+"""Programs whose first operand is a subcommand. Each maps to the options with a value that may come before the
+subcommand. The value of such an option is the next word."""
 
 
 def runs(line: str, pattern: str) -> Certainty:
@@ -565,7 +566,7 @@ def match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
             is_unknown = True
             is_first = False
         elif values is not None and is_first:
-            # an option of unknown kind may have taken this word as its value
+            # this word may be the value of an unknown option before it
             before = command[at - 2]
             is_value = before.startswith("-") and "=" not in before and before not in values and at > 2
             if not is_value or is_unknown:

@@ -1,4 +1,4 @@
-"""The words with which a command runs another program or writes somewhere else.
+"""Finds words that make a command run another program or write to another place.
 
 An allow rule that ends with `*` does not cover such words, unless the user wrote them into the rule. The tables hold
 what is known to be dangerous; they cannot be complete. Confinement stops the rest.
@@ -15,10 +15,10 @@ from crow.agent.command_line import ASSIGNMENT, RUNNERS, SHELLS, SUBCOMMANDS, WR
 
 
 class Risks(NamedTuple):
-    """Words with which a program runs something or writes somewhere else.
+    """Words that make a program run another program or write to another place.
 
-    `long` are long options, which may be shortened. `letters` are short options, which may stand together. `words` are
-    other words, such as subcommands. `pattern` matches any risky word.
+    `long` are long options, which may be shortened. `letters` are short options, which may be combined into one word.
+    `words` are other words, such as subcommands. A word that matches `pattern` is risky too.
     """
 
     long: str = ""
@@ -29,7 +29,7 @@ class Risks(NamedTuple):
 
 
 ALWAYS = Risks(pattern=r"")
-"""For programs with which every word is a risk."""
+"""The risks of a program for which every word is risky."""
 
 OUTWARD = r"(?:^|=|^-[A-Za-z]+)[/~]|(?:^|[/=])\.[^/.]|(?:^|[/=])\.\.|(?i:agents|claude|gemini)\.md|(?:^|/)HEAD$|\$"
 """Matches a path that may lead out of the working directory or to a protected place."""
@@ -38,8 +38,8 @@ SED = re.compile(
     r"(?:(?:\d+|\$|/[^/\\\n]*/)(?:,(?:\d+|\$|/[^/\\\n]*/))?!?)?"
     r"(?:[pdq=]|s([/|#,])(?:(?!\1)[^\\\n]|\\[^\n])*\1(?:(?!\1)[^\\\n]|\\[^\n])*\1[gpiI0-9]*)?"
 )
-"""Matches one command of a sed script that only prints: an address with p, d, q or =, or a substitution without e or
-w."""
+"""Matches a sed command that can only print: p, d, q or = with an optional address, or a substitution without the flags
+e and w."""
 RISKS: Mapping[str, Risks] = {
     "git": Risks(
         long="output ext-diff textconv filters upload-pack receive-pack exec template separate-git-dir in-place "
@@ -188,9 +188,9 @@ CODE = Risks(
     letters="ceErpiI",
 )
 GIT_SAFE = frozenset(("--no-pager", "--no-optional-locks", "--literal-pathspecs", "--version", "--help", "-h", "-v"))
-"""Options of git before its subcommand that change nothing."""
+"""Harmless options that may come between `git` and its subcommand."""
 RUN = frozenset(("run", "exec", "dlx", "x", "eval", "repl"))
-"""Subcommands of package managers that run another program."""
+"""Subcommands with which package managers run another program."""
 MANAGERS = frozenset(
     ("poetry", "pipenv", "pdm", "rye", "hatch", "conda", "mamba", "bundle", "uv", "pnpm", "npm", "yarn", "bun", "deno")
 )
@@ -210,8 +210,8 @@ VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
-    """The first word with which a command runs another program or writes somewhere else, as far as crow knows; None if
-    there is none. The first `fixed` words are no risk, because the user wrote them into the rule."""
+    """Return the first word that is known to make a command run another program or write to another place; None if
+    there is none. The first `fixed` words do not count, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -227,7 +227,7 @@ def find_risk(words: Words, fixed: int) -> str | None:
         return find_risk(words[start:], fixed - start)
     if program in MANAGERS and fixed < 3 and words[1:2] and words[1] in RUN:
         runs_script = words[1] == "run" and program in ("npm", "pnpm", "yarn", "bun", "deno")
-        if not runs_script:  # these run a script that the project names
+        if not runs_script:  # `npm run` and the like run only scripts that the project defines
             return next(iter(more), None)
     if program == "git" and (option := next(git_options(words, fixed), None)):
         return option
@@ -245,8 +245,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def git_options(words: Words, fixed: int) -> Iterator[str]:
-    """The options of a git command that stand before its subcommand and are not among the first `fixed` words, except
-    harmless ones. Such options can name programs to run."""
+    """Yield the options between `git` and its subcommand, except harmless ones and those among the first `fixed` words.
+    Such options can name programs to run."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if at >= fixed and words[at] not in GIT_SAFE:
@@ -255,7 +255,7 @@ def git_options(words: Words, fixed: int) -> Iterator[str]:
 
 
 def sed_scripts(words: Words) -> Iterator[str]:
-    """The words of a sed command that are scripts which may do more than print."""
+    """Yield the scripts of a sed command that may do more than print."""
     has_script = False
     for at, word in enumerate(words[1:], 1):
         is_option = word.startswith("-") and len(word) > 1
@@ -266,7 +266,7 @@ def sed_scripts(words: Words) -> Iterator[str]:
             if not all(SED.fullmatch(part.strip()) for part in script.split(";")):
                 yield word
         elif is_option and not word.startswith("--") and "e" in word and not word.endswith("e"):
-            yield word  # the script stands in the same word
+            yield word  # this word is both the option and its script
 
 
 def is_risky(word: str, risks: Risks) -> bool:

@@ -1,8 +1,9 @@
-"""Whether a call may run, decided from the mode, the rules and what the call touches.
+"""Decides whether a call may run, from the mode, the rules and what the call touches.
 
-The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules,
-what the mode allows. Every other call asks the user. A call that touches a protected path asks each time, even if a
-rule allows it. A call outside the workspace asks in every mode, unless a rule names its path.
+The checks run in this order: refusals (a deny rule, plan mode), calls that never need permission, the user's rules, and
+what the mode allows. For every other call, crow asks the user. If a call touches a protected path, crow asks each time,
+even if a rule allows the call. If a call reaches outside the workspace, crow asks in every mode, unless a rule names
+the path.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class Rule:
     """A permission rule of the user. `tool` is the name of a tool or a glob of names.
 
     Without an `argument` the rule covers every call of the tool inside the workspace. Otherwise `argument` is the exact
-    argument of the call. With `is_pattern` it is a command line, a glob of paths, or a glob of other arguments; see
+    argument of the call or, if `is_pattern` is true, a command line, a glob of paths, or a glob of other arguments; see
     `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
 
     `access` is the most that an allowed command may do; None for no limit. `cwd` is the only directory in which an
-    allow rule of a session counts; None in rules of the user's file, and in rules that an older crow stored.
+    allow rule of a session counts. `cwd` is None in rules of the user's file, and in rules that an older version of
+    crow stored.
     """
 
     tool: str
@@ -65,8 +67,8 @@ class Rule:
     def allows(self, name: str, call: PlannedCall) -> bool:
         """Whether this is an allow rule that covers the call.
 
-        It covers no protected path. Outside the workspace it covers only paths that an absolute pattern names. A
-        command must be the same words, or begin with them if the pattern ends with `*`.
+        A rule covers no protected path. Outside the workspace, it covers only paths that an absolute pattern names. A
+        command must have exactly the pattern's words, or begin with them if the pattern ends with `*`.
         """
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
@@ -88,8 +90,8 @@ class Rule:
     def forbids(self, name: str, call: PlannedCall) -> Certainty:
         """Whether this is a deny rule that covers the call.
 
-        A command is covered if it runs the pattern's command, see :func:`crow.agent.command_line.runs`. A file is
-        covered under each of its names.
+        A command is covered if it runs the pattern's command; see :func:`crow.agent.command_line.runs`. A file is
+        covered if any of its names matches.
         """
         if self.allow or not fnmatchcase(name, self.tool):
             return "no"
@@ -114,7 +116,8 @@ class Allow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The user has to decide. `doubtful` is a deny rule that may cover the call; then no answer becomes a rule."""
+    """The user has to decide. If a deny rule may cover the call, `doubtful` is that rule, and the answer is not stored
+    as a rule."""
 
     doubtful: Rule | None = None
 
@@ -166,7 +169,8 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    Searches and skills may not read what `read_file` may not. A command that names such a file may read it.
+    Searches and skills may not read a file that `read_file` may not read. For a command that names such a file, the
+    result is "maybe".
     """
     certainty = rule.forbids(name, call)
     reads_too = name == "skill" or (name in SEARCHES and rule.argument is not None)
@@ -181,12 +185,12 @@ def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
 
 
 def is_path_rule(rule: Rule, *tools: str) -> bool:
-    """Whether this is a deny rule with an argument for one of these tools."""
+    """Whether this is a deny rule that has an argument and applies to one of `tools`."""
     return not rule.allow and rule.argument is not None and any(fnmatchcase(tool, rule.tool) for tool in tools)
 
 
 def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
-    """The paths at which deny rules begin, without their wildcards: absolute, or relative to cwd."""
+    """The paths in deny rules, up to the first part with a wildcard. They are absolute or relative to cwd."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(place for pattern in patterns if (place := re.split(r"[^/]*[*?]", pattern)[0]))
 
@@ -200,14 +204,15 @@ def doubt(rule: Rule) -> str:
 def denial(rule: Rule, name: str) -> str:
     place = "in config.toml under [permissions]" if rule.is_users else "of this session; see /permissions"
     return (
-        f"The user has forbidden this call of {name}, by the rule deny {rule_text(rule)} {place}. Do it another way, "
-        "or tell them: only they can remove the rule."
+        f"The user has forbidden this call of {name}. Deny rule: {rule_text(rule)} {place}. Do it another way, "
+        "or tell the user, because only the user can remove the rule."
     )
 
 
 def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
-    """Why plan mode refuses the call; None if it does not. `is_allowed`: a rule of the user's file allows it."""
-    plan = "Read, search and write the plan; the user leaves plan mode when they agree with it."
+    """Why plan mode refuses the call; None if it does not. `is_allowed` means that a rule of the user's file allows the
+    call."""
+    plan = "Read files, search, and write the plan; the user leaves plan mode when they agree with the plan."
     start = f"{name} is not available in plan mode"
     if call.is_protected:
         return f"{start} for protected paths, such as keys and settings. {plan}"
@@ -224,7 +229,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
         case "external" if call.is_read_only:
             return None
         case "external":
-            return f"{start}, unless its server's table in config.toml names it in read_only. {plan}"
+            return f"{start}, unless its server's table in config.toml lists the tool in read_only. {plan}"
         case "fetch" if is_allowed:
             return None
         case "fetch":
@@ -243,7 +248,7 @@ def excluded_paths(name: str, rules: Sequence[Rule]) -> ExcludedPaths:
 
 
 def current_rules(users: Sequence[Rule], row: SessionRow) -> tuple[Rule, ...]:
-    """The rules that count in a session: those of the user's file, and its own."""
+    """The rules that count in a session: those of the user's file and those of the session."""
     return (*users, *rules_at(row.permissions, row.cwd))
 
 
@@ -273,8 +278,8 @@ def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bo
 def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
     """Whether an allow rule covers a command line. Only a single plain command is ever covered.
 
-    Without `*` at its end, the pattern is the whole command. With it, more words may follow. If the command can change
-    something, none of these words may be known to run another program or to write elsewhere.
+    A pattern that does not end with `*` must match the whole command. If it ends with `*`, more words may follow. But
+    if the command can change something, `find_risk` must find no risk among these additional words.
     """
     wanted, words = first_words(pattern), simple_words(line)
     if not wanted or words is None:
@@ -287,12 +292,12 @@ def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
 
 
 def has_star(pattern: str) -> bool:
-    """Whether a command pattern ends with a `*`, so that any words may follow those it names."""
+    """Whether a command pattern ends with a `*`, which stands for any further words."""
     return pattern.rstrip().endswith((" *", ":*"))
 
 
 def first_words(pattern: str) -> tuple[str, ...] | None:
-    """The words that a command line must begin with. A `*` at the end adds nothing."""
+    """The words that a command line must begin with. A `*` at the end of the pattern is ignored."""
     pattern = pattern.rstrip()
     return simple_words(pattern[:-2] if has_star(pattern) else pattern)
 
@@ -339,7 +344,7 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
-    """Parse a rule for the session that the user typed. An allow rule counts only in `cwd`.
+    """Parse a session rule that the user typed. An allow rule counts only in `cwd`.
 
     :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
     """
@@ -359,13 +364,13 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
         )
     if allow and tool == "skill":
         raise ArgumentError(
-            f"`{text}` would allow nothing: each skill of a workspace is asked about by itself, and again when it has "
-            "changed. A rule can only deny skills."
+            f"`{text}` would allow nothing: crow asks about each skill of a workspace separately, and again when the "
+            "skill has changed. A rule can only deny skills."
         )
     if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(
-            f"`{text}` would allow nothing: a command is allowed by its words, without operators and variables, such "
-            "as `shell(git status)`, or `shell(make *)` for any words after `make`."
+            f"`{text}` would allow nothing: give the words of a command without operators and variables, such as "
+            "`shell(git status)`, or `shell(make *)` for any words after `make`."
         )
     scope = normal_cwd(cwd) if allow else None
     return Rule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None, cwd=scope)
@@ -396,8 +401,8 @@ def scope_text(rule: Rule, cwd: str) -> str:
 def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
     """The rule to store when the user answers "always" for this call.
 
-    For a file outside the workspace, it covers only that file. For a command, it covers only that command line with at
-    most the same access. An allow rule counts only in `cwd`.
+    For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
+    line with at most the same access. An allow rule counts only in `cwd`.
     """
     rule = Rule(
         tool=call.rule_tool or name,
@@ -413,12 +418,13 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
 
 
 def rule_for_writes(cwd: str) -> Rule:
-    """The rule to store when the user allows all commands that are confined to `write`. It counts only in `cwd`."""
+    """The rule to store when the user allows all commands that are confined to `write` access. The rule counts only in
+    `cwd`."""
     return Rule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
 
 def allowing_rule(name: str, call: PlannedCall) -> str:
-    """The narrowest rule of the user's settings that would allow this call; "" if none would."""
+    """The narrowest rule that would allow this call if it were in the user's settings; "" if there is none."""
     name = call.rule_tool or name
     arguments = (*reversed(call.rule_paths), call.argument)
     for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
@@ -448,15 +454,15 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
-    """The rules of a session's row that count in `cwd`. A rule without a directory counts, because `bind_rules` gives
-    each rule a directory when the session moves."""
+    """The rules of a session's row that count in `cwd`. A rule without a directory counts too: if the session had
+    moved, `bind_rules` would have given the rule a directory."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
     """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
-    an older crow stored, now count only in `cwd`."""
+    an older version of crow stored, now count only in `cwd`."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

@@ -114,7 +114,7 @@ def test_plan_mode_allows_fetch_only_by_the_users_file() -> None:
     [
         ("write", "the user leaves plan mode when they agree"),
         ("full command", "A command with read access may run if crow can confine it"),
-        ("MCP", "names it in read_only"),
+        ("MCP", "lists the tool in read_only"),
         ("write protected", "for protected paths"),
     ],
 )

@@ -232,8 +232,8 @@ async def test_deny_rules_and_plan_mode_apply_to_sub_agents(tmp_path: Path) -> N
         await run.session.prompt(text("parent go"))
         planned = run.client.stored(ToolResult)[0].text
     assert denied == (
-        "The user has forbidden this call of write_file, by the rule deny `write_file` in config.toml under "
-        "[permissions]. Do it another way, or tell them: only they can remove the rule."
+        "The user has forbidden this call of write_file. Deny rule: `write_file` in config.toml under "
+        "[permissions]. Do it another way, or tell the user, because only the user can remove the rule."
     )
     assert planned.startswith("write_file is not available in plan mode")
     assert not (tmp_path / "work" / "a").exists()

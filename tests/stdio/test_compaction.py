@@ -217,7 +217,10 @@ async def test_one_refused_request_fails_only_its_own_prompt(
         with pytest.raises(RpcError) as raised:
             await agent.prompt(session, "hi")
         assert words.rstrip(".") in raised.value.message
-        assert "and nothing in it can be compacted. If the endpoint may be wrong, prompt again." in raised.value.message
+        assert (
+            "and nothing in it can be compacted. If the endpoint may be wrong, send the prompt again."
+            in raised.value.message
+        )
         for name in (session, await agent.new_session(place)):
             assert (await agent.prompt(name, "hi"))["stopReason"] == "end_turn"
         assert "crow assumes 128,000 tokens" in await command(agent, session, "/context")

@@ -94,7 +94,7 @@ async def test_a_denied_command_is_refused_however_it_is_written(
         session = await agent.new_session(place)
         await agent.prompt(session, "go")
         said = [text for _, text in ended(agent.updates(session))]
-    words = "The user has forbidden this call of shell, by the rule deny `shell(git push)` in config.toml"
+    words = "The user has forbidden this call of shell. Deny rule: `shell(git push)` in config.toml"
     assert sum(words in text for text in said) == len(refused)
     assert asked == [(line, ["allow_once", "reject_once"]) for line in unclear]
     reason = "The deny rule `shell(git push)` in config.toml may forbid this call; crow cannot tell."

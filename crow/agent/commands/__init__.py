@@ -1,8 +1,8 @@
 """The table of slash commands, and what their handlers receive.
 
-A prompt that begins with a known name is a command: it takes a turn like a prompt and is stored with its answer, but
-the model never sees it. An unknown name is an ordinary prompt, since paths begin with a slash too. Handlers are in
-other modules, which are imported with the first turn.
+A prompt that begins with a known name is a command. Like any prompt, a command takes a turn and is stored with its
+answer, but the model never sees it. If the name is unknown, the text is an ordinary prompt, since paths begin with a
+slash too. Handlers are in other modules, which are imported when the first turn starts.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ COMMANDS = (
     CommandSpec("redo", "Reverse the last undo or rewind", OPTIONS_HINT),
     CommandSpec("rewind", "Go back to before a prompt, to a label, or to any entry", f"{PLACE_HINT}, {OPTIONS_HINT}"),
     CommandSpec("retry", "Send the last prompt again, on a new branch", OPTIONS_HINT),
-    CommandSpec("new", "Start over; if the session has a name, a new session gets it"),
+    CommandSpec("new", "Start over; if the session has a name, a new session takes the name"),
     CommandSpec("clear", "Start over in this session; nothing is deleted"),
     CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
     CommandSpec("diff", "Show what this session changed, file by file", "a file"),
     CommandSpec("label", "Name this place so that you can return to it", "name"),
-    CommandSpec("fork", "Start another session from here or from a place", PLACE_HINT),
+    CommandSpec("fork", "Start another session from here or from another place", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
     CommandSpec(
         "compact",
@@ -89,12 +89,12 @@ FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
 
 @dataclass(slots=True, kw_only=True)
 class CommandContext:
-    """What a command may use of its session. `models` are the model names on offer, `rules` the permission rules in
-    config.toml.
+    """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
+    the permission rules in config.toml.
 
-    `compactor` opens what a turn needs, so it can fail like a turn. `toolbox` opens the session's tools. `set_mode` and
-    `set_model` change the session and tell the client. `move` moves the session to another entry (None: before all
-    entries). `run_prompt` stores a prompt and answers it. A handler may set a `follow_up`.
+    `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
+    `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
+    before all entries). `run_prompt` stores a prompt and answers it. A handler may set `follow_up`.
     """
 
     branch: Branch

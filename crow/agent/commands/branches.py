@@ -71,7 +71,7 @@ async def undo(context: CommandContext, argument: str) -> str:
     options = parse_options("undo", argument)
     prompt = await newest_prompt(context)
     if prompt is None:
-        raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the others.")
+        raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the other branches.")
     await move_to(context, prompt.parent, "undo", options)
     return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back."
 
@@ -89,7 +89,7 @@ async def redo(context: CommandContext, argument: str) -> str:
     await move_to(context, move.from_leaf, "redo", options)
     prompt = await newest_prompt(context)
     position = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
-    return f"Back where you were before `/{move.reason}`, {position}. The model sees it again."
+    return f"Back where you were before `/{move.reason}`, {position}. The model sees that part again."
 
 
 async def rewind(context: CommandContext, argument: str) -> str:
@@ -124,7 +124,7 @@ async def new(context: CommandContext, _: str) -> str:
     )
     made = await context.store.create_session(fresh)
     await context.store.move_alias(row.id, made.id)
-    await context.branch.change(SessionChanges())  # reloads the row, which has no alias now
+    await context.branch.change(SessionChanges())  # reload the row, which no longer has an alias
     return (
         f"{quoted(row.alias)} is now the name of a new session, `{made.id}`; open it by that name. This session, "
         f"`{row.id}`, keeps its history and stays in the list. To continue it, send a prompt here. (To start over "
@@ -137,7 +137,8 @@ async def clear(context: CommandContext, _: str) -> str:
 
 
 async def start_over(context: CommandContext, command: str) -> str:
-    """Move to before all entries. The session keeps its id, and the conversation so far becomes another branch."""
+    """Move the session to before its first entry. The session keeps its id, and the conversation so far becomes another
+    branch."""
     if await newest_prompt(context) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
     await context.move(None, command)
@@ -146,7 +147,7 @@ async def start_over(context: CommandContext, command: str) -> str:
         await context.branch.publish(TitleChanged(title=None))
     return (
         "A fresh start in the same session. The model sees nothing of the conversation above, but nothing is deleted. "
-        "`/redo` goes back, and `/tree` lists it."
+        "`/redo` goes back to it, and `/tree` lists it."
     )
 
 
@@ -163,7 +164,7 @@ async def history(context: CommandContext, argument: str) -> str:
             case "checkpoint":
                 lines.append(f"- compacted here `#{point.entry}`")
     if not lines:
-        return "This branch has no prompts yet. `/tree` shows the others."
+        return "This branch has no prompts yet. `/tree` shows the other branches."
     if not argument and len(lines) > MAX_LISTED:
         lines = [f"- … {len(lines) - MAX_LISTED} earlier; `/history all` shows them", *lines[-MAX_LISTED:]]
     return "\n".join([*lines, "\n`/rewind NUMBER` goes back to before a prompt; `/fork NUMBER` forks there."])
@@ -220,12 +221,14 @@ async def find_place(context: CommandContext, name: str) -> Place:
         return Place(entry=point.before, words=f"before prompt {name}, {quoted(point.text)}")
     found = next((point for point in reversed(outline.points) if point.kind == "label" and point.text == name), None)
     if found is None:
-        raise ArgumentError(f"No label {quoted(name)}. `/label {name}` makes it here; `/tree` shows all labels.")
+        raise ArgumentError(
+            f"There is no label {quoted(name)}. `/label {name}` adds it here; `/tree` shows all labels."
+        )
     return Place(entry=found.entry, words=f"at the label {quoted(name)}")
 
 
 def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
-    """The points of a branch, oldest first."""
+    """The prompts, labels and checkpoints of a branch, oldest first."""
     by_entry = {point.entry: point for point in outline.points}
     points: list[BranchPoint] = []
     at = tip.point
@@ -300,8 +303,8 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
 async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
 ) -> None:
-    """Move to another entry. Set a follow-up, which runs once the command is stored: it restores files and summarises
-    as `options` say, then sends the prompt `then`."""
+    """Move to another entry, and set a follow-up that runs after the command has been stored. The follow-up restores
+    files and summarises as `options` say, and finally sends the prompt `then`, if there is one."""
     leaf = context.branch.leaf
     await context.move(to, reason)
 

@@ -80,7 +80,8 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `CELLS` characters, partly filled by `tokens`. A sign shows where `mark` tokens would end."""
+    """Draw the window as `CELLS` characters, filled in proportion to `tokens`. A sign shows where `mark` tokens would
+    end."""
     halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
     if mark is not None:
@@ -98,7 +99,7 @@ async def mcp(context: CommandContext, argument: str) -> str:
     if verb == "restart":
         names = [server.name for server in servers]
         if name and name not in names:
-            raise ArgumentError(f"There is no MCP server {name}; there are {', '.join(names)}.")
+            raise ArgumentError(f"There is no MCP server {name}; the servers are {', '.join(names)}.")
         started = await toolbox.restart(name or None)
         done = f"Restarted: {', '.join(started)}.\n\n" if started else "All MCP servers are ready already.\n\n"
     elif argument:
@@ -154,7 +155,7 @@ async def export(context: CommandContext, argument: str) -> str:
 
 
 async def diff(context: CommandContext, argument: str) -> str:
-    """Show what the built-in tools changed on this branch, from the stored contents."""
+    """Show what the built-in tools changed on this branch. The diffs come from file contents that crow stored."""
     by_path, results = group_by_path(await context.store.file_changes(context.branch.leaf, None))
     wanted = str(context.workspace.resolve(argument)) if argument else None
     if wanted is not None and wanted not in by_path:
@@ -194,7 +195,7 @@ async def changed_file(
     after = None if last.after_hash == ABSENT else written
     is_known = last.after_hash == ABSENT or written is not None
     if not last.recorded_here:
-        notes.append("changed before this session was imported; the file here was not read")
+        notes.append("changed before this session was imported; the file on this machine was not read")
     else:
         try:
             is_same_path = str(workspace.resolve(path)) == path
@@ -207,9 +208,9 @@ async def changed_file(
             else:
                 notes.append("deleted by someone else since" if now is None else "changed by someone else since")
     if is_changed_between(changes, results):
-        notes.append("changed by someone else between two edits; the diff includes that")
+        notes.append("changed by someone else between two edits; the diff includes that change")
     if not is_known:
-        notes.append("what crow wrote is not stored as text")
+        notes.append("the contents that crow wrote are not stored as text")
         after = before
     if before is None:
         notes.insert(0, "new")

@@ -90,13 +90,14 @@ def choose(kind: str, argument: str, offered: Sequence[str]) -> str:
 
 def choices(names: Sequence[str]) -> str:
     if not names:
-        return "None is configured; set CROW_MODEL, or run `crow login`."
+        return "No model is configured; set CROW_MODEL, or run `crow login`."
     more = f", and {len(names) - MAX_CHOICES} more" if len(names) > MAX_CHOICES else ""
     return f"Choose one of {', '.join(f'`{name}`' for name in names[:MAX_CHOICES])}{more}."
 
 
 async def permissions(context: CommandContext, argument: str) -> str:
-    """Rules added here are stored with the session, like "always" answers; forks, exports and imports omit them."""
+    """Show, add or remove permission rules. Like "always" answers, added rules are stored with the session. Forks,
+    exports and imports omit both."""
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
     rules, cwd = rules_in(context.branch.row.permissions), context.branch.row.cwd
@@ -116,7 +117,7 @@ async def permissions(context: CommandContext, argument: str) -> str:
 
 
 async def describe_surroundings(context: CommandContext) -> list[str]:
-    """What confines commands, and what the workspace holds for an agent."""
+    """Describe what confines commands, and which instructions and skills for agents the workspace contains."""
     cwd = str(context.workspace.cwd)
     rules = current_rules(context.rules, context.branch.row)
     may_read = partial(may_attach, workspace=context.workspace, rules=rules)
@@ -133,13 +134,15 @@ async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -
     names = [spec.name for spec in (await context.toolbox()).specs()]
     note = ""
     if not any(fnmatchcase(name, rule.tool) for name in names):
-        # a pattern or `server__tool` may mean a server that is not running yet
+        # a pattern, or a name such as `server__tool`, may refer to a server that is not running yet
         if not any(sign in rule.tool for sign in ("__", "*", "?")) and rule.tool != "skill":
-            raise ArgumentError(f"There is no tool `{rule.tool}`; there are {', '.join(f'`{n}`' for n in names)}.")
+            raise ArgumentError(f"There is no tool `{rule.tool}`; the tools are {', '.join(f'`{n}`' for n in names)}.")
         note = " No tool has such a name at present."
     await store_rules(context, (*rules, rule))
     if rule.allow and rule.argument is None:
-        note += " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still ask."
+        note += (
+            " Paths outside the workspace and protected ones, such as `.git` and AGENTS.md, still need your permission."
+        )
     return (
         f"From now on in this session: {verb_and_text(rule)}.{note} `/permissions forget {len(rules) + 1}` removes it."
     )
@@ -162,7 +165,7 @@ async def store_rules(context: CommandContext, rules: Sequence[Rule]) -> None:
 
 
 def describe(rule: Rule, cwd: str) -> str:
-    """The rule with its limits."""
+    """The rule in words, with its limits in parentheses."""
     scope = scope_text(rule, cwd)
     return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"
 

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 __all__ = ["Advice", "Done", "Proposal", "Reason"]
 
 Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
-"""Why to compact: the threshold was reached, a request was refused as too long, the user asked, or the threshold is
-reached after a change of the model."""
+"""Why crow compacts: the threshold was reached, a request was refused as too long, the user asked for it, or the
+threshold was reached after a change of model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Measures how full a branch's context is and how full it may be.
 
 Sizes are in the provider's tokens. The measurement starts from the newest count that the provider reported since the
-last break (a checkpoint, mask, restore or prompt entry). Later messages are estimated, and the estimate is multiplied
-by a factor that corrects the estimates for this endpoint.
+last break (a checkpoint, mask, restore or prompt entry). Later messages are estimated, and a factor for this endpoint
+converts the estimate to the provider's tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
 ASSUMED_FIXED = 6_000
-"""Tokens assumed for the system message and tools before the first prompt entry, but never more than a sixth of the
-window."""
+"""Tokens assumed for the system message and tools while there is no prompt entry, but at most a sixth of the window."""
 
 SAMPLE_CHARS = 100_000
 """A longer text is estimated from its head and tail, because the model will see only those."""
@@ -41,8 +40,8 @@ ANSWERS_SEARCHED = 64
 because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
-"""A request cannot be smaller than an earlier one that it extends. If its count is smaller by this factor, one of the
-two counts is wrong."""
+"""A request that extends an earlier request cannot be smaller. If its count is smaller by this factor, one of the two
+counts is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
@@ -56,10 +55,10 @@ class CompactionPolicy:
     """How to compact.
 
     If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
-    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room to
-    fill afterwards. `instruction` replaces crow's summary prompt; `{words}` in it becomes the limit in words.
-    `compact_model` writes the summary if the session's own model fails to. Without a `compact_model`, the session's
-    model is asked again.
+    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room that
+    may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is replaced with the
+    maximum number of words. If the session's own model fails to write the summary, `compact_model` writes it. If there
+    is no `compact_model`, the session's model is asked again.
     """
 
     auto: bool = True
@@ -75,10 +74,10 @@ class Limits:
     """Limits of a context, in tokens.
 
     `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
-    `room` is `threshold` minus `fixed`. `keep` limits the messages kept verbatim, `pins` the pinned messages, `summary`
-    the summary, `lists` the plan and the lists of files, and `skills` the skills in use. `output` is the output limit
-    to send, or None if it is unknown. `is_configured` means that the user set this window, so crow refuses a request
-    that cannot fit.
+    `room` is `threshold` minus `fixed`. `keep` is the limit for messages kept verbatim, `pins` for pinned messages,
+    `summary` for the summary, `lists` for the plan and the file lists together, and `skills` for the skills in use.
+    `output` is the output limit to send, or None if it is unknown. `is_configured` means that the user set this window,
+    so crow refuses a request that cannot fit.
     """
 
     window: int
@@ -107,9 +106,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How full a context is. `used` is the size of the next request in tokens, and `fixed` the part of it that the
-    system message and the tools take. An estimate times `scale` gives tokens. `is_reported` means that the scale
-    comes from the provider's own counts."""
+    """How full a context is. `used` is the size of the next request in tokens. `fixed` is how many of these the system
+    message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means that the
+    scale comes from the provider's own counts."""
 
     used: int
     fixed: int
@@ -118,7 +117,7 @@ class Measure:
 
 
 class Gauge:
-    """Measures one branch's context for one model. `info` returns what is known about the model now."""
+    """Measures one branch's context for one model. `info` returns what is currently known about the model."""
 
     def __init__(
         self, branch: Branch, info: Callable[[], ModelInfo], settings: CompactionPolicy, window: ContextWindow
@@ -131,7 +130,7 @@ class Gauge:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known about the model now."""
+        """What is currently known about the model."""
         return self._info()
 
     def window(self) -> int:
@@ -168,7 +167,7 @@ class Gauge:
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
-        """Limits for sizes that should stay small while crow tests whether the endpoint accepts a larger window."""
+        """Limits that follow the learned window even while crow tests whether the endpoint accepts a larger one."""
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
@@ -183,20 +182,20 @@ class Gauge:
         return endpoint != self.info.endpoint
 
     def cut_result(self, text: str, *, beside: int = 1) -> int | None:
-        """Return how many characters of `text` the model may see, or None for all. The step has `beside` results, and
-        `text` is one of them."""
+        """Return how many characters of a tool result the model may see, or None for all. `beside` is the number of
+        results in the same step, including this one."""
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
     def cut_prompt(self, text: str) -> int | None:
-        """Return how many characters of a user prompt the model may see, or None for all. The prompt may be the first
-        entry."""
+        """Return how many characters of a user prompt the model may see, or None for all. This also works for the first
+        entry, before there is a prompt entry."""
         measured = self.measured()
         fixed = measured.fixed if self.branch.prompt is not None else min(ASSUMED_FIXED, self.window() // 6)
         return cut_for(text, self._cautious_limits(fixed), measured.scale)
 
     def reading(self) -> ContextMeasured:
-        """Return how full the context is, and what the session has cost if prices are known."""
+        """Return how full the context is and, if prices are known, what the session has cost."""
         cost = self.branch.row.cost if self.info.input_price is not None else None
         return ContextMeasured(used=self.used(), size=self.window(), cost=cost)
 
@@ -205,8 +204,8 @@ class Gauge:
         await self.branch.publish(self.reading())
 
     async def on_refusal(self, error: ContextOverflow) -> int:
-        """Learn from a refused request: what the window is, and how far the estimate was off. Return the window for
-        which to compact now."""
+        """Learn from a refused request how large the window is and how far the estimate was off. Return the window that
+        the next compaction should assume."""
         calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
         if calibration < counted <= clamped(calibration) * BELIEVED[1]:
@@ -215,8 +214,8 @@ class Gauge:
         return await self.context_window.on_refusal(self.info, error, used=measured.used, fixed=measured.fixed)
 
     async def answered(self) -> None:
-        """Learn from the answer that was just stored. It may show that the window is larger than learned, or that the
-        server truncates requests."""
+        """Learn from the answer that was just stored. The answer may show that the window is larger than the learned
+        one, or that the server truncates requests."""
         entries, calibration, info = self.branch.entries, self.branch.row.calibration, self.info
         newest = next((entry for entry in reversed(entries) if isinstance(entry.body, Assistant)), None)
         if newest is None or newest.estimate is None:
@@ -225,7 +224,7 @@ class Gauge:
         counted = report.tokens if report is not None and report.is_believed(calibration) else None
         sent = round(newest.estimate * clamped(calibration))
         if counted is None and newest.usage is not None and newest.usage.input_tokens:
-            sent = 0  # a count that is not believed makes the estimate doubtful too
+            sent = 0  # if the count is not believable, the estimate may be wrong too
         await self.context_window.on_answer(info, sent=sent, counted=counted)
         tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
         if tokens is not None and tokens < self.window():
@@ -245,8 +244,8 @@ async def gauge_on(
 def limits_for(
     window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
-    """Return the limits for a window of 4 k to 2 M tokens, of which `fixed` tokens are taken. `max_output` is None if
-    it is unknown."""
+    """Return the limits for a window of 4,000 to 2 million tokens. The system message and the tools take `fixed`
+    tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
     threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))
@@ -271,8 +270,7 @@ def limits_for(
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """Return how many characters of `text` the model may see as one message, or None for all. One message may fill a
-    quarter of the room. If `text` is a tool result, its step has `beside` results, which together may fill half of
-    the room."""
+    quarter of the room. The `beside` tool results of one step may together fill half of the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
@@ -304,7 +302,7 @@ def recalibrated(calibration: float, measured: Measure) -> float:
 
 
 def clamped(calibration: float) -> float:
-    """Limit a calibration to its bounds."""
+    """Limit a calibration to the range `CALIBRATION`."""
     low, high = CALIBRATION
     return min(high, max(low, calibration))
 
@@ -332,8 +330,8 @@ class Report:
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
-    """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report: it means
-    that nobody counted."""
+    """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report; it means
+    that the provider did not count."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
         return None
@@ -345,7 +343,7 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
-    """Return the reports since the last break, newest first. Each request since then has only added to the one before
+    """Return the reports since the last break, newest first. Since then, each request has only extended the one before
     it."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
@@ -353,8 +351,8 @@ def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report
 
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
-    """Return the newest believable report, from which to compute the scale. Breaks since that report do not matter for
-    a scale."""
+    """Return the newest believable report; the scale is computed from it. The report may be older than the last break,
+    because a break does not change the scale."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
     reports = (report_of(entry, endpoint) for entry in islice(answers, ANSWERS_SEARCHED))
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
@@ -377,9 +375,9 @@ def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
     """Return the size in tokens to which the server silently truncates requests, or None if there is no sign that it
     does.
 
-    The sign is that requests grew by a fifth since the last break, but three counts in a row did not. A provider that
-    counts only uncached tokens may look the same for a moment. It is recognised because its counts match the size of
-    the new messages.
+    The sign is that requests grew by a fifth since the last break while three counts in a row stayed the same. A
+    provider that counts only uncached tokens may briefly show the same pattern, but its counts match the size of the
+    new messages.
     """
     if len(reports) < 3:
         return None

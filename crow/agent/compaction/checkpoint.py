@@ -34,9 +34,9 @@ MAX_SKILLS = 12
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
     """Select user messages of `previous` and `covered` to keep, oldest first, within `budget` estimated tokens.
 
-    The first and the last message are always kept, then the newest ones. Each message may fill half of the budget and
-    is cut if it is longer. A message that does not fit into the rest of the budget gets half of that rest, so that a
-    huge message does not displace all earlier ones.
+    The first and the last message are always kept. Of the others, the newest are kept. Each message may fill half of
+    the budget and is cut if it is longer. A message that does not fit into the rest of the budget gets half of that
+    rest, so that a huge message does not displace all earlier ones.
     """
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
@@ -68,7 +68,7 @@ def shortened(pin: Pin, tokens: int) -> Pin:
 
 
 def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
-    """Select skills of `previous` and `covered` to keep, oldest first, each once.
+    """Select skills of `previous` and `covered` to keep, oldest first and without duplicates.
 
     The newest are kept whole within `budget` estimated tokens. The next one is cut, and older ones are kept by name
     only.
@@ -95,8 +95,8 @@ def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget:
 
 
 def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files that were only read, and the files that were modified, over the whole history. In both lists the
-    file that was touched last comes last."""
+    """Return two lists for the whole history: files that were only read, and files that were modified. In each list,
+    the most recently touched file comes last."""
     read = dict.fromkeys(previous.files_read if previous else ())
     modified = dict.fromkeys(previous.files_modified if previous else ())
     arguments = call_arguments(entries)
@@ -119,9 +119,9 @@ def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:
 def masking_order(entries: Sequence[Entry]) -> tuple[int, ...]:
     """Return the tool results among `entries` (oldest first) in the order in which to hide them.
 
-    Results that a later result supersedes come first: the later one has the same call or the same output, or it read or
-    wrote the same file as a whole. Other outputs come next. The newest reading of each file comes last; the file that
-    was touched most recently is at the very end.
+    Superseded results come first. A result is superseded if a later one has the same call or the same output, or if the
+    later one read or wrote the same file as a whole. Outputs other than file contents come next. The remaining file
+    contents come last, sorted by when each file was last touched.
     """
     arguments_of = call_arguments(entries)
     later: set[tuple[str, str, str]] = set()

@@ -1,9 +1,9 @@
 """Keeps one turn's context small enough by writing masks and checkpoints.
 
 One compaction is called a pass. It appends its entries in one write, and nothing is replaced before a valid checkpoint
-exists. A cancelled pass leaves nothing behind. If the context fills up again soon after each pass, crow stops
-compacting to save tokens. Then the turn ends with an error if the user configured the window; otherwise the request is
-sent and the endpoint decides.
+exists. A cancelled pass leaves nothing behind. To save tokens, crow makes no more passes if the context fills up again
+soon after each pass. In that case, the turn ends with an error if the user configured the window; otherwise the request
+is sent and the endpoint decides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 DEADLINE_S = 120.0
 PUBLISH_S = 2.0
 MIN_ANSWERS = 4
-"""At least this many answers must come between the first and the third of three passes in a row."""
+"""If there were fewer answers than this since the first of the last two passes, crow does not make another pass."""
 MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
@@ -44,8 +44,8 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If it is None, the current prompt entry stays. `compact_model` writes the summary if the session's
-    model fails to. `deadline_s` limits the time of each request."""
+    checkpoint. If it is None, the current prompt entry stays. If the session's model fails to write the summary,
+    `compact_model` writes it. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -189,8 +189,8 @@ class Compactor:
         await self._helpers.hooks.after(done, self._report_hook)
 
     async def _report_hook(self, problem: str) -> None:
-        """Tell the user about a skipped hook. The same problem is reported only once a turn, because crow may compact
-        often in a turn."""
+        """Tell the user about a skipped hook. Each problem is reported only once per turn, because one turn may need
+        many passes."""
         if problem not in self._reported_hooks:
             self._reported_hooks.add(problem)
             await self._branch.publish(NoticeShown(severity="warning", title=problem))
@@ -229,8 +229,8 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        """Store the first draft whose request is small enough and smaller than the current one. A draft is measured by
-        rendering the request as it will be once the draft is stored."""
+        """Store the first draft that makes the request small enough, and smaller than it is now. To measure a draft,
+        render the request that would result from it."""
         context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
         summary = await self._summary(compaction_id, context, drafts[0], going)
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
@@ -238,7 +238,7 @@ class Compactor:
         newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
         for draft in drafts:
             text = summary.text
-            if draft is not drafts[0]:  # the summary does not cover the messages that only this draft would remove
+            if draft is not drafts[0]:  # the summary lacks the messages that only this draft removes
                 more = context.messages[drafts[0].start : draft.start]
                 text = notes(text, more, int(draft.summary_tokens / measured.scale))
             body = replace(
@@ -322,15 +322,18 @@ class Compactor:
             )
         await self._branch.record([NewEntry(body=Restore(entry=entry.id))])
         await self.gauge.tell()
-        return f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before."
+        return (
+            f"Undone: {before:,} → {self.gauge.used():,} tokens. The model sees the conversation as it was before the "
+            "compaction."
+        )
 
     def _previous_summary(self) -> str:
         checkpoint = self._branch.projection.checkpoint_body
         return checkpoint.summary if checkpoint else ""
 
     def _is_refused_too_often(self) -> bool:
-        """Whether compaction does not help: the last `MAX_RETRIES` passes led to no answer, or twice as many passes led
-        to hardly any."""
+        """Whether compaction has failed to help: the last `MAX_RETRIES` passes led to no answer, or twice as many
+        passes led to fewer than `MIN_ANSWERS` answers."""
         newest, all_of_them = self._answers_since(MAX_RETRIES), self._answers_since(2 * MAX_RETRIES)
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
@@ -344,8 +347,8 @@ class Compactor:
 
 
 def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:
-    """Return the result for a request that no compaction makes fit. It ends a turn only if the user configured the
-    window."""
+    """Return the result for a request that is too large even after compaction. The result ends a turn only if the user
+    configured the window."""
     words = (
         f"The request does not fit {model} and cannot be compacted further: context_window is {limits.window:,} tokens "
         f"in your configuration. System prompt and tools take {limits.fixed:,}; the request has {measured.used:,}, and "
@@ -369,11 +372,13 @@ def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",
-        "often": f"{sent}, after several compactions. Prompt again to compact further, or start over with /clear.",
+        "often": (
+            f"{sent}, after several compactions. Send another prompt to compact further, or start over with /clear."
+        ),
         "nothing": (
-            f"{sent}, and nothing in it can be compacted. If the endpoint may be wrong, prompt again. Otherwise send a "
-            "shorter prompt, choose a model with a larger window (/model), start the server with a larger one, or "
-            "disable MCP servers that you do not need."
+            f"{sent}, and nothing in it can be compacted. If the endpoint may be wrong, send the prompt again. "
+            "Otherwise send a shorter prompt, choose a model with a larger window (/model), start the server with a "
+            "larger window, or disable MCP servers that you do not need."
         ),
     }
     return ContextOverflow(f"{error} {advice[why]}", limit=error.limit, size=error.size)

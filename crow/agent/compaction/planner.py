@@ -3,7 +3,7 @@
 If hiding old tool outputs is enough, the plan is to do only that. Otherwise the planner chooses where to cut. It
 renders each candidate as the model would see it, with the longest summary allowed, and measures the result. So the
 decision holds for any summary that the model writes. Messages that the model has not answered yet are kept if they fit.
-Later candidates keep fewer of them, and the last one keeps nothing.
+Later candidates keep fewer of these messages, and the last candidate keeps none.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from crow.domain.rendering import elided_message, is_maskable
 from crow.domain.tokens import estimate_message
 
 MIN_HEAD = 400
-"""On command, no summary is written if it would replace fewer estimated tokens than this."""
+"""`/compact` writes no summary that would replace fewer estimated tokens than this."""
 
 MIN_SUMMARY = 120
 MIN_PINS = 240
-"""With hardly any room, the summary gets `MIN_SUMMARY` tokens, and the user's messages get at least `MIN_PINS`."""
+"""If there is hardly any room, the summary gets `MIN_SUMMARY` tokens, and the user's messages get at least
+`MIN_PINS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +41,9 @@ class Noop:
 class CheckpointDraft:
     """A checkpoint without its summary, which may take up to `summary_tokens`.
 
-    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first one. After the compaction,
-    the whole request may take up to `max_tokens`. If that is None, the target or the ceiling of the limits applies.
+    Messages from index `start` on are kept, and `body.first_kept` is the entry of the first kept message. After the
+    compaction, the whole request may take up to `max_tokens`. If `max_tokens` is None, the target or the ceiling of the
+    limits applies.
     """
 
     start: int
@@ -57,7 +59,7 @@ shortens the request enough."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
-    """Decide what to do with `projection`. With reason `threshold` or `model`, nothing happens below the threshold."""
+    """Decide what to do with `projection`. If the reason is `threshold` or `model`, do nothing below the threshold."""
     if reason in ("threshold", "model") and measured.used < limits.threshold:
         return Noop(why="There is enough room.")
     cuts = Cuts(projection, limits, measured, reason)
@@ -81,8 +83,8 @@ def with_bodies(entries: Sequence[Entry], *bodies: Body) -> Context:
 
 
 def fits(tokens: int, draft: CheckpointDraft, limits: Limits, count: int) -> bool:
-    """Whether a request of this many tokens is small enough once `draft` is stored. `count` is the number of messages
-    before the compaction."""
+    """Whether a request of this many tokens is small enough after `draft` has been stored. `count` is the number of
+    messages before the compaction."""
     if draft.max_tokens is not None:
         return tokens <= draft.max_tokens
     return tokens <= (limits.target if draft.start < count else limits.ceiling)
@@ -109,8 +111,8 @@ class Cuts:
         self.boundaries = self.find_boundaries()
 
     def find_boundaries(self) -> list[int]:
-        """Return the indexes where the kept messages may start: at the first message of an entry, if no call is open
-        there and an earlier message can be covered."""
+        """Return the indexes at which the kept messages may start. Each index is that of an entry's first message; the
+        message is no tool result, and a checkpoint can cover some message before it."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -147,8 +149,8 @@ class Cuts:
         return replace(mask, tokens_after=after) if after < self.measured.used and after <= target else None
 
     def gains(self, start: int) -> dict[int, int]:
-        """Map the entry id of each output before index `start` to the number of estimated tokens that hiding it would
-        free."""
+        """Return, by entry id, how many estimated tokens each tool output before index `start` would free if it were
+        hidden."""
         results = {entry.id: entry.body for entry in self.projection.entries if isinstance(entry.body, ToolResult)}
         gains: dict[int, int] = {}
         for index in range(self.first, start):
@@ -185,10 +187,11 @@ class Cuts:
         return tuple(drafts)
 
     def candidates(self) -> list[tuple[int, int]]:
-        """Return possible cuts, each with the index where the kept messages start and the most tokens for the summary.
+        """Return possible cuts. Each is a pair: the index at which the kept messages start, and the most tokens that
+        the summary may have.
 
-        If there are more unanswered messages than would be kept anyway, the first cuts keep all of them. The later cuts
-        keep fewer and fewer.
+        If there are more unanswered messages than would be kept anyway, the first cuts keep all unanswered messages.
+        The later cuts keep fewer and fewer messages.
         """
         keep, summary = self.estimated(self.limits.keep), self.limits.summary
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
@@ -199,7 +202,7 @@ class Cuts:
         return candidates
 
     def body(self, start: int, pins: int) -> Checkpoint:
-        """Return the checkpoint that keeps the messages from `start` on, without its summary."""
+        """Return a checkpoint that keeps the messages from `start` on. Its summary is still empty."""
         entries = self.projection.entries
         previous = self.projection.checkpoint_body
         first_kept = self.context.origins[start] if start < self.count else None
@@ -224,11 +227,12 @@ class Cuts:
         )
 
     def tail(self, tokens: int) -> int:
-        """Return the index where the longest tail of at most `tokens` (estimated) starts, or `count` if none fits."""
+        """Return the start index of the longest tail that has at most `tokens` estimated tokens, or `count` if there is
+        none."""
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
-        """Like `tail`, but start at a user message if the tail from there still has at least half of `tokens`."""
+        """Like `tail`, but prefer a tail that starts at a user message, if that tail has at least half of `tokens`."""
         start = self.tail(tokens)
         for index in self.boundaries:
             if index >= start and self.suffix[index] * 2 >= tokens and self.is_prompt(index):

@@ -81,11 +81,11 @@ class SummaryJob:
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier
-    summary that `messages[1]` renders, or empty. `limits.summary` bounds the result.
+    summary, which is also the content of `messages[1]`, or empty. `limits.summary` bounds the result.
 
-    `instruction` replaces crow's own unless it is empty. `focus` comes from the user, `context` from hooks. If
-    `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
-    `show` receives the text as it arrives; an empty string retracts it.
+    If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
+    hooks. If `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most
+    `deadline_s`. `show` receives the text as it arrives; an empty string retracts what was shown.
     """
 
     messages: tuple[Message, ...]
@@ -123,8 +123,9 @@ class Summary:
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
     """Return a summary of at most `job.limits.summary` tokens. Never fails.
 
-    `model` is asked first, at the end of the conversation itself, if there is room. If that gives no complete summary,
-    a transcript goes to `compact_model` if it is given, or else to `model`. If this fails too, code makes the summary.
+    First, `model` is asked at the end of the conversation itself, if there is room. If it writes no complete summary,
+    `compact_model` gets a transcript; without a `compact_model`, `model` gets the transcript. If that fails too, code
+    makes the summary.
     """
     calls, usage = 0, None
     methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
@@ -152,8 +153,8 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     """Return a summary made by code, of at most `budget` estimated tokens: `previous`, then one line for each answer in
     `messages`.
 
-    If not all lines fit, the newest are kept. If `previous` already contains notes, the new lines continue them, so
-    notes do not nest.
+    If there is not enough room for all lines, the newest are kept. If `previous` already contains notes, the new lines
+    continue them, so notes do not nest.
     """
     base, _, earlier = previous.partition(NOTES_HEADING)
     base = shortened(base.strip(), budget * 2 // 3)

@@ -33,10 +33,10 @@ MAX_PATIENCE = 64
 class LearnedWindow:
     """A window size that crow learned from how an endpoint behaved, stored as a fact about the endpoint.
 
-    A window that was learned only once (`times`) applies only to `session`. After that it applies to every session.
-    After `patience` compactions, crow tests whether the endpoint accepts more. `source` says what the size was learned
-    from. `learned_on` is a date in UTC. `is_silent` means that the endpoint truncates longer requests instead of
-    refusing them.
+    A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
+    once applies to every session. After `patience` compactions, crow tests whether the endpoint accepts more. `source`
+    says what the size was learned from. `learned_on` is a date in UTC. `is_silent` means that the endpoint truncates
+    longer requests instead of refusing them.
     """
 
     tokens: int
@@ -70,8 +70,8 @@ class EndpointWindow:
     """What a session knows about one endpoint's window.
 
     `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
-    that were refused since the last answer. `was_refused` is true once any request was refused. While `probing` is
-    true, crow ignores `learned` to test whether it still holds.
+    that were refused since the last answer. `was_refused` is true if the endpoint has refused any request in this
+    session. While `probing` is true, crow ignores `learned` to test whether it still holds.
     """
 
     loaded: bool = False
@@ -93,11 +93,11 @@ class ContextWindow:
         self._endpoints: dict[str, EndpointWindow] = {}
 
     def tokens(self, info: ModelInfo) -> int:
-        """Return the window to plan with now."""
+        """Return the window that currently applies, in tokens."""
         return self.declared(info) if self._of(info).probing else self.cautious_tokens(info)
 
     def cautious_tokens(self, info: ModelInfo) -> int:
-        """Like `tokens`, but a learned window also applies while crow tests whether it still holds."""
+        """Like `tokens`, but a learned window applies even while crow tests whether it still holds."""
         learned = self.learned(info)
         return self.declared(info) if learned is None else min(self.declared(info), learned.tokens)
 
@@ -118,7 +118,7 @@ class ContextWindow:
             left = learned.patience - learned.compactions
             probe = f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint accepts more."
             if self._of(info).probing:
-                probe = "Crow is testing whether the endpoint accepts more now."
+                probe = "Crow is now testing whether the endpoint accepts more."
             return (
                 f"Crow learned a window of {learned.tokens:,} tokens on {learned.learned_on}, {scope}, from "
                 f"{learned.source}. It only triggers compaction. {probe} `/context forget` drops it."
@@ -151,10 +151,10 @@ class ContextWindow:
         state.probing = state.probing and state.learned is not None
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
-        """Learn from a refused request of `used` tokens, of which the system message and the tools take `fixed`.
+        """Learn from a refused request of `used` tokens. The system message and the tools take `fixed` of them.
 
-        Return the window for which to compact now. It is smaller than the request, and may be smaller than the learned
-        window.
+        Return the window that the next compaction should assume. It is smaller than the request, and may be smaller
+        than the learned window.
         """
         await self.look_up(info)
         state, declared = self._of(info), self.declared(info)
@@ -162,7 +162,7 @@ class ContextWindow:
         state.refusals += 1
         state.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        # If a later, shorter request is refused with a limit above its own size, that limit cannot be the reason.
+        # After the first refusal, a limit above the request's own size cannot explain why the request was refused.
         is_plausible = limit is not None and fixed < limit < declared and (limit < size or state.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_plausible and limit >= worked:
@@ -171,7 +171,7 @@ class ContextWindow:
             still_holds = old is not None and worked <= old.tokens < used
             tokens = old.tokens if old is not None and still_holds else max(size * 9 // 10, worked)
             if tokens * 4 // 5 - fixed < MIN_ROOM and not state.was_refused:
-                tokens = None  # one refused short request is no reason to shrink the window this far
+                tokens = None  # one refused request is not enough to shrink the window this far
         state.was_refused = True
         if tokens is not None and tokens < declared:
             words = "".join(char if char.isprintable() else " " for char in str(error))[:QUOTE_CHARS]
@@ -252,12 +252,12 @@ class ContextWindow:
         try:
             await self._memory.learn(*endpoint_and_model(info), {FACT: fact})
         except StoreError as error:
-            # crow will learn the window again, and no turn should fail because it is not stored
+            # a turn should not fail because of this; crow will learn the window again
             logger.warning("Could not store the learned context window of %s: %s", info.endpoint, error)
 
 
 def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """Return the window after a test has confirmed it: the next test comes after twice as many compactions."""
+    """Return a learned window that a test has confirmed. The next test comes after twice as many compactions."""
     return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 

@@ -120,7 +120,7 @@ async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: P
         ("/rewind 0", "There is no prompt 0; this branch has 1."),
         ("/rewind #999", "There is no entry #999 in this conversation."),
         ("/rewind #x", "There is no entry #x in this conversation."),
-        ("/rewind nowhere", "No label “nowhere”."),
+        ("/rewind nowhere", "There is no label “nowhere”."),
         ("/rewind 1 files keep", "`files` restores files and `keep` leaves them as they are"),
         ("/undo 3", "`/undo 3`: expected nothing, or files | keep, summary."),
         ("/new prompt", "`/new` takes no argument."),
@@ -183,7 +183,7 @@ async def test_fresh_start_keeps_the_session_id_and_the_old_branch(tmp_path: Pat
 async def test_redo_reverses_a_fresh_start_and_a_title_set_by_the_user_stays(tmp_path: Path, command: str) -> None:
     async with opened(tmp_path, answers("1")) as run:
         told = await say(run, "one", "/title  My \n nest", command, "/redo")
-        assert told == f"Back where you were before `{command}`, after “one”. The model sees it again."
+        assert told == f"Back where you were before `{command}`, after “one”. The model sees that part again."
         assert await path_words(run) == ["one", "1"]
         assert (await run.store.session("s1")).title == "My nest"
 

@@ -109,5 +109,5 @@ async def test_diff_names_files_that_others_changed_between_edits_or_that_are_no
         (tmp_path / "b.txt").write_text("2\n")
         await it.session.prompt(text("go on"))
         shown = await typed(it, "/diff")
-    assert "**`b.txt`** +1 −0 (new; changed by someone else between two edits; the diff includes that)" in shown
+    assert "**`b.txt`** +1 −0 (new; changed by someone else between two edits; the diff includes that change)" in shown
     assert "**`a.bin`** +0 −0 (not text, 2 → 5 bytes)" in shown

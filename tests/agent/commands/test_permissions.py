@@ -97,14 +97,14 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
             "deny shel(git push)",
             "A rule about `shel` takes no argument; write `shel` alone. Tools with an argument: `shell`",
         ),
-        ("deny shel", "There is no tool `shel`; there are `read_file`, "),
+        ("deny shel", "There is no tool `shel`; the tools are `read_file`, "),
         (
             "allow shell(git status; ls)",
-            "`shell(git status; ls)` would allow nothing: a command is allowed by its words",
+            "`shell(git status; ls)` would allow nothing: give the words of a command",
         ),
         ("allow shell(*)", "`shell(*)` would allow nothing: "),
         ("allow recall(x)", "A rule about `recall` takes no argument; "),
-        ("allow skill", "`skill` would allow nothing: each skill of a workspace is asked about by itself"),
+        ("allow skill", "`skill` would allow nothing: crow asks about each skill of a workspace separately"),
     ],
 )
 async def test_useless_rule_is_refused_with_an_explanation(tmp_path: Path, typed: str, words: str) -> None:

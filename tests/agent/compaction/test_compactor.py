@@ -306,7 +306,9 @@ async def test_request_that_keeps_being_refused_is_compacted_twice(place: Place)
     for _ in range(2):
         await place.compactor.overflowed(TOO_LONG)
     used = place.compactor.gauge.used()
-    with pytest.raises(ContextOverflow, match=r"after several compactions\. Prompt again .* or start over with /clear"):
+    with pytest.raises(
+        ContextOverflow, match=r"after several compactions\. Send another prompt .* or start over with /clear"
+    ):
         await place.compactor.overflowed(TOO_LONG)
     assert place.compactor.gauge.used() == used < 12_000 // 3
     assert len([entry for entry in place.stored() if isinstance(entry.body, Checkpoint)]) == 2
