@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""The most models of an endpoint to offer. The list is sent with every change, and nobody chooses from a longer one."""
+"""At most this many models of an endpoint are offered. The list is sent with every change, and nobody would choose from
+a longer one."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
@@ -87,7 +88,7 @@ class Wiring:
 
     @property
     def store(self) -> Store:
-        """The store, which the first request for a session opens."""
+        """The store. The first request for a session opens it."""
         assert self._store is not None, "a session was opened"
         return self._store
 
@@ -261,8 +262,7 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name by which the user can choose `model` at the endpoint of the `default` model; empty if no name
-        leads there."""
+        """The name by which a user selects `model` at the endpoint of the model `default`. Empty if there is none."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -285,7 +285,8 @@ class BackgroundImport:
             self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
             # A daemon thread: if the editor closes at once, the exit must not wait for half a second of imports.
             threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
-        if self._done.done():  # every prompt comes here: `wrap_future` would cost it two passes of the event loop
+        # Every prompt calls this method. After the import, `wrap_future` would only cost two event loop passes.
+        if self._done.done():
             self._done.result()
         else:
             await asyncio.wrap_future(self._done)
@@ -302,7 +303,7 @@ class BackgroundImport:
 
 
 def find_hooks(group: str) -> list[NamedHook]:
-    """The functions that installed packages register in an entry point group."""
+    """Return the functions that installed packages have registered in an entry point group."""
     return [(f"{point.name} ({point.value})", point.load) for point in importlib.metadata.entry_points(group=group)]
 
 

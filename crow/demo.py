@@ -66,7 +66,7 @@ class CrowProcess:
         self._process.communicate()
 
     def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
-        """Send a request and return its result, or an empty one if `until` became true first. :raises DemoFailed:"""
+        """Send a request and return its result, or {} as soon as `until` returns True. :raises DemoFailed:"""
         self._request_id += 1
         self._send({"id": self._request_id, "method": method, "params": params})
         watchdog = threading.Timer(_ANSWER_TIMEOUT_S, self._process.kill)
@@ -123,7 +123,7 @@ class Demo:
             self._session = self._open(crow, "session/new", {})["sessionId"]
             self._prompt(crow, "read README.md")
             self._expect("Tea timer" in self._text, "the answer does not show the file")
-            self._scene("A tool call with its diff", "Writing asks first, and shows the change before it is made.")
+            self._scene("A tool call with its diff", "Crow asks before it changes a file, and shows the change.")
             self._prompt(crow, "write notes.txt: Crow keeps everything.")
             self._prompt(crow, "edit notes.txt: everything -> every step")
             notes = self._workspace / "notes.txt"

@@ -162,7 +162,7 @@ async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStor
 
 
 async def _report_importable(store: adapters.SqliteStore | None, report: Report) -> None:
-    """Say which other tools have sessions that can be imported, unless some of them were."""
+    """Say which other tools have sessions to import. Leave out a tool if any of its sessions was imported before."""
     known = await store.database.read(session_ids) if store is not None else []
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
@@ -260,8 +260,8 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
         scope = "for every session" if learned.times > 1 else "for one session only"
         words = f"{learned.tokens:,} tokens {scope}, learned on {learned.learned_on} from {learned.source}"
         advice = (
-            "It only causes earlier compaction. To drop it, use /context forget in a session, or set "
-            "model.context_window (or that of [models.NAME])."
+            "A learned window only makes compaction happen earlier. To drop it, use /context forget in a session, or "
+            "set model.context_window (or that of [models.NAME])."
         )
         return Finding(check, "warning", words, advice)
     if window is None:
@@ -286,7 +286,7 @@ async def _learned_window(store: adapters.SqliteStore | None, target: Target) ->
 async def _try_tool_call(model: Model) -> Finding:
     check = "tool calling"
     advice = (
-        "Without tool calls crow can only talk. Choose a model that is made for tools, and start the server with its "
+        "Without tool calls crow can only talk. Choose a model that supports tools, and start the server with its "
         "tool call parser (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
     )
     try:
@@ -357,8 +357,9 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
 
 
 async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
-    """Run commands that try to do more than their access allows. Whether they did is judged from outside wherever that
-    is possible, not by what they print. `has_network`: commands with the access `write` have it."""
+    """Run commands that try to do more than their access allows. Where possible, check from outside whether a command
+    succeeded, without trusting its output. `has_network` means that commands with the access `write` have network
+    access."""
     attempts = _Attempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
         report(await attempt())
@@ -383,14 +384,14 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
     check = "confinement"
     if not status.name:
         state: State = "failed" if status.setting == "required" else "warning"
-        words = "every command has full access, and asks unless a rule allows it"
+        words = "every command has full access, and needs your permission unless a rule allows it"
         if status.setting == "required":
             words = "commands with the access read or write fail, as configured"
         advice = 'Set sandbox.enabled = "auto".' if status.setting == "off" else sandbox_advice()
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
-    parts.append("writes of a read command are thrown away" if status.has_overlay else "a read command writes nothing")
-    parts.append("write commands have the network" if status.has_network else "no network")
+    parts.append("a read command's writes are thrown away" if status.has_overlay else "a read command writes nothing")
+    parts.append("write commands have network access" if status.has_network else "no network access")
     parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
     parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
     if status.problem:
@@ -399,7 +400,8 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
 
 
 def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None) -> str:
-    """What would let the kernel confine commands on this machine. `root` is where /proc and /.dockerenv are."""
+    """Return advice on how to make it possible to confine commands on this machine. `root` is the directory that holds
+    /proc and /.dockerenv."""
     if sys.platform != "linux":
         return "Work in a virtual machine or container if you want to allow commands in advance."
     if shutil.which("bwrap") is None if has_bubblewrap is None else not has_bubblewrap:
@@ -413,7 +415,7 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None
 
     if is_set("kernel/apparmor_restrict_unprivileged_userns", "1"):
         return (
-            "This system lets only programs with an AppArmor profile make user namespaces, as Ubuntu does since 24.04. "
+            "Like Ubuntu 24.04 and later, this system requires an AppArmor profile to create user namespaces. "
             "Add a profile for bwrap with the rule `userns,`, or set the sysctl "
             "kernel.apparmor_restrict_unprivileged_userns to 0."
         )
@@ -462,7 +464,7 @@ class _Attempts:
         output = await self._run(f"echo made > {inside.name}; {command}", "write")
         escaped = [target for target in targets if target.exists()]
         for target in escaped:
-            target.unlink(missing_ok=True)  # both may be the same
+            target.unlink(missing_ok=True)  # both targets may be the same file
         if not inside.exists():
             words = f"a write command could not write into its workspace: {on_one_line(output)[-300:]}"
             return Finding("write access", "failed", words, _REPORT)
@@ -492,8 +494,8 @@ class _Attempts:
         return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
 
     async def network(self, access: CommandAccess) -> Finding:
-        """A command without network tries to reach a port of this process. First an unconfined one proves that the
-        attempt can succeed."""
+        """A command without network access tries to connect to a port of this process. Before that, an unconfined
+        command proves that the port can be reached."""
         check = "network"
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
@@ -514,7 +516,7 @@ async def _ignore(_output: str) -> None: ...
 
 
 class _NoSession:
-    """What a toolbox needs of a session, if it runs no tool."""
+    """Stands in for a session, for a toolbox that runs no tool."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:  # noqa: ARG002
         return ""

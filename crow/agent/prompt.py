@@ -1,8 +1,8 @@
-"""Builds the system message, and reminders about what has changed since.
+"""Builds the system message, and the reminders that report later changes.
 
 The system message is stored as a `prompt` entry. Every request repeats it byte for byte until a new prompt entry is
-written. Changes in between (date, AGENTS.md, mode, servers, skills) go into reminders. Each has a tagged section, so
-that the newest text of each section can be found again after a session is loaded.
+written. Changes in between go into reminders. Each subject (date, AGENTS.md, mode, servers, skills) has its own tagged
+section, so that its newest text can be found again after a session is loaded.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def one_line(text: str) -> str:
 
 
 async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
-    """Return the prompt entry of a session. It leaves out the mode and the servers, which reminders report."""
+    """Return the prompt entry of a session, without the mode and the servers: reminders report these."""
     lines = [
         f"Working directory: {row.cwd}",
         *(f"Additional directory: {directory}" for directory in row.additional_directories),
@@ -108,7 +108,7 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """Map each section to the text that, according to the entries, the model was last given for it."""
+    """Find in the entries the newest text of each section that the model was given. The keys are section names."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -146,7 +146,7 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         start = text.find(f"<{name}>\n")
         close = f"\n</{name}>"
-        # AGENTS.md may contain any text, even closing tags, but it is always the last section
+        # AGENTS.md may contain closing tags of its own. Its section comes last, so the last such tag ends it.
         end = text.rfind(close) if name == "instructions" else text.find(close, start)
         if 0 <= start < end:
             told = text[start + len(name) + 3 : end]
@@ -157,8 +157,8 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
 def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: True) -> str:
     """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none.
 
-    If a file is not trusted, the text says why instead of repeating the file. `may_read` tells whether a resolved path
-    may be read.
+    For a file that is not trusted, the text gives the reason in place of the file's content. `may_read` tells whether
+    a resolved path may be read.
     """
     blocks = []
     for directory in reversed([cwd, *cwd.parents]):
@@ -181,7 +181,8 @@ def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: Tr
 
 
 def read_start(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes of a regular file. :raises OSError: it is not one, or the path now leads elsewhere."""
+    """Return at most `limit` bytes of a regular file. :raises OSError: the path leads to something else, or the file
+    was replaced."""
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
         opened = os.fstat(file.fileno())
@@ -220,7 +221,7 @@ def read_git_file(path: Path) -> str:
 
 
 class Briefing:
-    """Keeps the model of one branch informed about its surroundings.
+    """Keeps the model of one branch informed about the date, the mode, the servers, the skills and AGENTS.md.
 
     At the start of a turn, the newest prompt entry stays in use if directory, model and tools are the same. Otherwise a
     new prompt entry is written. All other changes go into one reminder before the next request.
@@ -235,14 +236,15 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Read again from the entries what the model was told. Needed after the branch was loaded or moved."""
+        """Search the entries for what the model was told. Needed after the branch was loaded, or moved to another
+        entry."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
     def read(self, may_read: Callable[[Path], bool]) -> None:
-        """Read the AGENTS.md files. Called before each turn. Blocks. `may_read` tells whether the model may get a file,
-        by its resolved path."""
+        """Read the AGENTS.md files. Called before each turn. Blocks. `may_read` takes a resolved path and tells whether
+        the model may get that file."""
         self._may_read = may_read
         self._instructions = read_instructions(Path(self._branch.row.cwd), may_read)
 
@@ -269,7 +271,8 @@ class Briefing:
         self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
-        """Return a prompt entry with the current facts. A new one is also written with each checkpoint."""
+        """Return a prompt entry with the current facts. Compaction needs it too: it writes a new prompt entry with each
+        checkpoint."""
         assert self._facts is not None, "a turn begins first"
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
@@ -282,7 +285,7 @@ class Briefing:
         assert self._facts is not None, "a turn begins first"
         projection = self._branch.projection
         if projection is not self._projection or projection.checkpoint is not self._checkpoint:
-            self.look_back()  # the branch moved, or the checkpoint covers earlier reminders
+            self.look_back()  # the branch moved, or a new checkpoint covers earlier reminders
         mode = self._branch.row.mode
         facts = self._facts | {"mode": MODES.get(mode, mode)}
         text = changes(self._told, facts)

@@ -1,7 +1,7 @@
 """Gives tools access to the log of a session's branch.
 
-`recall` searches the stored path, including compacted entries. It finds messages through the index, and calls and their
-results by a scan of limited length. `before_change` stores the content of a file before a call changes it.
+`recall` searches the stored path, including compacted entries. For messages it uses the index. For calls and their
+results it scans the entries, up to a limit. `before_change` stores the content of a file before a call changes it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class BranchLog:
         self._others: dict[int, Branch] = {}
 
     def adopt(self, assistant: int, branch: Branch) -> None:
-        """Record the file changes of this answer's calls on `branch`, the branch of a sub-agent."""
+        """From now on, file changes by the answer `assistant` are recorded on `branch`, a sub-agent's branch."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
-        """Stop recording changes by these answers on other branches, because their calls have ended."""
+        """Undo `adopt` for these answers. Their calls have ended."""
         for assistant in assistants:
             self._others.pop(assistant, None)
 
@@ -106,7 +106,7 @@ def matches_in(text: str, query: str, limit: int) -> list[str]:
 
 
 def text_of(entry: entries.Entry) -> str:
-    """Return all text of an entry, in the form in which the model may read it."""
+    """Return all text of an entry, formatted for the model."""
     match entry.body:
         case entries.User(parts=parts):
             return parts_text(parts)

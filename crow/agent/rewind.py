@@ -1,10 +1,10 @@
 """Restores files that the built-in tools changed on a branch that the user leaves.
 
-File entries record the content of each file before a change, and the hash of what was written. A file gets back its
-first recorded content only if it still has the content that crow wrote last and nobody changed it between two of crow's
-edits. Imported entries are never used: a session file made by others could write any content anywhere. A restore is
-announced and stored like any other edit, and the former content is stored first, so the restore can be undone as well.
-Version control is never touched.
+File entries record the content of each file before a change, and the hash of what was written. A restore sets a file
+back to its first recorded content. It leaves a file alone if somebody else changed it, either after crow's last edit or
+between two of crow's edits. Imported entries are never used: with them, a session file made by others could write any
+content anywhere. A restore is announced and stored like any other edit. Because the content that it replaces is stored
+too, the restore itself can be undone. Version control is never touched.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def inspect_file(
 def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
     """Whether someone else changed the file between two of crow's changes."""
     for earlier, later in pairwise(changes):
-        # If `later` is a restore, the content that it replaced came from another branch. The restore has checked it.
+        # A restore replaces content from another branch, so `earlier` does not describe it. The restore checked it.
         was_restored = later.call in results and results[later.call].name == TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return True
@@ -118,8 +118,8 @@ def name_in(workspace: Workspace, path: Path) -> str:
 async def restore_files(
     branch: Branch, client: Client, workspace: Workspace, files: Sequence[RestorableFile], *, command: Entry, asks: bool
 ) -> RestoreResult:
-    """Announce the restore as a tool call that the entry `command` made. Ask the user if `asks` is set, write the
-    files, and store the result.
+    """Announce the restore as a tool call of the entry `command`. Ask the user if `asks` is set, write the files, and
+    store the result.
 
     :raises ~crow.domain.errors.StoreError: an entry could not be stored. A file is only written after its entry is
         stored.
@@ -187,7 +187,7 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """Return the result with the diffs of the restored files, and a remark about the files without a diff, because a
+    """Return the result with the diffs of the restored files. Also return a remark about the files without a diff: a
     client that shows diffs does not show the result's text."""
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
@@ -213,8 +213,8 @@ def outcome(file: RestorableFile) -> str:
 
 
 async def content_of(workspace: Workspace, path: Path) -> bytes | None:
-    """Return the content as the editor has it, or None if there is no file. :raises OSError: it is unreadable or not a
-    file."""
+    """Return the content as the editor has it, or None if there is no file. :raises OSError: the path is not a file,
+    or cannot be read."""
     kind = (await workspace.stat(path)).kind
     if kind == "missing":
         return None
@@ -229,8 +229,8 @@ async def content_of(workspace: Workspace, path: Path) -> bytes | None:
 
 
 def digests_after(change: File, results: Mapping[CallRef, ToolResult]) -> set[str]:
-    """Return digests of what the file may contain after `change`: the written content, the earlier content in case the
-    write failed, and the content that the result reports, since an editor may format on save."""
+    """Return the digests of all contents that the file may have after `change`: the written content, the earlier
+    content in case the write failed, and the content that the result reports, because an editor may format on save."""
     shown = results[change.call].announcement.diffs if change.call in results else ()
     return {change.after_hash, digest(change.before), *(digest(diff.new_text) for diff in shown)}
 

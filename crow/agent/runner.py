@@ -84,7 +84,7 @@ class TurnRunner:
         steps, bounded_by = settings.steps_per_turn, "limits.steps_per_turn"
         most = self._branch.row.config.get("max_turns")
         if isinstance(most, int) and 0 < most <= steps:
-            steps, bounded_by = most, "maxTurns, as the editor asked for this session"
+            steps, bounded_by = most, "maxTurns, set by the editor for this session"
         self.turn = Turn(
             self._branch,
             compactor,
@@ -102,8 +102,8 @@ class TurnRunner:
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
-        """Run `/server:prompt` with the text that the server returns for it, or as it was typed if no server has that
-        prompt."""
+        """Run `/server:prompt`. The model gets the text that the server returns for it. If no server has that prompt,
+        the model gets what the user typed."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
             parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
@@ -142,7 +142,7 @@ class TurnRunner:
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 
     def prefetch(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start to look up what the next turn needs, while the store still writes its prompt."""
+        """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     async def _look_up(self) -> None:
@@ -227,7 +227,7 @@ class Toolset:
             self._opened.set()
 
     def close(self) -> None:
-        """Let `run` close the tools and end."""
+        """Make `run` close the tools and return."""
         self._scope.cancel()
 
     async def toolbox(self) -> WaitableToolbox:
@@ -263,7 +263,7 @@ class Toolset:
         self._changed.set()
 
     async def _publish_commands(self) -> None:
-        """Tell the client whenever the prompts of the servers change. A slow client delays no server."""
+        """Tell the client whenever the prompts of the servers change. A slow client does not delay the servers."""
         known: tuple[ServerPrompt, ...] = ()
         while True:
             await self._changed.wait()

@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""When the user cancels a turn, crow starts to store the turn's end and cancels the running work this many seconds
-later. This gives the store a head start."""
+"""When the user cancels a turn, crow starts to store the turn's end. It waits this many seconds before it cancels the
+running work, to give the store a head start."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 SMALL_CHARS = 2_000
@@ -52,9 +52,9 @@ SMALL_CHARS = 2_000
 class PendingPrompt:
     """A prompt from its submission to the end of its turn.
 
-    `command` is set if it is a slash command, `called` if it may be a prompt of an MCP server. `ready` is set once the
-    parts are complete. `in_inbox` means that the store's inbox has the prompt under `message_id`, for example because
-    it waits for an earlier turn.
+    `command` is set if the prompt is a slash command, and `called` if it may call a prompt of an MCP server. `ready` is
+    set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under `message_id`, for
+    example because it waits for an earlier turn.
     """
 
     parts: Sequence[Part]
@@ -72,15 +72,16 @@ class PendingPrompt:
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether the prompt is only in memory, to be stored when its turn is claimed."""
+        """Whether the prompt is still only in memory. It is stored when its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
 class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
-    The task claims each turn, runs it in the prompt's cancel scope and ends it. It owns the MCP servers, the commands
-    and every write, so all of them are closed where they were opened. A request only waits until its prompt is done.
+    The task claims each turn, runs it in the prompt's cancel scope and ends it. It also owns the MCP servers, the
+    commands and every write: what is opened in this task is closed in this task. A request only waits until its prompt
+    is done.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Session:
 
     @property
     def owes(self) -> bool:
-        """Whether something is only in memory because the store refused it, such as the end of the last turn."""
+        """Whether the store refused something that is still in memory, such as the end of the last turn."""
         return not self.branch.is_settled
 
     async def settle(self) -> bool:
@@ -130,8 +131,9 @@ class Session:
         return await self.answer(self.submit(parts))
 
     def submit(self, parts: Sequence[Part], metadata: JsonObject | None = None) -> PendingPrompt:
-        """Queue a prompt at once, so that a cancel request right after it finds it. `answer` waits for its turn to end.
-        `metadata` is merged into that of the session before the turn.
+        """Queue a prompt without waiting, so that a cancel request sent right after the prompt also cancels it.
+
+        `answer` waits for the prompt's turn to end. `metadata` is merged into the session's metadata before the turn.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is closed.
         """
@@ -151,7 +153,7 @@ class Session:
         return prompt
 
     async def answer(self, prompt: PendingPrompt) -> StopReason:
-        """Store a submitted prompt if it has to wait, and wait for its turn to end.
+        """Wait for the turn of a submitted prompt to end. A prompt that cannot run at once is stored in the meantime.
 
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
@@ -193,7 +195,8 @@ class Session:
     async def steer(self, parts: Sequence[Part]) -> bool:
         """Give the running turn another prompt, which the model sees at its next step. Returns False if no turn runs.
 
-        The prompt is in the inbox when this returns. If the turn ends first, the prompt stays in the history.
+        The prompt is in the inbox when this returns. If the turn ends before that step, the prompt still goes
+        into the history.
         """
         if self._turn is None:
             return False
@@ -227,14 +230,14 @@ class Session:
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
-            # The turn only waits for the model, so its end can be stored while the connection is being closed.
+            # The turn is only waiting for the model, so its end can be stored while the connection is being closed.
             self._ending = BackgroundTask(self._tasks, partial(self._end_turn, CANCELLED))
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
 
     def remark_later(self, notice: NoticeShown) -> None:
-        """Add this notice to the history when the next turn begins. For editors that show no notices."""
+        """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
     def warm(self) -> None:
@@ -281,11 +284,11 @@ class Session:
             await self.branch.try_to_settle()
 
     async def _run_tools(self) -> None:
-        """Wait until the tools are first needed, then open them; close them at the end of the session. One task does
-        both, and it belongs to no turn."""
+        """Open the tools when they are needed for the first time, and close them at the end of the session. Both happen
+        in one task, which belongs to no turn."""
         await self.tools_wanted.wait()
         if not self.closing:
-            with suppress(Exception):  # each turn that needs the tools raises the error again
+            with suppress(Exception):  # every turn that needs the tools will raise the same error
                 await self.adapters.load()
         if not self.closing:
             await self._turn_runner().tools.run()
@@ -340,7 +343,7 @@ class Session:
             await anyio.lowlevel.checkpoint_if_cancelled()
             await self._begin_turn(moved=moved)
             if prompt.command is None:
-                await self.adapters.load()  # import in a thread the packages that `_turn_runner` needs
+                await self.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs
             prompt.stop = await self._turn_runner().run(prompt)
         except anyio.get_cancelled_exc_class():
             prompt.stop = "cancelled"
@@ -356,8 +359,8 @@ class Session:
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
     async def _claim(self, prompt: PendingPrompt) -> bool:
-        """Claim the turn, and store the prompt if it goes to the model as it is. Returns True if another process has
-        moved the session's leaf."""
+        """Claim the turn. Store the prompt, unless it is a command or calls a server's prompt. Returns True if another
+        process has moved the session's leaf."""
         branch, plan = self.branch, self.branch.plan
         try:
             await branch.settle()
@@ -371,7 +374,7 @@ class Session:
                 parts = None if prompt.in_inbox else prompt.parts
                 moved = await branch.claim(prompt.message_id, parts=parts, cut=await self.cut_for(prompt.parts))
         except StoreError:
-            if prompt.in_inbox:  # the sender gets an error and prompts again
+            if prompt.in_inbox:  # the sender gets an error and can send the prompt again
                 await branch.reject_prompt(prompt.message_id)
             raise
         if moved:
@@ -395,7 +398,7 @@ class Session:
         await branch.set_default_title()
 
     async def _end_turn(self, end: TurnEnd) -> None:
-        """Store what the turn has not stored yet together with its end, and release the turn."""
+        """Store the turn's end, together with everything that the turn has not stored yet, and release the turn."""
         try:
             if self._runner is None:
                 await self.branch.end_turn(end)
@@ -411,13 +414,13 @@ class Session:
                 await self.move(first.parent, "refusal")
 
     async def move(self, to: int | None, reason: str) -> None:
-        """Move to another entry (see :meth:`Branch.move`), and tell the client the plan and the context size there."""
+        """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry."""
         plan = self.branch.plan
         await self.branch.move(to, reason)
         await self._publish_place(plan)
 
     async def _publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
-        """Send the plan if it differs from the one that the client knows, and how full the context is."""
+        """Tell the client how full the context is. Before that, send the plan if it differs from `known_plan`."""
         if self.branch.plan != known_plan:
             await self.branch.publish(PlanChanged(plan=self.branch.plan))
         try:

@@ -71,8 +71,8 @@ class AnswerDraft:
         self.is_muted = True
 
     async def follow(self, stream: Stream) -> Answer:
-        """Show the stream until it ends, and return its answer. Everything read has been shown by then, also after an
-        error.
+        """Show the stream until it ends, and return its answer. Even if the stream fails, all text that arrived before
+        the failure is shown.
 
         :raises ~crow.domain.errors.ModelError: the stream raised it.
         :raises ~crow.domain.errors.StoreError: a piece could not be saved.
@@ -169,15 +169,15 @@ class AnswerDraft:
     async def _show_text(self, text: str) -> None:
         if text and not self.is_muted:
             self._texts.append(text)
-            self._save_if_due()  # before `publish`, which blocks if the client does not read
+            self._save_if_due()  # comes before `publish`, which waits while the client does not read
             await self._branch.publish(TextShown(message_id=self.message_id, text=text))
 
     def _is_unsaved(self) -> bool:
         return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))
 
     def _save_if_due(self) -> None:
-        """Start a save if one is due, or make sure that one starts in time. After the stream has ended nothing is
-        saved, because the whole answer is stored instead."""
+        """Start a save if one is due. Otherwise make `_show_gathered` wake up when the next save is due. After the
+        stream has ended nothing is saved, because the whole answer is stored instead."""
         if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
             return
         due = self._saved_at + SAVE_EVERY_S
@@ -192,7 +192,7 @@ class AnswerDraft:
             await self.save()
         except StoreError as error:
             self._failure = error
-            reading.cancel()  # do not read more text, because it could not be saved
+            reading.cancel()  # stop reading, because the text read so far could not be saved
         finally:
             self._saving = None
             saving.set()

@@ -30,8 +30,8 @@ from crow.tools.limits import FairLimiter
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Limits how many sub-agents run at the same time, in the whole process and for each session. Holders are the sessions'
-branches."""
+"""Limits how many sub-agents run at the same time, in the whole process and for each session. Each session's branch is
+a holder of slots."""
 
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000
@@ -221,7 +221,7 @@ class SubAgentClient:
         if entry.usage is not None:
             self._usage.append(entry.usage)
         if isinstance(entry.body, Assistant):
-            assert self.branch is not None, "set before the turn runs"
+            assert self.branch is not None, "the branch is set before the turn runs"
             self.answers.append(entry.id)
             self._log.adopt(entry.id, self.branch)
             self._answer = entry.body.text
@@ -255,7 +255,7 @@ def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tup
         return tuple(allowed.values())
     for name in names:
         if name not in allowed:
-            raise ArgumentError(f'task: tools names "{name}"; a task can use {", ".join(allowed)}')
+            raise ArgumentError(f'task: tools contains "{name}"; a task can only use {", ".join(allowed)}')
     return tuple(spec for name, spec in allowed.items() if name in names)
 
 

@@ -72,7 +72,7 @@ def read_template(file: Path) -> Template | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCommand:
-    """A command as the user typed it: a command of crow, or `server:prompt`. It may not exist."""
+    """A command as the user typed it: a command of crow, or `server:prompt`. There may be no such command."""
 
     name: str
     argument: str
@@ -107,7 +107,7 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
     """Return the arguments in `text`, and the text after them.
 
     Words fill the arguments in order. Quotes keep words together, and `name=value` names an argument. The last argument
-    takes the rest of the text, so the value of a single argument may be any text.
+    takes the rest of the text. So if a prompt has only one argument, its value may be any text.
 
     :raises ArgumentError: a required argument is missing.
     """
@@ -135,7 +135,7 @@ def parse_arguments(prompt: ServerPrompt, text: str) -> tuple[Mapping[str, str],
         if argument.required and not arguments.get(argument.name):
             raise ArgumentError(
                 f"`/{prompt.name}` needs `{argument.name}`. Type `/{prompt.name} {hint_of(prompt)}`, with quotes "
-                f"around values that contain spaces, or name it: `{argument.name}=...`."
+                f"around values that contain spaces, or name the argument: `{argument.name}=...`."
             )
     return arguments, rest
 

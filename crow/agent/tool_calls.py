@@ -73,8 +73,8 @@ class Calls:
     """Runs the calls of one turn, step by step.
 
     A call that writes files is a barrier and runs alone. The calls between two barriers run in parallel. Otherwise
-    calls run in the order of the answer. `ran` means that a call of the turn was started. `dismissed` means that the
-    user cancelled the turn when asked for permission.
+    calls run in the order of the answer. `ran` means that at least one call of the turn was started. `dismissed` means
+    that the user cancelled the turn when asked for permission.
     """
 
     def __init__(self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge) -> None:
@@ -178,7 +178,7 @@ class Calls:
                 duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
         except StoreError as error:
-            self._failure = error  # `run` raises it: the task group would wrap it
+            self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
 
     async def _store_started(self, started: list[NewEntry]) -> None:
         """Store that a slow call is running. If that fails, the entry is stored together with the result."""
@@ -190,7 +190,7 @@ class Calls:
     async def _answer(
         self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
     ) -> None:
-        """Store the result of a call, together with the `before` entries, which precede it."""
+        """Store the result of a call. The `before` entries are stored in the same write, ahead of the result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
         cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
         result = ToolResult(
@@ -216,7 +216,7 @@ class Calls:
 
 
 def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
-    """Groups of calls that may run in parallel, in order. Each barrier is a group of its own."""
+    """Split calls into groups, in order. The calls of a group may run in parallel. A barrier is a group of its own."""
     groups: list[list[OpenCall]] = [[]]
     for call in calls:
         if call.plan.is_barrier:
@@ -240,12 +240,13 @@ class Permissions:
         self.rules = tuple(rules)
 
     def may_read(self) -> Callable[[Path], bool]:
-        """Tells whether crow may give the model a file of the workspace without a call. The function blocks."""
+        """Return a function that tells whether crow may give the model a file of the workspace without a tool call.
+        That function blocks."""
         return partial(may_attach, workspace=self._workspace, rules=current_rules(self.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
-        """Add what the rules need and imply: all names of a file with hard links, and what a search or
-        a confined command must leave out."""
+        """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
+        that the rules hide from a search or a confined command."""
         name = plan.rule_tool or call.name
         rules = current_rules(self.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):

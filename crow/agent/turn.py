@@ -37,12 +37,12 @@ from crow.tools import PlannedCall, Toolbox
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 THINKS_S = 0.05
-"""If an answer takes longer than this (in seconds), the tools get ready while the model works. By then the request has
-been sent, so this does not delay it."""
+"""If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time the request
+has been sent, so getting the tools ready does not delay it."""
 
 PLAN_S = 0.05
-"""Planning a call may take long, because the editor may have to send a file. If it takes longer than this (in seconds),
-the answer is saved as a draft."""
+"""If the calls of an answer take longer to plan than this (in seconds), the answer is saved as a draft. A plan may take
+long because the editor has to send a file."""
 POINT_OUT = frozenset({3, 10, 20})
 """After each of these numbers of repetitions, the model is told that it repeats itself."""
 GIVE_UP = 30
@@ -89,7 +89,7 @@ class Turn:
     async def run(self) -> StopReason:
         """Work until the model calls no tool.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed, also after retries.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed, even after retries.
         :raises ~crow.domain.errors.TurnError: the turn cannot go on.
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
@@ -173,8 +173,8 @@ class Turn:
     async def _ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
-        If a stream breaks after text was shown, the answer is continued once, without the text that the continuation
-        repeats. A request that was too long is sent again after a compaction.
+        If a stream breaks after text was shown, the model is asked to continue, but only one time. If the continuation
+        repeats shown text, the repetition is left out. A request that was too long is sent again after a compaction.
         """
         is_continued = False
         before = ""
@@ -212,7 +212,7 @@ class Turn:
             async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as stream:
                 answer = await draft.follow(stream)
         finally:
-            if draft.is_muted:  # the turn is being cancelled, even if the stream has just ended
+            if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
                 await anyio.sleep_forever()
             self._is_listening = False
         self._answer = answer
@@ -264,7 +264,8 @@ class Turn:
         match answer.finish:
             case "length":
                 return "max_tokens"
-            case "refusal" if self._calls.ran:  # ACP drops the prompt of a refused turn, but this turn had effects
+            # ACP drops the prompt if a turn stops with `refusal`. This turn had effects, so it ends with an error.
+            case "refusal" if self._calls.ran:
                 raise errors.TurnError(f"The model refused to continue: {answer.text or 'it gave no reason'}")
             case "refusal":
                 return "refusal"
@@ -279,8 +280,8 @@ class Repetition:
     """Detects a model that makes the same calls again and again.
 
     A call counts as repeated if it gives the same result as before and no other call gave a new result meanwhile. A new
-    result restarts the count, so repeating a command while files change does not count. `count` is how often the most
-    repeated call of the last step was made, and `name` is its tool.
+    result restarts the count, so repeating a command while files change does not count. The most repeated call of
+    the last step was made `count` times, and `name` is its tool.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells the user what confines commands, and which files of a workspace concern an agent."""
+"""Tells the user what confines commands, and which files of a workspace matter to an agent."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ IGNORED = (
 )
 """Files and folders that instruct or configure agents, and that crow does not read."""
 
-WHY_IGNORED = "a workspace sets no server, command, endpoint, key or permission"
+WHY_IGNORED = "a workspace cannot set servers, commands, endpoints, keys or permissions"
 TRY = "`crow doctor` says what would help."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceContents:
-    """What a workspace holds that concerns an agent.
+    """The contents of a workspace that matter to an agent.
 
-    `instructions` are the files that go to the model as text, with their sizes in bytes. `left_out` are those that do
-    not, with the reason. `skills` is the number of skills. `ignored` are names of files and folders that crow does not
-    read.
+    `instructions` are the files that go to the model as text, with their sizes in bytes. `left_out` are the instruction
+    files that the model does not get, with the reason. `skills` is the number of skills. `ignored` are names of files
+    and folders that crow does not read.
     """
 
     cwd: str
@@ -47,9 +47,9 @@ class WorkspaceContents:
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
-    """Look for what concerns an agent. Opens no file and never walks the tree. Blocks.
+    """Find what matters to an agent. Opens no file and never walks the tree. Blocks.
 
-    `may_read` tells whether the model may get a file without a call, by its resolved path.
+    `may_read` takes a resolved path and tells whether the model may get that file without a tool call.
     """
     folder = Path(cwd)
     instructions, left_out = [], []
@@ -76,15 +76,17 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
 
 
 def stays_in_folder(path: Path) -> bool:
-    """Whether a path, with links resolved, stays in its directory. The model gets no other files."""
+    """Whether a path is still in its directory after links are resolved. If not, the model does not get the file."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 
 def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], bool]) -> str:
-    """Why the model does not get an AGENTS.md file of a directory; "" if it does. `path` is resolved.
+    """Return why the model does not get the AGENTS.md file at `path`, or "" if it does. `path` is resolved.
 
     The file must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to
-    it or to its directory. `may_read` tells whether the rules let the model read it. :raises OSError: it has no status.
+    it or to its directory. `may_read` tells whether the rules let the model read it.
+
+    :raises OSError: the status of the file or of a directory cannot be read.
     """
     if hasattr(os, "geteuid"):  # not on Windows
         found = path.stat()
@@ -126,8 +128,8 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
         names = and_more([f"{code(path)} ({reason})" for path, reason in contents.left_out], 2)
         sentences.append(f"It does not get {names}." if contents.instructions else f"The model does not get {names}.")
     if contents.skills:
-        number = f"{contents.skills} skills ask" if contents.skills > 1 else "1 skill asks"
-        sentences.append(f"{number} before the model may load {'them' if contents.skills > 1 else 'it'}.")
+        number = f"There are {contents.skills} skills" if contents.skills > 1 else "There is 1 skill"
+        sentences.append(f"{number}; crow asks before the model may load {'them' if contents.skills > 1 else 'it'}.")
     if contents.ignored:
         sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
     if sentences:
@@ -146,7 +148,8 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
     if status.setting == "required":
         title, words = "Commands cannot be confined", "So commands with the access `read` or `write` fail."
         return NoticeShown(severity="error", title=title, description=f"{status.problem} {words} {TRY}")
-    title, words = "Nothing confines commands", "So every command has full access, and asks unless a rule allows it."
+    title = "Nothing confines commands"
+    words = "So every command has full access, and needs your permission unless a rule allows it."
     return NoticeShown(severity="warning", title=title, description=f"{status.problem} {words} {TRY}")
 
 
@@ -157,7 +160,7 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
         if status.setting == "required":
             return [
                 f"Nothing can confine commands: {status.problem}",
-                "Commands with the access `read` or `write` fail; commands with the access `full` ask.",
+                "Commands with the access `read` or `write` fail; commands with `full` need your permission.",
                 f"{setting}. {TRY}",
             ]
         return [
@@ -166,12 +169,12 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
             f"{setting}. {TRY}",
         ]
     throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"
-    network = "it has the network" if status.has_network else "it has no network"
+    network = "it has network access" if status.has_network else "it has no network access"
     problem = [f"Not used: {status.problem}"] if status.problem else []
     more = [f"`{name}` adds {and_more([code(path) for path in paths], 5)}" for name, paths in added(status) if paths]
     return [
         f"{status.name} holds each command to the access that it asked for:",
-        f"- `read`: sees the system, the workspace and your toolchains; {throwaway}, and it has no network",
+        f"- `read`: sees the system, the workspace and your toolchains; {throwaway}, and it has no network access",
         f"- `write`: can also change files in the workspace, except protected ones; {network}",
         "- `full`: is not confined, and can do everything that you can",
         "; ".join([setting, f"`network` is {'true' if status.has_network else 'false'}", *more])
@@ -189,12 +192,12 @@ def describe_workspace(contents: WorkspaceContents, skills: Iterable[SkillInfo],
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
     lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]
-    lines += [f"- skill {code(skill.name)} ({code(skill.source)}): asks before it is loaded" for skill in own[:20]]
-    lines += [f"- {len(own) - 20} more skills, which ask too"] if len(own) > 20 else []
+    lines += [f"- skill {code(skill.name)} ({code(skill.source)}): crow asks before it is loaded" for skill in own[:20]]
+    lines += [f"- {len(own) - 20} more skills: crow asks before these are loaded, too"] if len(own) > 20 else []
     lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]
     new = "" if is_known else ", where you have not worked with crow before"
     head = f"The workspace is {code(contents.cwd)}{new}."
-    return [f"{head} What concerns an agent in it:", *lines] if lines else [f"{head} It holds nothing for an agent."]
+    return [f"{head} For an agent, it holds:", *lines] if lines else [f"{head} It holds nothing for an agent."]
 
 
 def and_more(names: list[str], most: int) -> str:

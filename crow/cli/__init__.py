@@ -2,7 +2,7 @@
 
 Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
 rich 20 ms. So `crow --help` takes little longer than argparse. A failure prints one sentence on stderr. The exit code
-is 2 if the user can correct the failure, else 1; `crow run` has more.
+is 2 if the user can correct the failure, else 1; `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _add_json(models)
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
-    trace.add_argument("action", choices=["show", "check"], help="print it, or list violations of the protocol")
+    trace.add_argument(
+        "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
+    )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
     return parser
 
@@ -144,7 +146,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
 
     listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
     for each in (parser, listing):
-        # An option that is not given sets no value, so that options may come before or after `list`.
+        # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
         add_cwd(each)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
@@ -187,8 +189,12 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     for each in (export, view):
         words = "also hide e-mail addresses, home directories and what looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
-    imported = add("import", _import_sessions, "import sessions of other tools, or exported as JSONL")
-    imported.add_argument("file", metavar="PATH", nargs="?", help="a file or a directory; default: that of --from")
+    imported = add(
+        "import", _import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
+    )
+    imported.add_argument(
+        "file", metavar="PATH", nargs="?", help="a file or a directory; default: where TOOL keeps its sessions"
+    )
     imported.add_argument(
         "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
     )
@@ -293,7 +299,7 @@ def _sessions(options: argparse.Namespace) -> None:
 
 
 async def _import_sessions(context: SessionsContext) -> None:
-    from crow.cli.imports import import_sessions  # 30 ms, which no other command needs
+    from crow.cli.imports import import_sessions  # takes 30 ms, and no other command needs it
 
     await import_sessions(context)
 

@@ -105,7 +105,7 @@ async def prune(context: SessionsContext) -> None:
     """`crow sessions prune`: delete sessions that were not used for a long time."""
     options, admin = context.options, context.admin
     before_ms = parse_age("--older-than", options.older_than, now=datetime.now().astimezone())
-    shorten = await context.id_shortener()  # needs the sessions, so it comes before their deletion
+    shorten = await context.id_shortener()  # looks at all sessions, so it must run before some are deleted
     old = await (admin.unused_since if options.dry_run else admin.prune)(before_ms, context.cwd)
     if options.json:
         return print_json(
@@ -115,7 +115,7 @@ async def prune(context: SessionsContext) -> None:
         shorten,
         ("Last used", "Entries"),
         [(one.id, one.used_ms, one.entries, one.cwd, one.title) for one in old],
-        empty=f"No session was last used before {time_text(before_ms)}.",
+        empty=f"Nothing to remove: every session has been used since {time_text(before_ms)}.",
     )
     if in_terminal() and old:
         print(f"{count(len(old), 'session')} {'would be' if options.dry_run else 'were'} removed.")

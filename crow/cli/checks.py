@@ -42,7 +42,7 @@ async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 async def print_models(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow models`."""
+    """`crow models`: print the models that an endpoint offers."""
     models = await list_models(loaded, options.provider)
     if options.json:
         return print_json({key: value for key, value in asdict(each).items() if value is not None} for each in models)
@@ -63,7 +63,7 @@ def _server(command: str) -> StdioServer:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise ArgumentError(f"--mcp {command}: {error}; quote it as in a shell.") from None
+        raise ArgumentError(f"--mcp {command}: {error}; quote the command as in a shell.") from None
     if not words:
         raise ArgumentError('--mcp is empty; expected a command, such as "npx -y some-server".')
     program = os.path.abspath(words[0]) if os.path.dirname(words[0]) else words[0]

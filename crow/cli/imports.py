@@ -55,7 +55,7 @@ def _nothing_named(tool: str | None) -> str:
 
 
 class ImportRun:
-    """Imports what a scan found, in batches, each of which is imported as a whole."""
+    """Imports what a scan found, in batches. A batch is imported completely or not at all."""
 
     def __init__(self, context: SessionsContext, scan: importers.Scan) -> None:
         self._context = context
@@ -105,7 +105,7 @@ class ImportRun:
     async def _import_batch(
         self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
     ) -> int:
-        """Import the first of the groups, as many as make a good batch. Return their number."""
+        """Import as many of the first groups as fit into a batch. Return how many were taken."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
             with path.open("wb") as file:
@@ -121,9 +121,10 @@ class ImportRun:
             try:
                 imported = await self._context.admin.import_file(path, import_defaults(self._context))
             except ArgumentError as error:
-                if taken > 1:  # find the one that cannot be imported
+                if taken > 1:  # import one group at a time, to find the faulty one
                     for group in groups[:taken]:
-                        await self._import_batch([group], lambda _: None, Problems())  # they were reported above
+                        # the problems of these groups are already in `problems`
+                        await self._import_batch([group], lambda _: None, Problems())
                 else:
                     self._scan.problems.skip_file(groups[0][0].place, str(error))
                 return taken
@@ -139,8 +140,8 @@ class ImportRun:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs, if stderr is a terminal. The block calls the function with the number
-    of things that are done."""
+    """Show a progress bar while the block runs, if stderr is a terminal. The yielded function advances the bar by a
+    number of items."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

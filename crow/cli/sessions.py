@@ -128,11 +128,11 @@ async def show_session(context: SessionsContext) -> None:
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
-    """Print the messages that the next request would contain, except for the new prompt at their end."""
+    """Print the messages that the next request would contain before the new prompt."""
     tail = await context.store.tail(session_id)
     messages = for_model(tail.entries).messages
     if context.options.format == "openai" or context.options.json:
-        # The opaque fields of an endpoint are sent to that endpoint only: the one of the newest answer.
+        # An endpoint only gets opaque fields that it made itself. Assume the endpoint of the newest answer.
         endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
         sent = Encoder().messages(messages, endpoint=endpoint, dialect=Dialect())
         sys.stdout.buffer.write(b"[\n" + b",\n".join(sent) + b"\n]\n")
@@ -230,7 +230,8 @@ def show_time(unix_ms: int) -> str:
 
 
 def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
-    """Return when a day or time begins, in Unix ms; `days_later` is added to a day. :raises ArgumentError:"""
+    """Return the start of a day, or a given time, in Unix ms. If `text` is only a day, `days_later` days are added.
+    :raises ArgumentError: `text` is neither a day nor a time."""
     try:
         moment = datetime.fromisoformat(text).astimezone()
         if len(text) <= len("2026-11-01"):

@@ -1,9 +1,9 @@
 """Builds the model's view of a path.
 
-Entries are processed in order, into finished messages and at most one open step, whose results are still arriving. Any
-path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a prefix
-of the next. The cost of adding an entry depends only on its size, except that a break processes all entries in use
-again.
+Entries are processed in order. They become finished messages, and at most one open step that still waits for results.
+Any path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a
+prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more: it processes all
+entries in use again.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class Projection:
         if self._step is None:
             return
         if self._settled_rows is not None:
-            self._rows = self._settled_rows  # the same message objects that were sent
+            self._rows = self._settled_rows  # keep the message objects that were already sent
         else:
             self._step.render_into(self._rows)
         self._step = self._settled_rows = None

@@ -163,7 +163,7 @@ async def test_a_sub_agent_has_only_the_tools_of_its_task_and_never_the_task_too
     assert [result.text for result in results if result.name == "shell"] == [
         'This task has no tool "shell". It has: read_file, grep.'
     ]
-    assert results[-1].text.startswith('task: tools names "task"; a task can use read_file, write_file, ')
+    assert results[-1].text.startswith('task: tools contains "task"; a task can only use read_file, write_file, ')
     assert not (tmp_path / "work" / "x").exists()
 
 

@@ -95,8 +95,9 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
     assert notice_of_workspace(contents) == NoticeShown(
         severity="info",
         title="You have not worked in `/w` with crow before",
-        description="The model gets `/w/AGENTS.md` (1,234 bytes) as text. 2 skills ask before the model may load them. "
-        "Ignored: `.mcp.json`, `.claude/commands`; a workspace sets no server, command, endpoint, key or permission. "
+        description="The model gets `/w/AGENTS.md` (1,234 bytes) as text. "
+        "There are 2 skills; crow asks before the model may load them. Ignored: `.mcp.json`, `.claude/commands`; "
+        "a workspace cannot set servers, commands, endpoints, keys or permissions. "
         "`/permissions` shows more.",
     )
     assert notice_of_workspace(WorkspaceContents(cwd="/w")).description == ""
@@ -105,11 +106,11 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
         SkillInfo(name="deploy", description="", source="/w/.crow/skills/deploy/SKILL.md", is_from_workspace=True),
     )
     assert describe_workspace(contents, skills, is_known=False) == [
-        "The workspace is `/w`, where you have not worked with crow before. What concerns an agent in it:",
+        "The workspace is `/w`, where you have not worked with crow before. For an agent, it holds:",
         "- `/w/AGENTS.md` (1,234 bytes): the model gets it as text",
-        "- skill `deploy` (`/w/.crow/skills/deploy/SKILL.md`): asks before it is loaded",
-        "- `.mcp.json`: ignored; a workspace sets no server, command, endpoint, key or permission",
-        "- `.claude/commands`: ignored; a workspace sets no server, command, endpoint, key or permission",
+        "- skill `deploy` (`/w/.crow/skills/deploy/SKILL.md`): crow asks before it is loaded",
+        "- `.mcp.json`: ignored; a workspace cannot set servers, commands, endpoints, keys or permissions",
+        "- `.claude/commands`: ignored; a workspace cannot set servers, commands, endpoints, keys or permissions",
     ]
     assert describe_workspace(WorkspaceContents(cwd="/w"), (), is_known=True) == [
         "The workspace is `/w`. It holds nothing for an agent."
@@ -126,7 +127,8 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
             NoticeShown(
                 severity="warning",
                 title="Nothing confines commands",
-                description=f"{MISSING} So every command has full access, and asks unless a rule allows it. {TRY}",
+                description=f"{MISSING} So every command has full access, and needs your permission unless a rule "
+                f"allows it. {TRY}",
             ),
         ),
         (
@@ -153,8 +155,11 @@ def test_permissions_say_what_each_access_means() -> None:
     confined = SandboxStatus(name="bubblewrap 0.8.0", has_network=True, readable=("/data",), problem="/x is missing.")
     assert describe_sandbox(confined) == [
         "bubblewrap 0.8.0 holds each command to the access that it asked for:",
-        "- `read`: sees the system, the workspace and your toolchains; it can write nothing, and it has no network",
-        "- `write`: can also change files in the workspace, except protected ones; it has the network",
+        (
+            "- `read`: sees the system, the workspace and your toolchains; it can write nothing, "
+            "and it has no network access"
+        ),
+        "- `write`: can also change files in the workspace, except protected ones; it has network access",
         "- `full`: is not confined, and can do everything that you can",
         f"{SETTINGS}; `network` is true; `readable` adds `/data`. `crow doctor` tries it out.",
         "Not used: /x is missing.",
@@ -167,5 +172,5 @@ def test_permissions_say_what_each_access_means() -> None:
     ]
     assert describe_sandbox(SandboxStatus(setting="required", problem=MISSING))[:2] == [
         f"Nothing can confine commands: {MISSING}",
-        "Commands with the access `read` or `write` fail; commands with the access `full` ask.",
+        "Commands with the access `read` or `write` fail; commands with `full` need your permission.",
     ]

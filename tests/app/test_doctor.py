@@ -366,7 +366,7 @@ def test_every_attempt_to_escape_succeeds_where_nothing_confines(
 def test_what_would_make_confinement_possible_is_said(run: Run, tmp_path: Path) -> None:
     found = findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["confinement"]
     assert found["words"] == (
-        '`sandbox.enabled` is "off"; every command has full access, and asks unless a rule allows it'
+        '`sandbox.enabled` is "off"; every command has full access, and needs your permission unless a rule allows it'
     )
     assert found["advice"] == 'Set sandbox.enabled = "auto".'
 

@@ -65,7 +65,7 @@ async def test_an_editor_without_notices_gets_one_remark_before_the_first_answer
         await agent.prompt(session, "hello")
         await agent.prompt(other, "hello")
         text = shown(agent.updates(session))
-        assert text.startswith(f"{NEW.format(place)}. Ignored: `.mcp.json`; a workspace sets no server")
+        assert text.startswith(f"{NEW.format(place)}. Ignored: `.mcp.json`; a workspace cannot set servers")
         assert "before" not in shown(agent.updates(other)), "nothing in it concerns an agent"
         since = len(agent.log)
         await agent.load_session(session, place)
@@ -103,7 +103,7 @@ async def test_the_user_is_told_once_per_process_that_editor_terminals_are_not_c
         assert warning["title"] == "Nothing confines commands"
         assert warning["description"] == (
             "Commands run in the editor's terminals (`editor.terminals`), which nothing confines. So every command has "
-            "full access, and asks unless a rule allows it. `crow doctor` says what would help."
+            "full access, and needs your permission unless a rule allows it. `crow doctor` says what would help."
         )
         assert await titles(agent, second) == []
         await agent.prompt(first, "/permissions")

@@ -197,9 +197,7 @@ async def test_max_turns_limits_the_steps_of_a_turn(crow: StartCrow, place: Path
         await agent.initialize()
         session = await agent.new_session(place, _meta={"claudeCode": {"options": {"maxTurns": 1}}})
         assert await agent.prompt(session, "read README.md then say done") == {"stopReason": "max_turn_requests"}
-        words = (
-            "Stopped after 1 step (maxTurns, as the editor asked for this session). Send another prompt to continue."
-        )
+        words = "Stopped after 1 step (maxTurns, set by the editor for this session). Send another prompt to continue."
         assert agent.text(session).strip().endswith(words)
 
 
