@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 _CONTEXT_LINES = 3
 _MAX_QUADRATIC = 40_000
-"""difflib compares two runs of lines if the product of their lengths is at most this."""
+"""Two runs of lines are compared with difflib only if the product of their lengths is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class DiffHunk:
 
 
 def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
-    """Where `new` differs from `old`, each region with three lines of context."""
+    """The regions in which `new` differs from `old`, each with three lines of context."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     spans: list[tuple[int, int, int, int]] = []
     i = k = 0
@@ -51,7 +51,8 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
 def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Yields runs of equal lines in order, as (start in a, start in b, length).
 
-    These are the common head and tail and, between them, runs around lines that occur exactly once in each text.
+    The first run is the common head, and the last is the common tail. Each run between them contains a line that occurs
+    exactly once in the rest of each text.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -74,15 +75,15 @@ def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
 
 
 def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
-    """Pairs (index in a, index in b) of equal lines that occur once in each text.
+    """Finds equal lines that occur exactly once in each text, as pairs (index in a, index in b).
 
     Returns the longest sequence of such pairs in which both indexes increase.
     """
     in_a, in_b = Counter(a), Counter(b)
     place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
     pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
-    ends: list[int] = []  # for each length, the smallest index in b at which a sequence can end
-    sequences: list[Any] = []  # for each length, such a sequence: its last pair and the sequence before that
+    ends: list[int] = []  # for each length, the smallest index in b that a sequence's last pair can have
+    sequences: list[Any] = []  # for each length, that sequence as (last index in a, last index in b, rest)
     for at, new_at in pairs:
         length = bisect_left(ends, new_at)
         sequence = (at, new_at, sequences[length - 1] if length else None)
@@ -122,7 +123,7 @@ def diff_text(old: str, new: str) -> str:
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields a changed run of lines, with equal lines found if the run is short."""
+    """Yields the diff lines of a changed run. In a short run, difflib finds the lines that are equal."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

@@ -1,8 +1,8 @@
 """The kinds of entries that make up a stored conversation.
 
-An entry consists of a body, with one class per kind, and its position in the tree. Ids are integers from the store and
-increase along every path. A tool call is identified by the entry id of its assistant message and by its index in that
-message, because the ids that providers send are not unique.
+An entry has a body and a position in the tree. Each kind of entry has its own body class. Ids are integers from the
+store and increase along every path. A tool call is identified by the entry id of its assistant message and by its index
+in that message, because the ids that providers send are not unique.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CallRef:
 
     @property
     def call_id(self) -> str:
-        """The call's id for the client. It is unique in the database, and the same live and in replay."""
+        """The call's id for the client. It is unique in the database, and a replay uses the same id."""
         return f"call_{self.assistant}_{self.index}"
 
 
@@ -70,8 +70,8 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The system message and tool specs. They were built for `cwd` and `model`, and are sent unchanged until another
-    prompt entry replaces them. `recorded_here` is false for an imported entry: it is never sent, because the next
+    """The system message and tool specs, built for `cwd` and `model`. They are sent unchanged until another prompt
+    entry replaces them. `recorded_here` is false for an imported entry. Such an entry is never sent, because the next
     turn begins with a new prompt entry."""
 
     system: str
@@ -83,8 +83,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A prompt from the user. If `cut` is set, the model sees at most that many characters: the heads and tails of long
-    parts."""
+    """A prompt from the user. If `cut` is set, the model sees at most that many characters: long parts are shortened to
+    their beginning and end."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -95,9 +95,9 @@ class User:
 class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
-    `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. `text` is then the part that was
-    shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is empty if
-    nothing was shown, or if an older version stored the entry.
+    `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
+    that was shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is
+    empty if nothing was shown, or if an older version stored the entry.
     """
 
     text: str
@@ -113,8 +113,8 @@ class Assistant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Records that a call starts to run. `why` is the reason why it was allowed, such as `reads inside the workspace
-    are free` or `allow once by the user`.
+    """Records that a call starts to run. `why` says why the call was allowed, such as `reads inside the workspace are
+    free` or `allow once by the user`.
 
     `announcement` is None if the assistant entry already has it.
     """
@@ -152,8 +152,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many of its
-    characters, from head and tail.
+    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters,
+    from the beginning and the end.
 
     Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
@@ -194,11 +194,11 @@ class KeptSkill:
 class Checkpoint:
     """The result of a compaction.
 
-    The checkpoint covers the entries before `first_kept`, or all earlier entries if that is None. They range from
-    `first_covered` to `last_covered`. Instead of them, the model sees `summary`, `pins`, `skills` and the lists of
-    files. `tokens_before` and `tokens_after` are estimates for the whole request. `method` says how the summary was
-    made. If `lists_cut` is set, the model sees at most that many characters of the plan and the lists of files, newest
-    files first.
+    The checkpoint covers the entries from `first_covered` to `last_covered`: all before `first_kept`, or all earlier
+    entries if `first_kept` is None. Instead of the covered entries, the model sees `summary`, `pins`, `skills` and the
+    lists of files. `tokens_before` and `tokens_after` are estimates for the whole request. `method` says how the
+    summary was made. If `lists_cut` is set, the model sees at most that many characters of the plan and the lists of
+    files, newest files first.
     """
 
     compaction_id: str

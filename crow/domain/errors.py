@@ -7,7 +7,7 @@
     │   └── NoSuchSession           no session has this id
     ├── PeerError                   another program
     │   ├── ModelError              the endpoint
-    │   │   ├── AuthError           no key, or one that is refused
+    │   │   ├── AuthError           no key, or a refused key
     │   │   ├── ModelNotFound       the endpoint does not serve this model
     │   │   ├── RateLimited         too many requests; `retry_after_s` if stated
     │   │   ├── QuotaExceeded       no credit left; waiting does not help
@@ -15,7 +15,7 @@
     │   │   ├── ContextOverflow     the request is too long; `limit`, `size` in tokens if stated
     │   │   ├── ContentRefused      the provider's filter
     │   │   ├── BadRequest          the endpoint does not accept the request
-    │   │   ├── NetworkError        no connection, or one that broke
+    │   │   ├── NetworkError        no connection, or a broken connection
     │   │   ├── ModelTimeout        no connection, or no data, within the time limit
     │   │   ├── AnswerTooLong       an answer longer than crow accepts
     │   │   └── ProtocolError       an answer that is not a complete chat completion
@@ -25,7 +25,7 @@
     │   ├── StoreUnavailable        it cannot be opened, read or written
     │   ├── StoreTooNew             a newer crow wrote it
     │   ├── SessionBusy             another living process runs a turn in the session
-    │   └── LeafMoved               another process added to the session first
+    │   └── LeafMoved               another process has added to the session meanwhile
     └── TurnError                   a turn that cannot go on
 
 The type says whose fault it is. Each message names the thing, shows the value and says what would work. Any other
@@ -68,7 +68,7 @@ class ModelError(PeerError):
 
 
 class AuthError(ModelError):
-    """There is no key, or the endpoint refuses it."""
+    """There is no key, or the endpoint refuses the key."""
 
 
 class ModelNotFound(ModelError):
@@ -153,14 +153,15 @@ class SessionBusy(StoreError):
 
     def __init__(self, session_id: str, owner: str) -> None:
         super().__init__(
-            f"Session {session_id} is busy: {owner} is running a turn in it. Wait for it to end, or end that process."
+            f"Session {session_id} is busy: {owner} is running a turn in it. "
+            "Wait for the turn to end, or end that process."
         )
         self.session_id = session_id
         self.owner = owner
 
 
 class LeafMoved(StoreError):
-    """Another process added to the session first. Nothing was written."""
+    """Another process has added to the session in the meantime. Nothing was written."""
 
 
 class TurnError(CrowError):

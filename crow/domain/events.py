@@ -23,7 +23,7 @@ class EntryStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShown:
-    """A piece of the answer. The assistant entry will have the same `message_id`."""
+    """A piece of the answer. The assistant entry that is stored later has the same `message_id`."""
 
     message_id: str
     text: str

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 JsonObject: TypeAlias = Mapping[str, object]
 
 MAX_DEPTH = 200
-"""How deep objects and arrays of a foreign JSON value may nest: far above any real value, far below Python's recursion
-limit."""
+"""How deep objects and arrays may nest in JSON from outside. The limit is far above the depth of any real value, and
+far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:

@@ -99,7 +99,7 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
         text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
         calls=calls,
         thought=body.thought,
-        # Opaque fields contain signatures of the complete reasoning. Providers refuse incomplete fields.
+        # Opaque fields contain signatures of the complete reasoning, and providers refuse a field that is incomplete.
         opaque={} if interrupted else body.opaque,
         reasoning_field=body.reasoning_field,
         endpoint=body.endpoint,
@@ -118,7 +118,7 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
 
 
 def is_maskable(body: ToolResult) -> bool:
-    """Whether this output may be hidden from the model and whether that would save tokens."""
+    """Whether hiding this output from the model is allowed and saves tokens."""
     if body.name in NEVER_MASKED or body.plan is not None:
         return False
     shown = len(body.text) if body.cut is None else min(len(body.text), body.cut)
@@ -214,19 +214,19 @@ def code(text: str) -> str:
 
 MASK = "…"
 RESULT_MASK = "[secret hidden by crow]"
-"""Stands for a secret in the results of tools. Files do not contain this text by chance, so tools that write can tell
-that the model has copied it."""
+"""Replaces a secret in a tool result. No file contains this text by chance. If the model asks a tool to write this
+text, the model has copied it from a result."""
 
 _LOOKS_SECRET = re.compile(r"(?i)\b(?:sk-[a-z0-9_-]{8,}|(?<=bearer )[^\s\"',]+)")
 
 
 _EDGE_CHARS = 4
-"""A part of a secret at the edge of a text is recognised only if it has at least this many characters."""
+"""A part of a secret at the beginning or end of a text is recognised only if it has at least this many characters."""
 
 
 class SecretMask:
-    """Replaces secrets in a text with `mask`: the given secrets, also in base64, and with `is_guessing` whatever looks
-    like a secret."""
+    """Replaces the given secrets and their base64 forms in a text with `mask`. With `is_guessing`, it also replaces
+    whatever looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
@@ -243,27 +243,29 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a secret that is cut off there."""
+        """How many characters at the end of the text may be the beginning of a secret that continues after it."""
         return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
 
     def cut_off(self, text: str) -> int:
-        """How many characters at the beginning of the text may be the end of a secret whose beginning is missing."""
+        """How many characters at the beginning of the text may be the end of a secret that began before it."""
         return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """How many characters the end of `first` shares with the beginning of `second`, not counting a whole secret. 0 if
-    there are fewer than `_EDGE_CHARS`."""
+    """How many characters at the end of `first` are also the beginning of `second`. An overlap counts only
+    if it has at least `_EDGE_CHARS` characters and is shorter than `secret`. Returns 0 if there is none."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 
 
 def _base64_forms(secret: str) -> Iterator[str]:
-    """Yield texts to search for. Wherever base64 encodes the secret, alone or among other bytes, one of them occurs."""
+    """Yield texts to search for. Any base64 that encodes the secret, alone or among other bytes, contains one of these
+    texts."""
     if len(secret) < 8:
         return
     data = secret.encode("utf-8", "surrogatepass")
-    # The number of bytes before the secret, and the index of the first base64 character that encodes only the secret.
+    # `before` other bytes precede the secret. `first` is the index of the first base64 character that encodes only bits
+    # of the secret.
     for before, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
         yield encoded
@@ -297,7 +299,8 @@ def safe(text: str) -> str:
     """Replace each character that could hide, reorder or forge text by an escape such as `\\u202e`.
 
     These are control characters (except line ends and tabs), marks that change the direction of writing, characters
-    that draw nothing, and unusual line separators. Joiners inside words of other scripts and inside emoji stay.
+    that draw nothing, and unusual line separators. Joiners are kept inside emoji and inside words of scripts other
+    than Latin.
     """
     if "\r" in text:
         text = _LONE_CR.sub(r"\\r", text)
@@ -319,7 +322,7 @@ def title_line(text: str, limit: int = TITLE_CHARS) -> str:
     title says how much: `make … (+2 lines)`."""
     first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
     shown = limit
-    while len(title := safe(first[:shown])) > limit:  # escapes take more room
+    while len(title := safe(first[:shown])) > limit:  # an escape is longer than its character
         shown = shown * 3 // 4
     marks = [f"+{len(first) - shown:,} characters"] if len(first) > shown else []
     if more:
@@ -330,7 +333,7 @@ def title_line(text: str, limit: int = TITLE_CHARS) -> str:
 
 @cache
 def _escapes() -> Mapping[int, str]:
-    """The escapes of all characters that are always hidden. A table is much faster than a function for each match."""
+    """The escape of each code point in `_ALWAYS_HIDDEN`. A table is much faster than a function call for each match."""
     return {point: _escape(point) for first, last in _ALWAYS_HIDDEN for point in range(first, last + 1)}
 
 
@@ -339,8 +342,8 @@ def _escape(point: int) -> str:
 
 
 def _escape_unless_joined(found: re.Match[str]) -> str:
-    """Return the escapes of hidden characters. Return a joiner inside a word or emoji unchanged, and also the mark that
-    makes a symbol an emoji."""
+    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged, and so does the
+    character that makes a symbol an emoji."""
     chars, text = found[0], found.string
     before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
     if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):

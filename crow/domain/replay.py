@@ -22,7 +22,8 @@ class WaitingCall:
 
 
 class Replay:
-    """Turns a path into events. Feed the entries oldest first, then call `end`. At most one step is held in memory."""
+    """Turns a path into events. Feed the entries oldest first, then call `end`. Only the calls of one answer are held
+    in memory."""
 
     def __init__(self) -> None:
         self._waiting: dict[entries.CallRef, WaitingCall] = {}
@@ -78,7 +79,8 @@ class Replay:
     def _add_result(self, entry: entries.Entry, body: entries.ToolResult) -> tuple[Event, ...]:
         waiting = self._waiting.get(body.call)
         if waiting is None:
-            # The call has ended, or is not on this path. Announce it again, so that the result is shown.
+            # This call was already reported as ended, or its answer is not on this path. The announcement makes clients
+            # show the result.
             return result_events(ToolCall(id="", name=body.name, arguments="{}"), entry)
         if waiting.result is not None:
             return ()
@@ -93,7 +95,7 @@ class Replay:
 
 
 def answer_events(body: entries.Assistant) -> tuple[Event, ...]:
-    """Reasoning and text of an answer."""
+    """The events for the reasoning and the text of an answer."""
     text = body.text
     if body.finish == "interrupted":
         text = interrupted_text(body) if text.strip() else INTERRUPTED
@@ -108,5 +110,5 @@ def result_events(call: ToolCall, result: entries.Entry) -> tuple[Event, ...]:
 
 
 def announced(ref: entries.CallRef, call: ToolCall, announcement: entries.Announcement) -> CallAnnounced:
-    """The announcement of a call."""
+    """The event that announces a call."""
     return CallAnnounced(call=ref, name=call.name, arguments=call.arguments, announcement=announcement)

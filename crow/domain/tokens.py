@@ -2,7 +2,7 @@
 
 There is no tokenizer, because every endpoint has a different one. Instead, characters are counted by kind (Python's
 codecs do that fast), and each kind has a weight. The estimate should be right within a factor of two for any script and
-for base64. Callers calibrate it with the counts that the provider reports.
+for base64. Callers calibrate the estimate with the counts that the provider reports.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from crow.domain import messages
 from crow.domain.messages import Message, Part, ToolSpec
 
 IMAGE_TOKENS = 1_500
-"""Flat cost of an image. The large providers charge this for about a megapixel."""
+"""Every image counts as this many tokens. The large providers charge about as much for one megapixel."""
 
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
 
 RUN_CHARS = 60
 RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
-"""Matches a run that may be encoded data. A line of base64 has 64 or 76 characters."""
-# Most texts have no such run. Checking for one with this table is twenty times faster than with the pattern.
+"""Matches a run of characters that may be encoded data. A line of base64 has 64 or 76 characters."""
+# Most texts have no such run, and this table finds that out twenty times faster than the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
 """A run with at least this many different characters is base64, hex or a key. A run with fewer is a separator line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""A run shorter than `LONG_RUN` is encoded only if it is hex, or has at least four digits and four capitals. Most
-paths and names are neither."""
+"""A run shorter than `LONG_RUN` counts as encoded only if it is hex, or has at least four digits and four capital
+letters. Most paths and names do not match."""
 
 
 def estimate_text(text: str) -> int:
     """Estimate the tokens of `text`.
 
-    An ASCII character counts as a quarter of a token (half inside encoded runs). A Latin, Greek or Cyrillic letter
-    counts as half, a higher character (CJK, Indic, symbols) as one, and a character beyond the basic plane (emoji) as
-    two.
+    An ASCII character counts as a quarter of a token, or as half a token in an encoded run. Other characters count by
+    their size in UTF-8: two bytes (such as Greek or Cyrillic) as half a token, three bytes (such as CJK or Indic) as
+    one token, and four bytes (such as emoji) as two tokens.
     """
     if not text:
         return 0
@@ -117,7 +117,8 @@ def estimate_assistant(message: messages.AssistantMessage) -> int:
 def head_and_tail(text: str, chars: int, entry: int) -> str:
     """Shorten `text` to at most `chars` characters: two thirds from its head, one third from its tail.
 
-    A line between the two parts names the sizes and the entry that has the whole text. This line is not counted.
+    A line between the two parts says how many characters are left out, and which entry has the whole text. This line
+    is not counted.
     """
     if len(text) <= chars:
         return text

@@ -1,6 +1,7 @@
 """Renders untrusted Markdown as HTML that cannot run code or load anything.
 
-Raw HTML is shown as text. A link keeps its address only if that is http, https or mailto. An image becomes a note.
+Raw HTML is shown as text. A link keeps its address only if the scheme is http, https or mailto. An image becomes a
+note.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MAX_CHARS = 60_000
 _LINK_SCHEMES = frozenset({"http", "https", "mailto"})
 _URL_CHARS = 2_000
 _LONGEST_RUN = 200
-"""A text with a longer run of one of these characters is shown as plain text: parsing it takes quadratic time."""
+"""A text that repeats one of the characters below this many times in a row is shown as plain text, because parsing it
+takes quadratic time."""
 _RUNS = tuple(char * _LONGEST_RUN for char in "[*_`<(!>~&|\\-")
 
 
@@ -32,12 +34,12 @@ def render_markdown(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Return the HTML of a text whose line ends are kept."""
+    """Return a text as HTML that keeps its line ends."""
     return f'<div class="text">{escape(text)}</div>'
 
 
 def link_to(address: str, words: str) -> str:
-    """Return a link, or the words and the address as text if the address is not http, https or mailto."""
+    """Return a link. If the address is not safe to follow, return the words with the address as a tooltip."""
     if not is_web_address(address):
         return f'<span class="ref" title="{escape(address[:_URL_CHARS])}">{escape(words)}</span>'
     return f'<a href="{escape(address)}" rel="noopener noreferrer nofollow">{escape(words)}</a>'
@@ -90,7 +92,7 @@ class _Renderer(RendererHTML):
         return "</table></div>\n"
 
     def th_open(self, *_: Any) -> str:
-        return "<th>"  # without the alignment, which would be an inline style
+        return "<th>"  # the alignment is dropped: it would be an inline style
 
     def td_open(self, *_: Any) -> str:
         return "<td>"

@@ -30,8 +30,8 @@ _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 _ALL_RESULTS_CHARS = 24_000_000
 _RESULT_CHARS = (2_000, 20_000)
-"""The least and the greatest limit for the characters shown of a tool result. The longer the session, the lower the
-limit, so that browsers open the page at once."""
+"""The lowest and the highest limit on the characters shown of one tool result. The longer the session, the lower the
+limit, so that browsers open the page without delay."""
 _TEXT_CHARS = 400_000
 _ARGUMENT_CHARS = 4_000
 _TITLE_CHARS = 300
@@ -69,7 +69,7 @@ class _Point:
 
 @dataclass(slots=True)
 class _Outline:
-    """What the head of the page says about the whole path."""
+    """Facts about a whole path, for the head of the page."""
 
     prompts: list[tuple[int, str]] = field(default_factory=list)
     points: list[_Point] = field(default_factory=list)
@@ -103,7 +103,7 @@ async def session_page(
 
 class SessionPage:
     """Builds the page. Call `add_branch` for each branch that is not the current path, then `feed` for each entry of
-    the path, then `finish`, and in the end `close`.
+    the path, then `finish`, and finally `close`.
 
     The body is collected in a temporary file, because the head can only be written once the whole body is known.
     """
@@ -127,8 +127,8 @@ class SessionPage:
     def add_branch(self, entries: Sequence[Entry], reason: str = "") -> None:
         """Add a branch that is not on the current path.
 
-        `entries` are the ones that lead to the end of the branch, oldest first. Entries that an earlier call has
-        already added with another branch are not shown again. `reason` is the command with which the user left it.
+        `entries` lead to the end of the branch, oldest first. Entries that were already added with another branch are
+        not shown again. `reason` is the command with which the user left this branch.
         """
         new = [entry for entry in entries if entry.id not in self._departures]
         if not new:
@@ -270,7 +270,7 @@ class SessionPage:
         return f'<img alt="Image in the session" loading="lazy" src="data:{image.mime_type};base64,{image.data}">'
 
     def clean(self, text: str) -> str:
-        """A text that may be shown."""
+        """The text with secrets masked and hidden characters escaped."""
         return safe(self._redact(text))
 
     def line(self, text: str) -> str:
@@ -279,7 +279,7 @@ class SessionPage:
 
     @property
     def result_chars(self) -> int:
-        """How many characters of a tool result are shown."""
+        """The most characters that are shown of one tool result."""
         return self._result_chars
 
 
@@ -292,7 +292,7 @@ class _EntryRenderer:
         self._numbers = count(1)
 
     def render(self, entry: Entry) -> str:
-        """The HTML of one entry; empty for kinds that say nothing to a person."""
+        """The HTML of one entry; empty for kinds that are not shown."""
         self._outline.cost += entry.cost or 0.0
         body, page = entry.body, self._page
         match body:
@@ -332,7 +332,7 @@ class _EntryRenderer:
                 return ""
 
     def unanswered(self) -> str:
-        """The calls of the last answer that have no result."""
+        """The HTML of those calls of the last answer that have no result."""
         calls, self._calls = self._calls, {}
         return "".join(
             f'<details class="entry call failed"><summary><span class="mark" aria-hidden="true">✗</span>'
@@ -482,7 +482,7 @@ class _EntryRenderer:
         return render_markdown(_bounded(self._page.clean(text), _TEXT_CHARS))
 
     def _pre(self, text: str, limit: int) -> str:
-        """A text as it is, with its middle left out if it is long."""
+        """A text as preformatted HTML. Its middle is left out if it is long."""
         shown = self._page.clean(_TERMINAL_CODES.sub("", text))
         if len(shown) <= limit:
             return f'<pre class="plain" tabindex="0">{escape(shown)}</pre>'

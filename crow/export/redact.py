@@ -9,7 +9,7 @@ from typing import TypeAlias
 from crow.domain.rendering import SecretMask
 
 Redactor: TypeAlias = Callable[[str], str]
-"""Returns a text without what must not be exported."""
+"""Masks the parts of a text that must not be exported, and returns the text."""
 
 HIDDEN = "[hidden]"
 

@@ -1,1 +1,1 @@
-"""The Agent Client Protocol, from lines on stdin and stdout to calls of the agent; the only package to import acp."""
+"""Serves the Agent Client Protocol: connects lines on stdin and stdout to the agent. Only this package imports acp."""

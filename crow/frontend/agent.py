@@ -60,7 +60,7 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""`$/cancel_request` can cancel these requests and prompts. Other requests end before a cancellation can be read."""
+"""Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -68,7 +68,8 @@ Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
 
-    With `is_warmed`, the first prompt is prepared while the client is quiet; a client that prompts at once needs none.
+    With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
+    not need this.
 
     Each session is a task of this function's task group, not of the request that opens the session.
     """
@@ -87,7 +88,7 @@ async def serve(connection: ClientConnection, dependencies: ServerDependencies, 
 
 
 class AcpAgent:
-    """Answers the requests of one connection, which has checked that their parameters fit the protocol."""
+    """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
 
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
@@ -118,7 +119,7 @@ class AcpAgent:
         }
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """Answers a request or acts on a notification. :raises RequestError: to be sent as the error response."""
+        """Answers a request or acts on a notification. :raises RequestError: the error response to send."""
         self._last_message_at = asyncio.get_running_loop().time()
         if is_notification:
             match method, params:
@@ -141,15 +142,15 @@ class AcpAgent:
             raise request_error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
     async def warm_when_quiet(self) -> None:
-        """Imports what the first prompt needs, but not before `WARM_AFTER_S` without a message, because imports delay
-        answers."""
+        """Waits until no message has come for `WARM_AFTER_S`, then imports what the first prompt needs. Earlier imports
+        would delay answers."""
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._sessions.warm()
 
     async def close(self) -> None:
-        """Closes every session and the store. Open prompts are answered `cancelled`, slow requests with an error."""
+        """Closes every session and the store. Prompts are answered with `cancelled`, slow requests with an error."""
         self.idle.stop()
         self._sessions.hurry()
         if self._running:
@@ -170,7 +171,8 @@ class AcpAgent:
         assert task is not None
         with anyio.CancelScope() as scope:
             self._running[task] = scope
-            task.add_done_callback(self._running.pop)  # not earlier, since this task also sends the response
+            # The task counts as running until it has also sent the response.
+            task.add_done_callback(self._running.pop)
             if method in CANCELLABLE:
                 self._cancel_by_id[params.request_id] = scope.cancel
             try:
@@ -178,7 +180,7 @@ class AcpAgent:
             finally:
                 self._cancel_by_id.pop(params.request_id, None)
         if self._is_closing:
-            problem = f"The connection was closed before {method} was done. Start crow again and repeat it."
+            problem = f"The connection was closed before {method} was done. Start crow again and repeat the request."
             raise request_error(INTERNAL_ERROR, problem)
         raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
@@ -186,7 +188,7 @@ class AcpAgent:
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
-        # Unsupported features are left out: some clients check keys instead of values.
+        # Unsupported features are left out, because some clients only check whether the key exists.
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentInfo": {"name": "crow", "title": "Crow", "version": __version__},
@@ -262,7 +264,7 @@ class AcpAgent:
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
         is_first = session.branch.prompt is None
-        # Submit the prompt before the first await, so that a cancellation that follows immediately finds it.
+        # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
         parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=is_first)
         prompt = session.submit(parts, metadata)
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
@@ -306,7 +308,7 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
         return [configured]
-    text = "Asks for them in a terminal, tests them, and writes them to config.toml."
+    text = "Asks for endpoint, key and model in a terminal, tests them, and writes them to config.toml."
     login: dict[str, Any] = {"id": "login", "name": "Set up endpoint, key and model", "description": text}
     login |= {"type": "terminal", "args": ["--setup"]}
     if caps.terminal_auth_by_meta:

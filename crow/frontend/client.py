@@ -1,4 +1,4 @@
-"""The interface of a client's connection, and each session's interface to its client."""
+"""The interface of a connection to a client, and the client as one session sees it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Sends a request to the editor and returns its result. Raises RequestError; ConnectionError if the editor is gone."""
+"""Sends a request to the editor and returns its result. Raises RequestError if the editor answers with an error, and
+ConnectionError if the editor is gone."""
 
 
 Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
-"""Gets the method, the parameters, and whether it is a notification. Raises RequestError to answer an error."""
+"""Called with the method, the parameters, and whether the message is a notification. Raises RequestError to send an
+error response."""
 
 MESSAGE_BYTES = 8_000
 MAX_WAITING_QUESTIONS = 16
-"""The most questions of MCP servers that may wait while the user answers another one."""
+"""The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
 PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
@@ -66,7 +68,7 @@ class ClientConnection(Protocol):
         ...
 
     async def end(self) -> None:
-        """Sends what waits, closes the connection and cancels the remaining handlers."""
+        """Sends the pending messages, closes the connection and cancels the remaining handlers."""
         ...
 
     def stop(self) -> None:
@@ -95,11 +97,11 @@ def request_error(code: int, message: str, **data: object) -> RequestError:
 class SessionClient:
     """See :class:`crow.agent.Client`.
 
-    `options` returns the session's current config options, and `commands` its current commands. `has_network`: confined
-    commands with the access `write` may use the network.
+    `options` returns the session's current config options, and `commands` its current commands. `has_network`:
+    whether confined commands with the access `write` may use the network.
 
-    The user sees one permission request and one question of a server at a time, so no dialog replaces another while
-    they answer.
+    The user sees at most one permission request and one question from a server at a time. Otherwise, a new dialog might
+    replace the one that the user is answering.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class SessionClient:
         async with self._updating:
             extra: list[Update] = []
             match event:
-                # A replay does not show that a call has started, so such an entry is never skipped.
+                # `Started` entries are never skipped, because a replay does not show that a call has started.
                 case events.EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(
                     entry.body, Started
                 ):
@@ -238,8 +240,8 @@ class SessionClient:
         """Tell the user that a question was declined. Say it only once until the queue is empty again."""
         if not self._has_declined:
             self._has_declined = True
-            title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions wait for your answer already."
-            described = f"This one was declined, and so are others until you answer: {title_line(message)}"
+            title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions are already waiting for your answer."
+            described = f"Until you answer, crow declines all new questions, such as this one: {title_line(message)}"
             await self.publish(events.NoticeShown(severity="warning", title=title, description=described))
 
     async def _elicit(self, params: dict[str, Any]) -> ElicitationAnswer:
@@ -289,7 +291,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         if answer in labels
     ]
     params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    # escaped, a rule with hidden characters would no longer name this call
+    # A rule with hidden characters would have to be escaped, and would then no longer name this call.
     has_rule = question.rule and safe(question.rule) == question.rule
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
 
@@ -297,7 +299,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
     """The answer in the response to `session/request_permission`; anything unclear is a rejection.
 
-    An "always" answer that is not `offered` counts once.
+    An "always" answer that was not `offered` counts as the matching "once" answer.
     """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
@@ -327,7 +329,7 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 def elicitation_answer(result: object) -> ElicitationAnswer:
     """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
 
-    Values that a form cannot contain are left out of an accepted form.
+    Values of types that a form cannot contain are dropped.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:
@@ -340,7 +342,7 @@ def elicitation_answer(result: object) -> ElicitationAnswer:
 
 
 def refusal_text(error: RequestError) -> str:
-    """The editor's explanation. Some editors put it into `data` and send a message that says nothing."""
+    """The editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
     match error.data:
         case {"details": str(text)} | {"error": str(text)} | str(text) if text:
             return text

@@ -1,6 +1,6 @@
-"""The connection to an editor, made of the protocol SDK's connection and models; the only module that imports acp.
+"""The connection to an editor, built on the protocol SDK's connection and models. Only this module imports acp.
 
-It is a module of its own because the SDK takes 300 ms to import, which clients in this process do without.
+The module is separate because the SDK takes 300 ms to import, and clients in this process do not need it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EditorConnection:
     """The JSON-RPC connection to the editor.
 
     It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
-    its response in one task. Here, that task identifies the request.
+    its response in the same task, so this class uses the task to tell which request a response belongs to.
     """
 
     def __init__(self, transport: StdioTransport) -> None:
@@ -74,10 +74,10 @@ class EditorConnection:
         self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
 
     async def run(self, handle: Handler) -> None:
-        """See `ClientConnection`. SIGTERM, SIGINT and SIGHUP stop it like the end of stdin."""
+        """See `ClientConnection`. SIGTERM, SIGINT and SIGHUP have the same effect as the end of stdin."""
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             if hasattr(signal, name):
-                with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
+                with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
         self._rpc = Connection(partial(_checked, handle), self, listening=False)
         await self._rpc.main_loop()
@@ -112,7 +112,7 @@ class EditorConnection:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Sends a notification, even after stdin has ended.
 
-        The SDK's connection sends none after that, but running turns still send updates.
+        The SDK's connection stops sending at that point, but running turns still send updates.
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 

@@ -26,9 +26,9 @@ _REPEATED_COUNT = re.compile(
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """The parts of the `prompt` in `session/prompt`; at least one, and none of them empty.
+    """Converts the `prompt` of `session/prompt` into parts: at least one, and no empty ones.
 
-    Content that crow cannot use becomes a sentence that says so. Links are not read here.
+    Content that crow cannot use becomes a sentence that says so. The targets of links are not read here.
 
     :raises ArgumentError: the prompt is empty or not a list of valid content blocks; the message names the block.
     """
@@ -44,7 +44,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
     """Removes the earlier prompts that some clients (avante) repeat with every new one.
 
     Such a client puts each prompt into tags, the newest first, and adds a sentence with the number of prompts. In the
-    first prompt of a session, crow does not know the earlier prompts yet: they stay, oldest first.
+    first prompt of a session, the earlier prompts are kept, oldest first, because crow does not know them yet.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
     counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}
@@ -60,7 +60,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """`part` as content blocks: several for a long text, a sentence for an image that is too large for a line."""
+    """`part` as content blocks. A long text becomes several blocks. An image that is too large becomes a sentence."""
     match part:
         case Text(text=text):
             return tuple({"type": "text", "text": piece} for piece in split_text(text))
@@ -142,7 +142,7 @@ def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
         raise ArgumentError(f"{where} is not base64: {error}.") from error
     image_type = "image/jpeg" if mime_type == "image/jpg" else mime_type
     if image_type in _IMAGE_TYPES and raw:
-        # Encode the image again: it is sent with every later request, and providers reject sloppy base64.
+        # Encode the image again: it is sent with every later request, and providers reject malformed base64.
         return Image(data=base64.b64encode(raw).decode(), mime_type=image_type, uri=uri)
     try:
         if b"\0" not in raw:

@@ -46,7 +46,7 @@ class FrameError:
 
 
 class RequestError(Exception):
-    """A JSON-RPC error: sent as the response to a request, or received as one."""
+    """A JSON-RPC error that is sent or received as the response to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -99,7 +99,7 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """The message in `line`, the error with which to answer the line, or None if the line is ignored.
+    """The message in `line`, the error to answer the line with, or None if the line is ignored.
 
     A message is safe for the SDK's connection: it has a string method, a valid id (if any) and object parameters, or it
     is a response whose error is an object.
@@ -152,7 +152,7 @@ def describe(value: object) -> str:
 
 def _decode(line: bytes) -> Any:
     value = json.loads(line.decode(), parse_constant=_reject_constant)
-    # Counting brackets is cheap, and nearly all lines have too few to be nested too deeply.
+    # Counting brackets is cheap, and only a line with many brackets can be nested too deeply.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_too_deep(value):
         raise RecursionError
     # Lone surrogates cannot be encoded as UTF-8, so neither the store nor a request to a model could contain them.
@@ -204,14 +204,14 @@ def _call(value: Message) -> Message | FrameError | None:
 def _response(value: Message) -> Message | FrameError | None:
     response_id, error = value.get("id"), value.get("error")
     if response_id is None and ("result" in value or "error" in value):
-        return None  # the client could not read one of crow's lines; no request waits for this
+        return None  # the client could not read one of crow's lines; this answers no request
     if not _is_id(response_id):
         problem = f"A response's id is {describe(response_id)}; expected a whole number or a short string."
         return FrameError(INVALID_REQUEST, problem)
     response: Message = {"jsonrpc": "2.0", "id": response_id}
     if error is None:
-        # A response with neither result nor error is a null result from a client that drops nulls, or it is no message
-        # at all. The transport decides which, since it knows whether a request with this id is open.
+        # If there is no result either, this is a null result from a client that drops nulls, or not a response at all.
+        # The transport decides which, since it knows whether a request with this id is open.
         return response | {"result": value["result"]} if "result" in value else response
     if not isinstance(error, dict):
         error = {"message": error if isinstance(error, str) else json.dumps(error)}

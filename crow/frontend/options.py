@@ -15,15 +15,18 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
     "ask": ("Ask", "Reads freely; asks before it writes, runs commands, fetches or calls MCP tools"),
     "accept-edits": ("Accept edits", "Like Ask, but writes files in the workspace without asking"),
     "plan": ("Plan", "Reads and plans only; changes nothing"),
-    "auto": ("Auto", "Asks only about full access, the network, MCP tools, protected paths and other places"),
+    "auto": (
+        "Auto",
+        "Asks only about full access, the network, MCP tools, protected paths and paths outside the workspace",
+    ),
 }
 """Name and description of each mode."""
 
 _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
-"""Values and names for how hard a reasoning model thinks. "default" is stored as an empty string: no level is sent."""
+"""How hard a reasoning model thinks: values and names. "default" is stored as an empty string, and no level is sent."""
 
 _NO_MODEL = "none"
-"""The menu's current value until a model is chosen, since a menu needs one."""
+"""The current value of the menu until a model is chosen. A menu must have a current value."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def config_options(
 
 
 def mode_named(value: object) -> Mode:
-    """The mode with this id. :raises ArgumentError: there is none."""
+    """The mode with this id. :raises ArgumentError: there is no such mode."""
     for mode in MODES:
         if value == mode:
             return mode

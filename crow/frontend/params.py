@@ -71,7 +71,7 @@ class OpenRequest:
     """A request that opens a session.
 
     If `model` is None, the session's stored model is used, else the configured one. `config` is stored with the
-    session. `metadata` is merged into that of the session.
+    session. `metadata` is merged into the session's metadata.
     """
 
     cwd: str
@@ -103,7 +103,7 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
 
 
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
-    """Reads the `mcpServers` of a request that opens a session; None means none.
+    """Reads the `mcpServers` of a request that opens a session; None means no servers.
 
     :raises ArgumentError: an entry is not a valid server, or two have the same name.
     """

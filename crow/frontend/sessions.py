@@ -38,7 +38,7 @@ from crow.tools import McpServer, StdioServer, Workspace
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0
-"""The store is tidied this long after the last turn: a user who reads an answer takes longer."""
+"""The store is tidied this long after the last turn, usually while the user is still reading the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +46,17 @@ class ServerDependencies:
     """What the composition root gives the front end.
 
     - `open_store` raises StoreError.
-    - `check_model` raises AuthError or ConfigError if no prompt could be answered; it is cheap.
-    - `import_rest` imports what the request of a prompt needs, outside the event loop; `import_for_calls` what tool
-      calls need besides.
+    - `check_model` raises AuthError or ConfigError if crow could not answer any prompt. The check is cheap.
+    - `import_rest` imports what the model request of a prompt needs, outside the event loop. `import_for_calls` imports
+      what tool calls need in addition.
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
-    - `models` are the names to offer; `model` is the default, empty if none is set.
+    - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
     - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
-    - `has_network`: confined commands with the access `write` may use the network.
+    - `has_network`: whether confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers, for every session.
     - `log_hint` is a sentence that says where the log is.
     """
@@ -184,8 +184,8 @@ class OpenSessions:
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
         """Opens a stored session. If the block fails, a session that was not open before is closed again.
 
-        A session that is already open in this process is closed and opened anew, unless it is busy or has a result that
-        could not be stored yet.
+        A session that is already open in this process is closed and opened again, unless it is busy or has a result
+        that could not be stored yet.
         """
         store = await self.store()
         async with self._lock(session_id):
@@ -204,13 +204,12 @@ class OpenSessions:
                 contents = await self._inspect_if_new(store, request)
                 tail = await store.open_session(session_id)
                 tail = Tail(row=await self._update_row(store, tail.row, request), entries=tail.entries)
-            if live is not None and stays_open():  # a prompt may have arrived while the lines above waited
+            if live is not None and stays_open():  # a prompt may have arrived during the awaits above
                 yield live
                 self._warn_about_cwd(live, request)
                 return
-            opened = self._start(
-                tail, request, contents
-            )  # before the next await, since the next request may be a prompt
+            # Start the session before the next await: the next request may already be a prompt for this session.
+            opened = self._start(tail, request, contents)
             if live is not None:
                 with anyio.CancelScope(shield=True):
                     await self._close(live)
@@ -220,7 +219,7 @@ class OpenSessions:
                 if live is None:
                     self._tasks.start_soon(self._close, opened)
                 else:
-                    opened.client.open()  # the client knew the session before this request
+                    opened.client.open()  # the client already knows the session and may get updates
                 raise
 
     async def close(self, session_id: str) -> None:
@@ -245,23 +244,26 @@ class OpenSessions:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Shortens the wait for a database that another process has locked, since this process is ending."""
+        """Shortens the wait for a database that another process has locked, because this process is about to end."""
         if self._store is not None:
             self._store.hurry()
 
     async def tidy(self) -> None:
-        """Returns memory to the system, and removes what deleted sessions left behind. :raises StoreError:"""
+        """Returns memory to the system, and removes what deleted sessions left behind.
+
+        :raises StoreError: the removal failed.
+        """
         await anyio.to_thread.run_sync(self._dependencies.trim)
         if self._store is not None:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Prepares the first prompt of every session, also of those that are opened later, and asks for more models."""
+        """Prepares the first prompt of every session, also of later sessions, and asks the endpoint for more models."""
         await self._dependencies.import_rest()
         self._is_warm = True
         for opened in self._open.values():
             opened.session.warm()
-        # A running turn imports these packages itself, while the model answers.
+        # A running turn imports the packages for tool calls itself, while the model answers.
         if not any(opened.session.busy for opened in self._open.values()):
             await self._dependencies.import_for_calls()
         await self._warn_about_sandbox()
@@ -277,9 +279,9 @@ class OpenSessions:
                 self._tasks.start_soon(self._add_models)
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """Modes and config options for the response to the current request, which opens a session.
+        """The modes and config options, for the response to the request that has just opened a session.
 
-        Right after that response, the commands, usage and title are sent, then all other updates.
+        Right after that response, the commands, usage and title are sent, followed by all other updates.
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
@@ -340,7 +342,7 @@ class OpenSessions:
     async def _update_row(self, store: Store, row: SessionRow, request: OpenRequest) -> SessionRow:
         """Stores the directories and model of `request`, and returns the changed row.
 
-        If they cannot be stored, only the returned row in memory has them.
+        If the database cannot be written, only the returned row in memory is changed.
         """
         cwd, directories = request.cwd, request.directories
         model = request.model or row.model or self._dependencies.model
@@ -355,7 +357,7 @@ class OpenSessions:
             return replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
 
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """What the directory holds if the user has not worked there before, else None. Asked once per process."""
+        """What is in the directory; None if the user has worked there before or this process has inspected it."""
         cwd = request.cwd
         if cwd in self._known_directories:
             return None
@@ -369,9 +371,9 @@ class OpenSessions:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def _warn_about_sandbox(self) -> None:
-        """Warns once per process, in the first session, if nothing confines commands.
+        """Warns once per process, in the first session, if commands are not confined.
 
-        If the editor shows no notices, the history of a new session says so instead.
+        If the editor shows no notices, the warning goes into the history of the session, but only of a new session.
         """
         opened = next(iter(self._open.values()), None)
         if opened is None or self._has_checked_sandbox:
@@ -444,7 +446,7 @@ class OpenSessions:
 class IdleTimer:
     """Calls `tidy` when no turn has run for `after_s` seconds, and cancels it when a turn begins.
 
-    This works only while `run` runs as a task.
+    The caller must run `run` as a task.
     """
 
     def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
@@ -467,7 +469,7 @@ class IdleTimer:
             self._schedule(self._after_s)
 
     def tidy_soon(self) -> None:
-        """Tidies now if no turn is running, else after the last running turn."""
+        """Tidies at once if no turn is running, otherwise after the last running turn."""
         self._schedule(0.0)
 
     def stop(self) -> None:
@@ -476,13 +478,13 @@ class IdleTimer:
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Tidies whenever that is due, until cancelled."""
+        """Waits for each scheduled time, then tidies. Runs until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
             with anyio.CancelScope() as self._waiting:
                 await anyio.sleep(self._delay_s)
-                if self._turns:  # the end of the turn schedules this again
+                if self._turns:  # the end of the turn schedules the tidying again
                     continue
                 try:
                     await self._tidy()
@@ -513,10 +515,10 @@ def _iso_time(ms: int) -> str:
 
 
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
-    """The user's servers, then the editor's servers that are not among them.
+    """The user's servers, followed by the editor's servers. A server that both have is included only once.
 
-    Two different servers with the same name are both included: the user's rules about a server must not apply to
-    another server.
+    Two different servers with the same name are both included, because the user's rules for one server must not apply
+    to the other.
     """
 
     def identity(server: McpServer) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends. The limits of an update's parts add up to less. Sizes are in bytes of
-JSON."""
+"""The maximum size of a line that crow sends. The limits for the parts of one update add up to less than this. All
+sizes are in bytes of JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -52,7 +52,7 @@ def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arg
         "locations": [
             {"path": location.path} | ({} if location.line is None else {"line": max(1, location.line)})
             for location in announcement.locations[:_MAX_LOCATIONS]
-            if is_plain(location.path)  # an escaped path would lead nowhere
+            if is_plain(location.path)  # an escaped path would point to another file, or to none
         ],
     }
     if name:
@@ -98,7 +98,7 @@ def _escaped(value: object) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """Makes an announcement for a call stored without one, from its command or from its name and main argument."""
+    """Builds an announcement for a call stored without one. The title is the command, or the name and main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
@@ -129,7 +129,7 @@ def output_text(result: ToolResult) -> str:
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True) -> Fields:
-    """The field `rawOutput`, if there is any. `with_text=False` leaves out what a terminal already shows."""
+    """The field `rawOutput`, unless it would be empty. `with_text=False` leaves out what a terminal already shows."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
@@ -142,7 +142,7 @@ def text_content(text: str) -> Fields:
 
 
 def shown_text(text: str) -> str:
-    """A text of a tool, with hidden characters escaped, cut if it is long."""
+    """Text from a tool, with hidden characters escaped, and shortened if it is long."""
     return _cut(text, _TEXT_BYTES, safe)[0]
 
 
@@ -159,7 +159,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _result_text(result: ToolResult) -> str:
-    """The result's text for clients that render Markdown; a code block where Markdown would change characters."""
+    """The result's text for clients that render Markdown. It is a code block if Markdown would change the text."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
     if not text.strip():
@@ -170,7 +170,7 @@ def _result_text(result: ToolResult) -> str:
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
-        # Indentation makes a code block too. A fence could clash with the one that some clients put around files.
+        # Indented text is a code block too. A fence could clash with the fence that some clients put around files.
         return textwrap.indent(text, "    ")
     return text
 
@@ -190,9 +190,9 @@ ACCESS_WORDS = {
 def question_contents(
     plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
 ) -> tuple[list[Fields], bool]:
-    """The content of a permission request: all that the call would do. Also whether all of it is shown.
+    """Returns the content of a permission request, which shows what the call would do, and whether it shows everything.
 
-    `has_network`: commands with the access `write` may use the network. `reason` says why crow asks.
+    `has_network`: whether commands with the access `write` may use the network. `reason` says why crow asks.
     """
     contents, hidden_changes = diff_view(plan.announcement.diffs)
     hidden = 0
@@ -237,7 +237,7 @@ def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
 
 
 def _attachment_block(attachment: Attachment, room: int) -> Fields:
-    """The attachment as a content block; if its data takes more than `room` bytes, as a link or in words."""
+    """The attachment as a content block. If its data takes more than `room` bytes, the block is a link or a note."""
     name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
     uri = attachment.uri if is_link(attachment.uri) else None
@@ -253,14 +253,14 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
 
 
 def is_link(uri: str | None) -> bool:
-    """Whether a client may offer the URI to be opened: a web page or a file of this machine, not too long."""
+    """Whether a client may offer to open the URI: it is a web page or a file on this machine, and not too long."""
     if uri is None or len(uri) > _URI_CHARS or not is_plain(uri):
         return False
     return uri.lower().startswith(("https://", "http://", "file:///"))
 
 
 def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
-    """Diffs of whole texts or, if these are too large together, the changed regions and a note that says so."""
+    """Diffs of the whole texts. If these are too large together, only the changed regions and a note that says so."""
     return diff_view(diffs)[0]
 
 
@@ -290,7 +290,7 @@ def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
 
 def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple[dict[int, Fields], int]:
     """Chooses regions from the beginning and the end that together take at most `room` bytes. Returns their diffs by
-    index, and how many characters of all the regions are not shown."""
+    index, and how many characters of `regions` are not shown."""
     shown: dict[int, Fields] = {}
     left = room
     hidden = 0
@@ -304,7 +304,7 @@ def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple
         if is_large or json_bytes(content) > left:
             if shown or left <= _DIFF_BYTES // 2:
                 break
-            # A single change that is larger than the limit: both sides are cut.
+            # This region alone is too large, so its old text and its new text are cut.
             (old_text, old_hidden), (new_text, new_hidden) = (
                 _cut(text, left // 3, safe) for text in (old_text, new_text)
             )
@@ -355,7 +355,7 @@ def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
 
 
 def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
-    """`text` in pieces of at most `limit` bytes of JSON each; none for an empty text."""
+    """`text` in pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
     if _fits(text, limit):
         return [text] if text else []
     step = max(1, (limit - 2) // 6)  # a character takes at most six bytes
@@ -363,7 +363,7 @@ def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
 
 
 def limit_json(value: object, limit: int) -> object:
-    """A JSON value with long strings and lists cut until it takes at most `limit` bytes."""
+    """A JSON value whose long strings and lists are shortened until the value takes at most `limit` bytes."""
     max_items = 10_000
     for max_bytes in (limit // 2, 20_000, 5_000, 1_000, 200):
         if _fits(value, limit):
@@ -374,7 +374,7 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes. Encodes it only if counting characters does not decide this."""
+    """Whether `value` takes at most `limit` bytes. Encodes it only if the number of characters does not decide."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     return _chars(value) <= limit and json_bytes(value) <= limit

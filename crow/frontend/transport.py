@@ -25,14 +25,14 @@ Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 CHUNK_BYTES = 256 * 1024
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""While more bytes than this wait for the editor to read them, no further request is handled."""
+"""No further request is handled while more bytes than this wait for the editor to read them."""
 
 LINE_OVERHEAD_BYTES = 4096
-"""What a waiting line costs besides its own bytes, since the task that sends the line waits too."""
+"""A waiting line counts as this many bytes more than its size, because the task that sends it takes memory too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""While the editor does not read crow's output, about this much of its input is still read ahead, so that crow notices
-the end of stdin."""
+"""How many bytes of input are read ahead, approximately, while the editor does not read crow's output. Without reading
+ahead, crow would not notice the end of stdin."""
 
 GIVE_UP_S = 0.3
 """How long unanswered requests wait for an editor that has closed stdin and does not read crow's output."""
@@ -41,13 +41,13 @@ CLOSE_S = 0.2
 """How long `close` waits for all waiting lines to be written."""
 
 FINISH_S = 3.0
-"""How long `close` waits in total, while the editor reads, for a partly written line and the last responses."""
+"""How long `close` waits in total for a partly written line and the last responses, if the editor keeps reading."""
 
 STALLED_S = 0.5
 """An editor that has read nothing for this long is assumed to have stopped reading."""
 
 FAIR_S = 0.005
-"""How long a task may send without waiting before other tasks get a turn."""
+"""How long a task may keep sending before other tasks get a turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class StdioTransport:
         return self._sink.write(line, is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
-        """The message in `line`, or None if there is none. An invalid line is answered with an error."""
+        """The message in `line`, or None if the line needs no handling. Answers an invalid line with an error."""
         if isinstance(line, bytes):
             self._observe("in", line)
         message = frames.parse(line) if isinstance(line, bytes) else line
@@ -228,7 +228,7 @@ class WaitingLine:
 
 
 class Sink:
-    """Writes whole lines to a descriptor, in order: at once while the reader keeps up, else as soon as it reads."""
+    """Writes whole lines to a descriptor, in order. Lines wait while the reader does not keep up."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
         self._fd = fd
@@ -283,14 +283,14 @@ class Sink:
         return self._caught_up
 
     def release_waiters(self) -> None:
-        """Completes the future of `caught_up`."""
+        """Completes the future that `caught_up` returned."""
         if self._caught_up is not None:
             _complete(self._caught_up)
 
     async def close(self) -> None:
         """Writes the waiting lines.
 
-        After `CLOSE_S`, continues only with responses and a partly written line, and only while the reader reads.
+        After `CLOSE_S`, writes only responses and a partly written line, and stops if the reader stops reading.
         """
         started = self._loop.time()
         if self._waiting:
@@ -368,7 +368,7 @@ def _open_source(fd: int) -> WatchedSource | ThreadSource:
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
-    """Whether the loop can watch a descriptor. It cannot on Windows, nor a device that is always ready."""
+    """Whether the loop can watch this descriptor: never on Windows, and never if the device is always ready."""
     try:
         add(fd, lambda: None)
         remove(fd)
@@ -380,7 +380,7 @@ def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: 
 class WatchedSource:
     """Reads a pipe, socket or terminal when the loop reports it ready.
 
-    The descriptor need not be non-blocking: that flag would affect every process that shares it.
+    The descriptor may be blocking. Making it non-blocking would affect every process that shares it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -418,7 +418,7 @@ class WatchedSource:
 
 
 class ThreadSource:
-    """Reads a descriptor that the loop cannot watch: each chunk in a daemon thread, which never delays the exit."""
+    """Reads a descriptor that the loop cannot watch. Uses a daemon thread per chunk, which never delays the exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -68,9 +68,9 @@ class _OpenMessage:
 class LiveUpdates:
     """Converts events of a running session into updates for one client.
 
-    Remembers unfinished calls and the unfinished message. Updates therefore contain only what is new, and a client that
-    loads the session can be brought up to date. Every update of a tool call has a status. `cwd` is shown in terminals.
-    `new_id` makes ids for messages that are not stored.
+    Remembers unfinished calls and the unfinished message. So updates need only contain what is new, and `catch_up` can
+    update a client that has just loaded the session. Every update of a tool call has a status. `cwd` is shown in
+    terminals. `new_id` makes ids for messages that are not stored.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LiveUpdates:
         self._message = _OpenMessage("")
 
     def updates(self, event: Event) -> tuple[Update, ...]:
-        """The updates for `event` in order; the sender adds lists of options and commands."""
+        """The updates for `event`, in order. `SessionClient` adds the lists of options and commands."""
         match event:
             case events.EntryStored(entry=entry):
                 return self._stored(entry)
@@ -140,8 +140,8 @@ class LiveUpdates:
         return tuple(updates)
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
-        """The content of a permission request for an announced call: `content`, then the call's terminal if there is
-        one. A client that shows the request replaces the call's content with it."""
+        """The content of a permission request for an announced call: `content`, followed by the call's terminal if
+        there is one. A client that shows the request replaces the content of the call with this content."""
         opened = self._calls.get(call)
         if opened is None:
             return content
@@ -200,7 +200,8 @@ class LiveUpdates:
         if opened is not None:
             opened.status = "in_progress"
             changed = _changed_fields(call, opened, announcement) if announcement is not None else {}
-            if opened.in_terminal is not None and opened.content != [_terminal_content(call)]:  # the question is over
+            if opened.in_terminal is not None and opened.content != [_terminal_content(call)]:
+                # Remove the content of the permission request, which has been answered.
                 opened.content = changed["content"] = [_terminal_content(call)]
             return (_call_update(call, "in_progress") | changed,)
         if announcement is None:  # the call has already ended for this client
@@ -292,7 +293,7 @@ class ReplayUpdates:
             case events.CallEnded():
                 updates = self._ended(event)
             case _:
-                updates = ()  # transient; the response to session/load contains the present state
+                updates = ()  # not stored; the response to session/load contains the present state
         if updates:
             self._is_answered = updates[-1]["sessionUpdate"] != "user_message_chunk"
         return updates
@@ -333,7 +334,7 @@ class ReplayUpdates:
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """A remark if the turn ended badly or without an answer.
 
-        Without it, nothing would separate this turn's prompt from the next one, and clients would show them as one.
+        Without the remark, nothing would separate this turn's prompt from the next prompt, and clients would join them.
         """
         match stop:
             case "interrupted":
@@ -361,7 +362,7 @@ def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
 
 
 def usage_update(event: events.ContextMeasured) -> Update:
-    """How full the context is."""
+    """How full the context is, and the cost if it is known."""
     update = _update("usage_update", used=max(0, event.used), size=max(0, event.size))
     return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
 
@@ -385,7 +386,7 @@ def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """A thought has its own message id, as clients join chunks with the same id."""
+    """A thought has a message id of its own, because clients join chunks with the same id."""
     return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
@@ -434,7 +435,7 @@ def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
-    """Title, kind and locations that differ from what the client knows."""
+    """The fields (title, kind or locations) that differ from what the client knows."""
     known = call_fields(call.call_id, opened.announcement)
     opened.announcement = announcement
     return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}

@@ -296,7 +296,8 @@ async def test_a_prompt_to_a_session_running_elsewhere_names_the_owner_and_takes
         with pytest.raises(RpcError) as raised:
             await other.prompt(session, "me too")
         assert raised.value.message == (
-            f"Session {session} is busy: {named(one)} is running a turn in it. Wait for it to end, or end that process."
+            f"Session {session} is busy: {named(one)} is running a turn in it. "
+            "Wait for the turn to end, or end that process."
         )
         assert stored(home, session) == before
         await one.kill()
