@@ -1,4 +1,4 @@
-"""The log file of this user. stdout is used for the protocol, and editors show stderr."""
+"""The log file of this user. Nothing is logged to stdout (the protocol uses it) or stderr (editors show it)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OLD_FILES = 2
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
-    """Write log records of `level` and above to `file`, from libraries only warnings and errors. Any earlier log
-    handler is replaced.
+    """Write to `file` the log records of crow at `level` and above, and the warnings and errors of libraries. Any
+    earlier log handler is replaced.
 
     `secrets` are masked. The file has mode 0600 and is rotated at 2 MB. If the log cannot be written, logging stops
     silently: it must never break a session.
@@ -35,7 +35,7 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file that is only created with the first record, so that a process that logs nothing creates no file."""
+    """A log file that is created when the first record is written. A process that logs nothing creates no file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, maxBytes=_MAX_BYTES, backupCount=_OLD_FILES, delay=True)
@@ -47,7 +47,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the base class names it
-        """Print nothing: if the disk is full, no traceback may appear in the editor."""
+        """Print nothing. If the disk is full, the base class would print a traceback, and editors would show it."""
         self._is_broken = self.stream is None
 
     def _open(self) -> TextIOWrapper:

@@ -1,6 +1,6 @@
 """`crow login`: asks for endpoint, key and model, tries them and saves them.
 
-The settings are only saved after a test request was answered, unless the user insists. Editors run this command in a
+The settings are saved only if a test request is answered or the user insists. Editors run this command in a
 terminal to log in, so the exit code says whether it succeeded.
 """
 
@@ -44,7 +44,7 @@ async def log_in(loaded: Loaded) -> int:
         return 1
     values: dict[str, str | None] = {"name": name, "base_url": settings.base_url, "api_key": key or None}
     if key == known_key and loaded.sources["model.api_key"].startswith("environment"):
-        del values["api_key"]  # the key stays in the environment
+        del values["api_key"]  # do not copy the key from the environment into the file
     save_model_settings(loaded.paths.config_file, values)
     print(f"Saved to {loaded.paths.config_file}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
@@ -75,7 +75,7 @@ def _ask_key(*, has_default: bool) -> str:
 def _settings(**values: str) -> ModelSettings:
     try:
         return ModelSettings.model_validate({key: value for key, value in values.items() if value})
-    except ValueError:  # the error's own text shows the key
+    except ValueError:  # the error's own text would show the key
         raise ConfigError(
             "The endpoint or the key cannot be used: an endpoint is an http or https URL without user name and query, "
             "such as http://localhost:11434/v1; a key is plain ASCII without spaces."
@@ -94,11 +94,11 @@ async def _print_models(settings: ModelSettings) -> None:
         finally:
             await model.close()
     except CrowError as error:
-        print(f"(It does not list its models: {error})")
+        print(f"(The endpoint does not list its models: {error})")
         return
     if names:
         more = f", and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
-        print(f"It offers {', '.join(names[:_MODELS_SHOWN])}{more}.")
+        print(f"The endpoint offers {', '.join(names[:_MODELS_SHOWN])}{more}.")
 
 
 async def _try(settings: ModelSettings) -> bool:

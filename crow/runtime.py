@@ -11,7 +11,7 @@ from typing import Any
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _ENV_START = 47
-"""The position of the environment's first address in /proc/self/stat, counted after the program's name."""
+"""The index of the environment's first address among the fields after the program's name in /proc/self/stat."""
 
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK_BYTES = 1024 * 1024
@@ -21,7 +21,7 @@ _LARGE_BLOCK_BYTES = 1024 * 1024
 def importing() -> Iterator[None]:
     """Pause garbage collection while packages are imported, and exclude the imported objects from later collections.
 
-    These objects exist until the process ends. Collecting them costs a tenth of the start and 250 ms of the exit.
+    These objects exist until the process ends. Collecting them would take a tenth of the start time and 250 ms at exit.
     """
     gc.disable()
     try:
@@ -53,7 +53,7 @@ def forbid_inspection() -> None:
     """
     _call_glibc("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     with suppress(ImportError, OSError, ValueError):
-        import resource  # there is none on Windows
+        import resource  # Windows has no such module
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
@@ -61,7 +61,7 @@ def forbid_inspection() -> None:
 def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
     """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. Linux only.
 
-    `is_secret` gets the name and value of each variable. `os.environ` keeps them: Python has copied the values.
+    `is_secret` gets the name and value of each variable. `os.environ` keeps the values, because Python has copied them.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -82,18 +82,18 @@ def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the new parent of all its descendants whose parent ends. Return whether that worked. Linux
+    """Make this process the new parent of each descendant whose own parent ends. Return whether that worked. Linux
     only."""
     return _call_glibc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def _call_glibc(name: str, *arguments: int) -> int | None:
-    """Call a function of the C library. Return its result; None if there is no such function."""
+    """Call a function of the C library. Return its result, or None if there is no such function."""
     import ctypes
 
     try:
         function: Any = getattr(ctypes.CDLL(None), name)
-    except (AttributeError, OSError, TypeError):  # another C library; on Windows CDLL needs a name
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows, where CDLL needs a name
         return None
     result: int = function(*map(ctypes.c_long, arguments))
     return result

@@ -72,9 +72,9 @@ class Session:
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the whole conversation as messages of OpenAI's chat completions API, as if it had never been
-        compacted. The first one is the system message.
+        compacted. The first message is the system message.
 
-        Calls without a result get one that says so. Thoughts are left out.
+        If a call has no result, a result that says so is added. Thoughts are left out.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -89,7 +89,7 @@ class Session:
         return await _openai_messages((await self._store.tail(self.id)).entries)
 
     async def entries(self) -> AsyncIterator[Entry]:
-        """Yield everything on the session's path, oldest first. `crow.domain.entries` has the kinds of `Entry.body`.
+        """Yield all entries on the session's path, oldest first. `crow.domain.entries` lists the kinds of `Entry.body`.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -98,15 +98,15 @@ class Session:
                 yield entry
 
     def export(self) -> AsyncIterator[bytes]:
-        """Yield the parts of a file that `crow sessions import` takes: all branches, sub-agents, images, and files
-        before a change.
+        """Yield the session as a file for `crow sessions import`, in parts. The file contains all branches, sub-agents,
+        images, and the earlier contents of changed files.
 
         :raises ~crow.domain.errors.StoreUnavailable: the session was deleted meanwhile.
         """
         return self._admin.export([self.id])
 
     async def markdown(self) -> AsyncIterator[str]:
-        """Yield the parts of a transcript for people, with thoughts, diffs and whole results.
+        """Yield the session, in parts, as a Markdown transcript with thoughts, diffs and whole results.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -201,7 +201,7 @@ class Sessions:
         )
 
     def export(self) -> AsyncIterator[bytes]:
-        """Yield the parts of one file that `crow sessions import` takes, with all listed and archived sessions."""
+        """Yield all listed and archived sessions as one file for `crow sessions import`, in parts."""
         return self._admin.export(None)
 
     async def _sessions(self, rows: Sequence[SessionRow]) -> tuple[Session, ...]:

@@ -21,7 +21,7 @@ from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
-"""While the editor has not answered a write, the disk is checked this often: some editors write and never answer."""
+"""Seconds between checks of the disk while a write is unanswered. Some editors write the file and never answer."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
@@ -38,7 +38,7 @@ _REFUSAL = re.compile(
 class EditorRequests:
     """Sends the requests of one session.
 
-    `answer_s` is how long an answer may take, in seconds. While a write is not answered, the disk is checked every
+    `answer_s` is the time limit for an answer, in seconds. While a write is unanswered, the disk is checked every
     `silence_s` seconds.
     """
 
@@ -61,9 +61,9 @@ class EditorWorkspace:
     """See :class:`crow.tools.Workspace`. The editor serves UTF-8 text, `disk` everything else.
 
     A file must exist on disk to be read. If the editor's answer looks wrong, the text on disk is used instead. A write
-    goes only through the editor, unless the text is too large for a line. If the editor refuses a write, the text is
-    not written to the disk either. After a write the file is read again, because some editors format on save, and some
-    report success without writing.
+    goes only through the editor, unless the text does not fit in one line of the protocol. If the editor refuses a
+    write, the text is not written to the disk either. After a write the file is read again, because some editors format
+    on save, and some report success without writing.
 
     If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the variables
     that `hidden` names.
@@ -103,7 +103,7 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`.
 
         :raises PermissionError: the editor refused or failed.
-        :raises TimeoutError: the editor did not answer; it is not known whether it wrote.
+        :raises TimeoutError: the editor did not answer; the file may or may not have been written.
         """
         if not self._writes or json_bytes(text) > PART_BYTES:
             return await self._disk.write_text(path, text)
@@ -183,7 +183,7 @@ class EditorWorkspace:
         await self._disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
-        """Sends a write request. Also returns, without an answer, once the text is found on disk."""
+        """Sends a write request. Returns when the editor answers, or when the disk already contains the text."""
         answers: list[Any] = []
         failures: list[Exception] = []
 
@@ -210,13 +210,14 @@ class EditorWorkspace:
     async def _text_after_write(self, path: Path, text: str, before: FileStat) -> str:
         """The text that the file contains after a write.
 
-        This is the text on disk, or the editor's buffer if that was formatted or is not saved yet. If neither disk nor
-        buffer has changed, the editor's answer was wrong, and the text is written to the disk here.
+        Usually this is the text on disk. It is the editor's buffer if the editor formatted the text or has not saved it
+        yet. If neither disk nor buffer has changed, the editor's answer was wrong, and the text is written to the disk
+        here.
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
-            # Some editors add a newline to whatever they save, so the file now ends with one too many. Send the text
-            # again without its last newline.
+            # Some editors add a newline to whatever they save, so the file now ends with two. Send the text again
+            # without its last newline.
             with suppress(RequestError, TimeoutError, ConnectionError):
                 await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)
@@ -248,7 +249,7 @@ class EditorWorkspace:
             self._reads = error.code != METHOD_NOT_FOUND
             return None
         except TimeoutError:
-            self._reads = False  # each later request would take as long
+            self._reads = False  # later requests would time out too
             return None
         except ConnectionError:
             return None
@@ -257,7 +258,7 @@ class EditorWorkspace:
 
 
 def _in_format_of(saved: str, buffer: str) -> str:
-    """`buffer` with the byte order mark, line endings and final newline of `saved`: editors may omit them."""
+    """`buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps them."""
     if saved.endswith("\n") and not buffer.endswith("\n"):
         buffer += "\r\n" if "\r\n" in buffer else "\n"
     if "\r\n" in saved and "\r\n" not in buffer:
@@ -278,7 +279,7 @@ def _make_directories(directory: Path) -> list[Path]:
 class EditorTerminals:
     """The editor's terminals of one session: one for each command, always released afterwards.
 
-    The variables `hidden` are set to an empty string, since the editor's own environment may contain them.
+    The variables named in `hidden` are set to an empty string, since the editor's own environment may contain them.
     """
 
     def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
@@ -340,7 +341,7 @@ class EditorTerminals:
                 raise PermissionError("The editor opened no terminal; the command was not run.")
 
     async def _wait(self, terminal: str, on_output: OnOutput) -> Any:
-        """Shows the output until the command ends. Returns the exit status, None if the editor does not report it."""
+        """Shows the output until the command ends. Returns the exit status, or None if the editor reports none."""
         status: Any = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._show_output, terminal, on_output)
@@ -359,7 +360,7 @@ class EditorTerminals:
                 await on_output(output)
 
     async def _output(self, terminal: str) -> tuple[str, Any]:
-        """The output and exit status; an empty text and None if the editor does not report them."""
+        """The output and the exit status. A missing output is an empty text, and a missing status is None."""
         try:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
         except (RequestError, TimeoutError, ConnectionError):
@@ -377,7 +378,7 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """The exit code from an exit status: negative for a signal, -1 if it contains no known code or signal."""
+    """The exit code from an exit status: negative for a signal, -1 if neither code nor signal is known."""
     match status:
         case {"exitCode": int(code)}:
             return code

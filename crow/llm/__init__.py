@@ -68,8 +68,8 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What crow knows about a model. `endpoint` is `base_url model`. The context window is unknown if it is neither
-    configured nor listed by the endpoint."""
+    """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
+    window is unknown if it is neither configured nor listed by the endpoint."""
 
     name: str
     endpoint: str
@@ -82,12 +82,12 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[Delta]:
         """Iterate over the deltas as they arrive, in one task only. The iteration ends when the answer is complete.
 
-        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` returns what was yielded before.
+        :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns what was yielded.
         """
 
     @property
     def answer(self) -> Answer:
-        """The whole answer. :raises RuntimeError: before the iteration ended."""
+        """The whole answer. :raises RuntimeError: the iteration has not ended yet."""
 
     def partial(self) -> Answer:
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
@@ -115,14 +115,14 @@ class Model(Protocol):
 
 
 class EndpointMemory(Protocol):
-    """Remembers what was learned about endpoints across processes (the store's `endpoints` table)."""
+    """Stores what was learned about endpoints for later processes, in the store's table `endpoints`."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         """Return facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`. The result is empty if
         none are stored."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge `facts` into the stored facts. A new value replaces the whole value of its top-level key."""
+        """Merge `facts` into the stored facts. Values are replaced as a whole: nested mappings are not merged."""
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:

@@ -65,7 +65,7 @@ def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[st
 def json_text(arguments: Mapping[str, object]) -> str:
     """Return the object as JSON that every parser accepts.
 
-    :raises InvalidArguments: JSON cannot express one of its numbers, or the object is nested too deeply.
+    :raises InvalidArguments: the object contains a number that JSON cannot express, or is nested too deeply.
     """
     try:
         return replace_lone(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
@@ -88,8 +88,8 @@ def is_whole(pieces: list[str]) -> bool:
 def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
     """Whether the object can be meant for a tool: it has no unknown member, and no required member is missing.
 
-    Only the names of members are compared. `jsonschema` would take 80 ms to import before the first answer. It would
-    also match patterns from a server's schema against a model's text, and such a match may practically never end.
+    Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Besides, that
+    package matches patterns from a server's schema against text from a model, which can take practically forever.
     """
     properties = schema.get("properties") if schema is not None else None
     if schema is None or not isinstance(properties, Mapping):
@@ -100,7 +100,7 @@ def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
 
 
 def _decoded(text: str) -> object:
-    """Return `text` as JSON, or None if it is not JSON."""
+    """Return the value that `text` encodes, or None if `text` is not JSON."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -108,9 +108,9 @@ def _decoded(text: str) -> object:
 
 
 def _objects_in(text: str) -> list[dict[str, object]]:
-    """Return the objects that make up `text`, at least one.
+    """Return the objects in `text`, at least one.
 
-    :raises InvalidArguments: `text` is anything else.
+    :raises InvalidArguments: `text` contains no object, or anything besides objects.
     :raises RecursionError: the objects are nested too deeply.
     """
     try:
@@ -140,7 +140,7 @@ def _objects_in(text: str) -> list[dict[str, object]]:
     if not objects:
         raise InvalidArguments(_describe(broken, text))
     if not _TRAILING.match(text, at):
-        raise InvalidArguments("the arguments go on after their object; send one JSON object and nothing else")
+        raise InvalidArguments("the arguments object is followed by other text; send one JSON object and nothing else")
     return objects
 
 
@@ -182,8 +182,8 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
 
 
 def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Return the inner object of `{"name": ..., "arguments": {...}}` if the outer object cannot be meant for the tool
-    but the inner one can."""
+    """Unwrap `{"name": ..., "arguments": {...}}`: return the inner object if it can be meant for the tool and the outer
+    object cannot."""
     inner = arguments.get("arguments", arguments.get("parameters"))
     if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
         return arguments
@@ -191,8 +191,7 @@ def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[
 
 
 def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Decode members that contain JSON in a string. This applies where the schema wants a list or an object and allows
-    no string."""
+    """Decode strings that contain JSON, in members for which the schema allows only a list or only an object."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return arguments

@@ -61,7 +61,7 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""The key that is sent to endpoints that need none, because the client library requires a key."""
+"""A placeholder for endpoints that need no key: the client library requires one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now. The context window is the configured one, else the one that the endpoint lists."""
+        """What is known now. A configured context window takes precedence over a listed one."""
         return self._facts.info
 
     @property
@@ -184,11 +184,11 @@ class ChatCompletions:
                 return response
             if not await self.adapt(request, response):
                 raise await self._error_of(response)
-        raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} forms of the request in a row.")
+        raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} different forms of the request.")
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Change later requests so that they leave out what `body` refuses by name. Return False if nothing would
-        change."""
+        """Adapt later requests to the error in `body`: leave out the part that it names, or lower the output limit.
+        Return False if there is nothing to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
@@ -211,7 +211,7 @@ class ChatCompletions:
             self._listing = asyncio.create_task(self._read_listing())
 
     async def settled(self) -> None:
-        """If the list of models is being read, wait until this is done."""
+        """Wait for the background task that reads the list of models, if there is one."""
         if self._listing is not None:
             await asyncio.wait([self._listing])
 
@@ -296,7 +296,7 @@ class ChatCompletions:
         return errors.NetworkError(f"No connection to {who}: {error or type(error).__name__}.{hint}")
 
     async def _error_of(self, body: ErrorBody) -> errors.ModelError:
-        """Return the error to raise. If the endpoint does not serve the model, its message suggests other models."""
+        """Return the error to raise. If the endpoint does not serve the model, the message suggests other models."""
         error = model_error(body, self.origin)
         if not isinstance(error, errors.ModelNotFound):
             return error
@@ -308,7 +308,7 @@ class ChatCompletions:
 
 
 async def _read_start(response: httpx2.Response, timeout_s: float) -> bytes:
-    """Read the body of an HTTP error: at most its first `_MAX_ERROR_BYTES`, and what arrives within `timeout_s`."""
+    """Read the start of an HTTP error's body. Stop after `_MAX_ERROR_BYTES` or `timeout_s`."""
     body = bytearray()
     with anyio.move_on_after(timeout_s):
         async with aclosing(response.aiter_bytes()) as pieces:
@@ -339,7 +339,7 @@ class _HttpBody:
     """The body of an open response; see :class:`crow.llm.stream.ResponseBody`.
 
     A background task reads the body, so that each `read` returns everything that has arrived. Servers send each token
-    as a separate chunk. Reading many chunks at once avoids paying the cost of a read for each of them.
+    as a separate chunk, and reading many chunks at once is cheaper than reading them one by one.
     """
 
     def __init__(self, response: httpx2.Response, origin: Origin) -> None:
@@ -352,8 +352,8 @@ class _HttpBody:
         self._reader = asyncio.create_task(self._read_all())
 
     async def read(self) -> bytes:
-        """Return all bytes that have arrived since the last call. Wait until there is at least one byte. Return no
-        bytes at the end."""
+        """Wait for at least one byte, and return all bytes that have arrived since the last call. At the end, return
+        no bytes."""
         while not self._arrived and not self._reader.done():
             self._has_news.clear()
             await self._has_news.wait()

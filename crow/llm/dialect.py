@@ -7,24 +7,24 @@ from typing import Any, Literal, TypeAlias
 
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""How a request says how much to think: with the member `reasoning_effort`, `reasoning`, `thinking.type` (alone or with
-an effort), or `enable_thinking`."""
+"""The request member that sets the thought level: `reasoning_effort`, `reasoning`, `thinking.type` (alone or with an
+effort), or `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a request contains, and in which form. A dialect starts as configured and changes when an error of the
-    endpoint names a part of the request that it rejects. `refused` lists the names of these parts, oldest
-    first, and is remembered across processes.
+    """What a request contains, and in which form. A dialect starts as configured. When the endpoint rejects a
+    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first, and
+    is remembered across processes.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
-    parallel calls. False forbids them and also splits parallel calls in the history into messages of one call each.
-    `empty_content` is the content of a message that has calls but no text. With `reasoning` set to `own`, a thought is
-    sent back in the field in which it came; with `always`, the field is sent even without a thought (as ''), which some
-    endpoints require. `cache` tells whether the endpoint caches by a key, or only where a marker asks for caching.
-    `thinking` is the member that takes the thought level, or None to send no level. If `streams` is False, the answer
-    comes in one piece.
+    parallel calls. If it is False, parallel calls are forbidden, and those in the history are split into messages of
+    one call each. `empty_content` is the content of a message that has calls but no text. With `reasoning` set to
+    `own`, a thought is sent back in the field in which it came. With `always`, the field is sent even if there is no
+    thought (as ''), because some endpoints require it. `cache` tells whether the endpoint caches by a key, or only
+    where a marker asks for caching. `thinking` is the member that takes the thought level, or None to send no level. If
+    `streams` is False, the answer comes in one piece.
     """
 
     limit_field: LimitField | None = "max_tokens"

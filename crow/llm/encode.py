@@ -1,7 +1,7 @@
 """Encodes requests as the bytes that are sent.
 
 Each message is encoded once and its bytes are cached, so that the next request only has to join them. The bytes of a
-message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only added, each
+message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each
 request starts with the messages of the previous one. Tool results can contain only text, so their images follow in a
 user message after the block of results.
 """
@@ -23,14 +23,14 @@ _EMPTY_TEXT = "(empty message)"
 _FIXED_MEMBERS = frozenset({"messages", "tools", "stream"})
 _OWN_KEYS = frozenset({"role", "content", "tool_calls", "id", "type", "function", "name", "arguments"})
 _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
-"""Names of models that cache nothing unless a marker asks for it."""
+"""Matches the names of models that cache a prompt only if the request contains a cache marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     """A message in the form that is sent. `images` are images of a tool result, which go into a user message after the
-    block of results. If an endpoint accepts only one call per message, `calls` are further messages with one call
-    each. They are inserted before the second result, the third, and so on."""
+    block of results. If an endpoint accepts only one call per message, `calls` contains a message for each call after
+    the first. Each of these messages is inserted before the result of its call."""
 
     message: domain.Message
     sent: bytes
@@ -59,8 +59,9 @@ class Encoder:
         limit: int | None,
         extra: Mapping[str, object] | None = None,
     ) -> bytes:
-        """Return the request body. `endpoint` is compared with `AssistantMessage.endpoint`. `limit` is the output limit
-        in tokens; None sends no limit. Members of `extra` replace those that crow sends."""
+        """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
+        endpoint that they came from. `limit` is the output limit in tokens; None sends no limit. Members of `extra`
+        replace those that crow sends."""
         if self._for != (dialect, endpoint):
             self._for = (dialect, endpoint)
             self._messages, self._encoded = (), []
@@ -137,7 +138,7 @@ class _Sequence:
         self._images.extend(each.images)
 
     def sent(self) -> list[bytes]:
-        """Return all messages so far, as they are sent if no other message follows."""
+        """Return all messages so far, followed by the images of the last block of results, if it has any."""
         if not self._images:
             return list(self._sent)
         intro = _json({"type": "text", "text": "Images of the tool results above:"})
@@ -197,7 +198,7 @@ def _user_content(parts: Sequence[domain.Part], dialect: Dialect) -> object:
     before: domain.Part | None = None
     for part in parts:
         if isinstance(part, domain.Text) and isinstance(before, domain.Text):
-            # A link is part of its sentence, but two adjacent texts are separate paragraphs.
+            # Two adjacent texts are separate paragraphs. A link belongs to the sentence around it.
             texts.append("\n\n")
         before = part
         match part:

@@ -14,9 +14,9 @@ from crow.llm.dialect import Dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointTimeouts:
-    """Timeouts in seconds. `first_byte_s` limits the time until the first event; a local model may read its prompt for
-    minutes. `idle_s` limits the time between two pieces after that. `grace_s` limits the wait for usage and `[DONE]`
-    after the finish reason."""
+    """Timeouts in seconds. `first_byte_s` limits the wait for the first event; a local model may take minutes to read
+    its prompt. `idle_s` limits each later wait for more data. `grace_s` limits the wait for usage and `[DONE]` after
+    the finish reason."""
 
     connect_s: float = 15.0
     first_byte_s: float = 300.0
@@ -46,7 +46,7 @@ class Endpoint(ModelLimits):
 
     @property
     def name(self) -> str:
-        """`base_url model`: the form in which the endpoint is stored with each answer."""
+        """The base URL and the model, separated by a space. This name is stored with each answer."""
         return f"{self.base_url} {self.model}"
 
     @property
@@ -77,7 +77,7 @@ class Endpoint(ModelLimits):
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."
             )
         if self.api_key and not (self.api_key.isascii() and self.api_key.isprintable()):
-            problem = f"The key for {self.base_url} has characters that no key can have."
+            problem = f"The key for {self.base_url} contains characters that are not allowed in a key."
             raise AuthError(f"{problem} {self.key_hint}, without line breaks.")
 
 

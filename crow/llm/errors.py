@@ -1,7 +1,7 @@
 """Turns an error that an endpoint reports into one of crow's errors.
 
-The text of the error is found first, wherever the body or event has it (`ErrorBody`). Then status, code and text decide
-the type, in this order:
+Endpoints put the text of an error in different places of a body or event; `ErrorBody` holds what was found. Status,
+code and text decide the type. The first line that applies counts:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -112,11 +112,12 @@ span
 """
 """Names of kinds of messages, each followed by its pattern. The lines of a pattern are joined.
 
-A message that matches "not overflow" does not report an overflow, whatever else it matches. One kind of such a message
-lists "possible causes": the server itself does not know whether a parameter is bad or the request is too long. Others
-are about the output limit, or about the name or description of a tool. A message reports an overflow if it matches
-"overflow", or if it contains a number of tokens, matches all of "window", "request" and "too much", and does not match
-"too little". A number that directly follows a match of "code before" may be an error code.
+A message reports an overflow if it matches "overflow", or if it contains a number of tokens, matches all of "window",
+"request" and "too much", and does not match "too little". But a message that matches "not overflow" never reports an
+overflow. Some of these messages list "possible causes", because the server does not know whether a parameter is bad or
+the request is too long. Others are about the output limit, or about the name or description of a tool.
+
+A number directly after a match of "code before" may be an error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)
@@ -132,8 +133,7 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Messages in which the text before a number does not tell whether the number is the limit or the size (both in
-tokens)."""
+"""Messages in which the words before a number do not tell whether it is the limit or the size. Both are in tokens."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -142,7 +142,7 @@ _PLAIN_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The endpoint and model of a request, in the form in which error messages name them."""
+    """The endpoint and the model of a request, as error messages name them."""
 
     endpoint: str = "the endpoint"
     model: str = ""
@@ -180,7 +180,8 @@ def find_error(body: object) -> ErrorBody | None:
     """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
     there is no error."""
     if isinstance(body, list):
-        items = (item for item in body if not isinstance(item, list))  # lists may nest without end
+        # Lists inside the list are skipped, because they could nest without end.
+        items = (item for item in body if not isinstance(item, list))
         return next((found for item in items if (found := find_error(item)) is not None), None)
     if not isinstance(body, Mapping):
         return None
@@ -218,7 +219,7 @@ def parse_error_response(status: int, content: bytes) -> ErrorBody:
         found = _error_body(body, body)
     if found is None:
         return ErrorBody(status=status, everything=text[:_SEARCHED_CHARS])
-    # The status of the response is used. A code in the body may be the status of another server behind this one.
+    # Use the status of the response. A code in the body may be the status of another server behind this one.
     return replace(found, status=status)
 
 
@@ -236,8 +237,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status == 402 or (is_refusal and (says("no credit") or (wait_s is None and says("quota")))):
         advice = "Waiting does not help; check the account."
         return errors.QuotaExceeded(f"{who} has no credit left for this key: {words}. {advice}")
-    # A 413 that mentions tokens per minute means that this one request is larger than the limit for a minute. Waiting
-    # does not help.
+    # A 413 that mentions tokens per minute is no rate limit: this one request is larger than the limit for a minute, so
+    # waiting does not help.
     is_throttled = status != 413 and (status == 429 or says("throttled"))
     if is_throttled and (status is None or status <= 429 or status in _TRANSIENT_STATUS):
         return errors.RateLimited(f"{who} is rate-limiting requests: {words}.", retry_after_s=wait_s)
@@ -366,7 +367,8 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
     """Return `(limit, size)` in tokens, or None for a number that is not stated. The size includes the output if the
     endpoint counts it.
 
-    `message` is the part of `words` in which any number may be the limit or the size.
+    The patterns in `_NUMBERED` are applied to all of `words`. Other numbers are read only from `message`, which is a
+    part of `words`.
     """
     for wording in _NUMBERED:
         if match := wording.search(words):
@@ -379,8 +381,9 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
             return (limit if limit is not None and limit >= _MIN_WINDOW else None), size
     if not _PATTERNS["window"].search(message) or _PATTERNS["too little"].search(message):
         return None, None
-    # The limit is the smallest number that follows a word such as "limit" or "maximum". The size is a larger number, or
-    # the only other number.
+    # The limit is the smallest number that follows a word such as "limit" or "maximum". If no number does and there are
+    # two numbers, the limit is the smaller one. The size is the largest number above the limit, or simply the largest
+    # number if the limit is unknown.
     sizes = _sizes(message)
     if len(sizes) == 1 and _PATTERNS["code before"].search(sizes[0][1]):
         return None, None
@@ -442,9 +445,9 @@ stream                 any   (?:not support|unsupported) streaming
 stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disabled)
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
-"""The parts of a request in the order in which they are checked, each with a pattern that recognises its refusal. A
-"near" pattern counts only if words of refusal are close before or after it. The patterns of "stream" are narrow on
-purpose: one broken stream must not disable streaming at an endpoint for good."""
+"""The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. A
+"near" pattern counts only if a word of refusal is close before or after the match. The patterns of "stream" are narrow
+on purpose: one broken stream must not disable streaming at an endpoint for good."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
@@ -478,8 +481,7 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
 
 
 def max_output_tokens(body: ErrorBody) -> int | None:
-    """Return the largest output limit that the endpoint accepts, if it refused the limit that crow sent and stated its
-    own."""
+    """Return the largest output limit that the endpoint accepts, or None if the error does not state it."""
     match = _MAX_OUTPUT.search(body.searched) if body.status in {None, 400, 422} else None
     return int(next(filter(None, match.groups())).replace(",", "")) or None if match is not None else None
 
@@ -488,7 +490,7 @@ def max_output_tokens(body: ErrorBody) -> int | None:
 
 _SPAN_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "": 1.0}
 _MIN_TIMESTAMP = 1e8
-"""A larger number of seconds is a Unix time (after 1973), not a duration."""
+"""A number of seconds above this is a Unix time (after 1973) and not a duration."""
 
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
@@ -498,7 +500,7 @@ def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
         return max(0.0, milliseconds / 1000)
     if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
         return asked
-    # The limit that resets last may not be the one that was hit, so the earliest reset is used.
+    # The headers do not say which of several limits was hit, so the earliest reset is used.
     resets = [_wait(value.strip(), now_s) for key, value in headers.items() if key.startswith("x-ratelimit-reset")]
     return min((wait for wait in resets if wait is not None), default=None)
 

@@ -23,7 +23,7 @@ _LOADED_WINDOWS = (
 )
 _POSSIBLE_WINDOWS = (
     ("context_length",),  # OpenRouter, Together, Moonshot
-    ("top_provider", "context_length"),  # OpenRouter: the provider that it tries first
+    ("top_provider", "context_length"),  # OpenRouter, for its preferred provider
     ("context_window",),  # Groq
     ("max_context_length",),  # Mistral, LM Studio
     ("max_input_tokens",),  # LiteLLM
@@ -33,7 +33,7 @@ _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""The size of the context window is looked up again once per this many answers that fill at least half of it."""
+"""Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +96,14 @@ class EndpointFacts:
     """What crow knows about one model at one endpoint in addition to its configuration.
 
     `learned` contains the facts that `memory` had stored when this process began. Changes are written to `memory` at
-    once. A configured context window takes precedence over a listed one. Overflow errors are not handled here: the
-    agent learns from them, because it knows what was sent.
+    once. A configured context window takes precedence over a listed one. Overflow errors are handled by the
+    agent and not here, because the agent knows what was sent.
     """
 
     def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, learned: Mapping[str, object]) -> None:
         self._endpoint = endpoint
         self._memory = memory
-        self._info: ModelInfo | None = None  # None: changed since it was last asked for
+        self._info: ModelInfo | None = None  # None: must be computed again
         self._listed: Offered | None = None
         self._filled = 0
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
@@ -141,8 +141,8 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
-        """Return the output limit to send if `wanted` is requested, or None to send no limit. If `wanted` is None, the
-        configured limit is used."""
+        """Return the output limit to send, or None to send no limit. This is `wanted`, or the configured limit if
+        `wanted` is None, but never more than the endpoint accepts."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
@@ -165,8 +165,8 @@ class EndpointFacts:
         await self._store({"listed": stated})
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Forget a listed context window if an answer used more than that. Return whether to read the list of models:
-        either it was never read, or the window is filling up and the server may have changed its size."""
+        """Forget the listed context window if a request was longer. Return whether to read the list of models: it was
+        never read, or the window is filling up and the server may have changed its size."""
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
         if self._listed is not None and window is not None and used > window:

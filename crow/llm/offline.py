@@ -99,7 +99,7 @@ class OfflineStream:
         calls: tuple[domain.ToolCall, ...] = ()
         if reply.call is not None and not is_cut:
             name, arguments = reply.call
-            # The ID is unique within the conversation, which has grown since any earlier call.
+            # Each call makes the conversation longer, so the ID is unique within the conversation.
             call_id = f"off{len(request.messages):06d}"
             calls = (domain.ToolCall(id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False)),)
         sent = sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)
@@ -257,13 +257,12 @@ def _describe_result(result: str) -> str:
 
 
 def _is_summary_instruction(prompt: str) -> bool:
-    """Whether a prompt is the instruction for a compaction. It is recognised by the headings that it names."""
+    """Whether a prompt is crow's instruction to write a summary. Such an instruction names the summary's headings."""
     return "## Goal" in prompt and "## Next" in prompt
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """Return a summary under some of the fixed headings, in at most as many words (or tokens) as the instruction
-    allows."""
+    """Return a summary under some of the fixed headings. It keeps to the instruction's limit in words or tokens."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))

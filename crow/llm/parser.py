@@ -80,7 +80,7 @@ class StreamParser:
         kind are joined.
 
         :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long.
-            `flush` returns what came before the error.
+            Call `flush` for what came before the error.
         """
         try:
             for event_data in events:
@@ -94,7 +94,7 @@ class StreamParser:
         if limit:
             self._error = AnswerTooLong(
                 f"The answer from {self._origin.endpoint} was cut off after {limit}; the model may be repeating "
-                "itself. The part that was shown is kept, but none of its tool calls ran. Prompt again, or limit "
+                "itself. The part that was shown is kept, but none of the tool calls ran. Prompt again, or limit "
                 "answers with max_output_tokens."
             )
             raise self._error
@@ -159,8 +159,8 @@ class StreamParser:
             self._read_other(chunk)
 
     def _read_other(self, event_data: str) -> None:
-        """Read data that is not one JSON object. It may be the end marker, several chunks in bad framing, or something
-        that can be ignored."""
+        """Read data that is not one JSON object: the end marker, wrongly framed chunks, or something that can be
+        ignored."""
         data = event_data.strip()
         if len(data) < len(event_data):
             self._read(data)
@@ -237,7 +237,7 @@ class StreamParser:
             if type(text) is str:
                 self._content.append(text)
         elif self._has_deltas:
-            # The server repeats the whole answer at the end of the stream. Only the part that no delta has sent is new.
+            # The server repeats the whole answer at the end of the stream. Read only the part that came in no delta.
             self._read_content()
             text, so_far = message.get("content"), self._text.getvalue() + self._detector.held + self._splitter.held
             rest = text[len(so_far) :] if isinstance(text, str) and text.startswith(so_far) else ""
@@ -332,8 +332,7 @@ class StreamParser:
         if self._is_ended:
             return
         self._is_ended = True
-        # Text passes through the joiner before the splitter, so an unfinished surrogate pair must be completed before
-        # an unfinished tag.
+        # Text passes through the joiner before it reaches the splitter, so the joiner is finished first.
         self._read_content()
         self._split(self._text_joiner.finish())
         thought, text = self._splitter.finish()
@@ -379,7 +378,7 @@ class StreamParser:
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:
                 return
-            problem = "The request left the model no room for an answer: it reached its length limit before any text."
+            problem = "The request left the model no room for an answer: the length limit was reached before any text."
             raise ContextOverflow(problem, size=self._usage.input_tokens)
         if has_thought:
             raise ProtocolError(f"{who} sent reasoning but no answer. Ask again, or try another model.")
@@ -420,7 +419,7 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word means `stop`, but an empty answer is then an error."""
+    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error anyway."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending

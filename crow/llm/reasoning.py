@@ -14,8 +14,8 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
-    """Return `(field, piece)` for the first reasoning field that is not empty. If there is none, `piece` is empty, and
-    `field` is the first field that contains '', or None."""
+    """Return `(field, piece)` for the first reasoning field that has text. If no field has text, `piece` is empty, and
+    `field` is the first field that contains '' (None if there is no such field)."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:
@@ -97,9 +97,9 @@ class ReasoningDetails:
 
 
 # Second form: reasoning is in the answer itself, such as `<think>...</think>`. An opening tag has a meaning only at the
-# start of the answer; later it is text. A closing tag without an opening one is also text: the text before it was
-# already shown, and the chat templates of models that write such answers remove it. Tokens that some formats put before
-# the answer are removed.
+# start of the answer; elsewhere it is text. A closing tag without an opening tag is also text, because everything
+# before it was already shown. When such an answer is sent back, the model's own chat template removes the reasoning.
+# Some formats put tokens before the answer; these are removed.
 
 _THINK_ENDS = ("</think>", "</thinking>")
 _TAGS: dict[str, tuple[str, ...]] = {
@@ -116,8 +116,7 @@ _TAGS: dict[str, tuple[str, ...]] = {
     "<|start_thinking|>": ("<|end_thinking|>",),
     "<|begin_of_thought|>": ("<|end_of_thought|>",),
 }
-"""Tokens that open a thought, each with the tokens that can end it. They are in lower case, but models write them in
-either case."""
+"""Tokens that open a thought, each with the tokens that can end the thought. Letter case is ignored."""
 _END_OF = {ends: re.compile("|".join(map(re.escape, ends)), re.IGNORECASE) for ends in _TAGS.values()}
 
 _DRESS = (
@@ -131,11 +130,11 @@ _BEGINNINGS = (*_TAGS, *_DRESS)
 _LONGEST = max(map(len, _BEGINNINGS))
 _MAX_BLANKS = 4096
 _SLICE_CHARS = 16_384
-"""Text is read in slices of this size, because reading a tag copies the rest of its slice."""
+"""Text is read in slices of this size. Reading a tag copies the rest of its slice, so slices must be short."""
 
 
 class ThinkSplitter:
-    """Call `feed` with pieces of the content. Each call returns the thought and the text that are certain by then.
+    """Call `feed` with pieces of the content. Each call returns `(thought, text)` as far as the two can be told apart.
 
     Only text that may become a tag is held back. Blanks before the first word of a thought are removed, and so are
     blanks between a thought and the answer. Blanks at the very start are held back until the first word. `found` means
@@ -143,7 +142,7 @@ class ThinkSplitter:
     """
 
     def __init__(self) -> None:
-        self._state = "start"  # later "thought", "after" (a thought or a removed token), "text"
+        self._state = "start"  # or "thought", "text", or "after" (a thought or a removed token was read)
         self._ends: tuple[str, ...] = ()
         self._has_words = False
         self.held = ""
@@ -173,7 +172,7 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the answer starts with. Return True if there is more to decide at once."""
+        """Decide what the held text starts with. Return True if the text after that can be read now."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":
@@ -198,7 +197,7 @@ class ThinkSplitter:
         return False
 
     def _read_thought(self, thought: list[str]) -> bool:
-        """Move the certain part of the thought into `thought`. Return True if the end of the thought was found."""
+        """Move what certainly belongs to the thought into `thought`. Return True if the thought has ended."""
         if not self._has_words:
             self.held = self.held.lstrip()
         if end := _END_OF[self._ends].search(self.held):

@@ -1,7 +1,7 @@
-"""Decodes server-sent events: takes the bytes of a response and returns the data of each event. Also repairs text.
+"""Decodes server-sent events: takes the bytes of a response and returns the data of each event.
 
 Follows WHATWG HTML 9.2.6. Bytes are decoded per event, and invalid UTF-8 becomes U+FFFD. Event names, IDs and retry
-times have no meaning in chat completions and are dropped.
+times have no meaning in chat completions and are dropped. This module also repairs invalid Unicode in text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from crow.domain.errors import AnswerTooLong
 
 MAX_EVENT_BYTES = 8 * 1024 * 1024
-"""Twice the number of characters that crow accepts in one answer."""
+"""The limit for one event: two bytes for each character that crow accepts in an answer."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -138,8 +138,8 @@ def is_keep_alive(data: str) -> bool:
 
 
 def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
-    """Return `(chunks, whether the end marker follows)` for data that contains several chunks, or chunks in bad
-    framing. Return no chunks if the data contains anything else."""
+    """Return the chunks in `data`, and whether the end marker follows them. There may be several chunks, and they need
+    not be framed correctly. Return no chunks if `data` contains anything else."""
     chunks: list[dict[str, object]] = []
     at = 0
     while True:
@@ -170,7 +170,7 @@ def replace_lone(text: str) -> str:
 
 
 def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
-    """Apply `replace_lone` to all texts in a JSON object. Members that JSON cannot express are removed."""
+    """Apply `replace_lone` to all texts in `members`. Members that cannot be written as JSON are removed."""
     clean: dict[str, object] = {}
     for key, value in members.items():
         try:

@@ -1,7 +1,7 @@
 """One request to an endpoint, from sending it to its complete answer.
 
-Transient failures are retried after a randomised delay, as long as no part of the answer was shown. Later failures are
-raised, and `partial` returns the text that was shown.
+Until a part of the answer is shown, transient failures are retried after a randomised delay. From then on, every
+failure is raised, and `partial` returns the text that was shown.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Transport(Protocol):
         """
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Change later requests so that they leave out what `body` refuses by name. Return False if nothing would
-        change."""
+        """Adapt later requests to the error in `body`: leave out the part that it names, or lower the output limit.
+        Return False if there is nothing to change."""
 
     async def learn_from(self, answer: Answer) -> None:
         """Learn facts about the endpoint from a complete answer."""
@@ -79,7 +79,7 @@ class Transport(Protocol):
 
 
 class ChatStream:
-    """A running request; see :class:`crow.llm.Stream`. One task reads and closes it."""
+    """A running request; see :class:`crow.llm.Stream`. The task that reads it must also close it."""
 
     def __init__(self, transport: Transport, request: Request, *, timing: RetryTiming) -> None:
         self._transport = transport
@@ -151,7 +151,7 @@ class ChatStream:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
         try:
             decoder = SseDecoder()
-            head: bytearray | None = bytearray()  # the body before the first event
+            head: bytearray | None = bytearray()  # the bytes before the first event
             received = 0
             while not parser.is_done:
                 if not (data := await self._read(response, parser, is_first=head is not None)):
@@ -159,8 +159,8 @@ class ChatStream:
                 received += len(data)
                 if received > MAX_BYTES:
                     raise errors.AnswerTooLong(
-                        f"{who} sent more than {MAX_BYTES:,} bytes for one answer, so it was stopped. Look at its log: "
-                        "it may be repeating itself."
+                        f"{who} sent more than {MAX_BYTES:,} bytes for one answer, so crow stopped reading. Check "
+                        "the server's log: the model may be repeating itself."
                     )
                 events = decoder.feed(data)
                 if head is not None and not events:
@@ -208,7 +208,7 @@ class ChatStream:
             if not text:
                 who = self._transport.origin.endpoint
                 raise errors.ProtocolError(
-                    f"{who} sent an empty response. Look at its log: the request may be too long for it."
+                    f"{who} sent an empty response. Check the server's log: the request may be too long."
                 )
             return [*parser.feed([text]), *parser.flush()]
         # An incomplete event is not valid JSON. `finish` reports later that the answer broke off.

@@ -1,6 +1,6 @@
 """Finds tool calls that a model wrote into its answer as text.
 
-A server that does not recognise a model's call format passes its calls on as text. Such calls are accepted only if
+A server that does not recognise a model's call format passes the calls on as text. Such calls are accepted only if
 tools were offered and no regular call came. In addition, the block of calls must be complete, end the text, be outside
 code, and contain only calls of offered tools, each with an object as arguments. Otherwise the text is left unchanged. A
 form without a marker (bare JSON, or a call in Python) is accepted only if it is the whole answer and its arguments fit
@@ -44,7 +44,7 @@ _CLOSING = (
     *("<|call|>", "<|plugin|>"),
 )
 _TURN = ("<|end|>", "<|start|>assistant")
-"""The tokens that, in the Harmony format, end one message and start the next one in the same answer."""
+"""In the Harmony format, these tokens end one message of an answer and start the next one."""
 
 _CALL_STARTS = (
     *(f"<{family}invoke name=" for family in ("", "antml:", "｜DSML｜")),
@@ -53,10 +53,10 @@ _CALL_STARTS = (
 )
 _STARTS = (*_OPENING, *_CALL_STARTS, *_TURN)
 _RECIPIENT = "to="
-"""A Harmony call starts with this if the server has removed the tokens before it."""
+"""The start of a Harmony call if the server has removed the tokens before this word."""
 
 _END_TOKENS = ("<|return|>", "<|end|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
-"""Tokens that end an answer, in formats that also put tokens before the answer."""
+"""Tokens that end an answer. The formats that use them also put tokens before the answer."""
 
 _WATCHED = (*_STARTS, *_END_TOKENS)
 _PREFIXES = frozenset(token[:length] for token in _WATCHED for length in range(1, len(token)))
@@ -124,8 +124,8 @@ class CallDetector:
         return self._hold(text, len(text))
 
     def finish(self, *, may_call: bool) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the held-back text without the calls in it, and the calls. If `may_call` is False, calls are treated
-        as text."""
+        """Return `(text, calls)`: the held-back text without its calls, and these calls. If `may_call` is False, calls
+        are treated as text."""
         text, self._held = self.held, []
         is_only_call = may_call and self._is_start and text.startswith(_RECIPIENT)
         if is_only_call and (calls := self._calls(_read_marked(text, self._tools))):
@@ -274,7 +274,7 @@ class _TextBefore:
 
 
 def _is_prefix(text: str, at: int) -> bool:
-    """Whether the text from `at` to its end is the beginning of a token."""
+    """Whether the text from `at` on is an incomplete token."""
     return len(text) - at < _LONGEST and text[at:] in _PREFIXES
 
 
@@ -293,8 +293,8 @@ def _names_a_tool(text: str, tools: _Tools) -> bool:
 
 
 # Marked forms: a block is a sequence of calls with brackets (opening and closing tokens) between them. It is read from
-# left to right. The start of a call decides how the call is read. JSON is read by a JSON decoder and not up to its
-# closing tag, because its strings may contain tags. Anything incomplete is not a call.
+# left to right. The start of a call decides how the call is read. The end of JSON is found by a JSON decoder, not by
+# looking for the closing tag, because strings in JSON may contain tags. Anything incomplete is not a call.
 
 _DECODER = json.JSONDecoder(strict=False)
 _JSON_MARGIN_CHARS = 12
@@ -385,7 +385,7 @@ def _may_be_marked(block: str, tools: _Tools) -> bool:
         is_start = _is_open_json(rest, 0) or _LIST_OF_CALLS.match(rest) is not None
     else:
         is_start = _NAME.match(rest) is not None
-    # A call names its tool near its start, unless its arguments come first.
+    # The name of the tool is near the start of a call, unless the arguments come first.
     is_head = len(rest) <= _HEAD_CHARS or _ARGUMENTS_FIRST.match(rest) is not None
     return is_start and (is_head or _names_a_tool(rest[:_HEAD_CHARS], tools))
 
@@ -416,7 +416,7 @@ def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_
 
 
 def _is_open_json(text: str, at: int) -> bool:
-    """Whether an object or a list begins at `at` and its end may not have arrived yet."""
+    """Whether an object or a list begins at `at` and may be incomplete."""
     if text[at] not in "{[":
         return False
     try:
@@ -499,8 +499,8 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
-    """Return a value that was written without quotes. It remains a string if the schema says so or does not list it.
-    Otherwise it is read as JSON, if it is valid JSON."""
+    """Return a value that was written without quotes. `text` is decoded if it is valid JSON and the schema lists `key`
+    as something other than a string. In all other cases, the value is `text` itself."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(member, Mapping) or member.get("type") == "string":
@@ -611,7 +611,7 @@ def _read_bare(text: str) -> _Found:
 
 
 def _may_be_bare(text: str, tools: _Tools) -> bool:
-    """Whether an answer that begins with `text` may turn out to consist only of calls in a form without a marker."""
+    """Whether an answer that begins with `text` may turn out to consist only of calls without a marker."""
     text = text.strip()
     if any(opening.startswith(text) for opening in _BARE_OPENINGS):
         return True

@@ -39,8 +39,8 @@ def new_call_id() -> str:
 
 
 def tool_name(name: str, offered: Mapping[str, ToolSpec]) -> str:
-    """Return the offered tool that `name` must mean. If there is none, return `name` reduced to characters that a
-    request may contain.
+    """Return the name of the offered tool that `name` must mean. If there is no such tool, return `name` reduced to
+    characters that a request may contain.
 
     Decoration is removed (`functions.x`, `x<|channel|>commentary`, `x json`, `x:0`). Case and separators are ignored if
     only one tool fits. Crow does not guess between similar names.
@@ -78,14 +78,14 @@ class _PartialCall:
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""
         if len(self.pieces) >= _MAX_PIECES:
-            # So many pieces cannot be snapshots of a growing text, so it is not necessary to keep them separate.
+            # Snapshots of a growing text never come in so many pieces, so these need not be kept separate.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 
 
 class CallAssembler:
     """Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then `finish`. `size` is the number of
-    characters stored. `has_too_many`: calls beyond `MAX_CALLS` were left out."""
+    characters stored. `has_too_many` means that calls beyond `MAX_CALLS` were left out."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -190,8 +190,8 @@ class CallAssembler:
             is_new = index is not None and at_index is None
             return None if is_new or self._opens_anew(known, name, arguments, same_index=at_index is known) else known
         if index is not None and at_index is None:
-            # Some servers number the fragments with the index. A piece from the middle of arguments then continues the
-            # last call.
+            # Some servers use the index to number fragments instead of calls. So a fragment from the middle of
+            # arguments continues the last call, although its index is new.
             if last is None or call_id or name or not (last.name and last.pieces) or not arguments:
                 return None
             return None if begins_object(arguments) or is_whole(last.pieces) else last
@@ -201,8 +201,8 @@ class CallAssembler:
         if not name:
             if not is_other_id:
                 return call
-            # Some servers send a new ID with each fragment. An incomplete call then continues, and an ID after a
-            # complete call opens the next one.
+            # Some servers send a new ID with each fragment. So a new ID opens the next call only if this call is
+            # complete.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None
         if is_other_id:
@@ -260,8 +260,8 @@ class CallAssembler:
 
 
 def _joined_name(name: str, piece: str) -> str:
-    """Return the name with one more piece of it. Servers may repeat the name, send it again in a longer form, or send
-    it in pieces."""
+    """Return the name extended by `piece`. Servers may repeat the name, send it again in a longer form, or send it in
+    pieces."""
     if not name or piece.startswith(name):
         return piece
     return name if name.strip() == piece.strip() else name + piece
@@ -283,7 +283,7 @@ def _text(value: object) -> str:
 
 
 def _arguments_text(*places: Mapping[str, object]) -> str:
-    """Return the first arguments found in `places`, as text."""
+    """Return the arguments in the first of `places` that contains any, as text."""
     value = next((place[key] for place in places for key in _ARGUMENTS_KEYS if place.get(key) is not None), "")
     if isinstance(value, str):
         return value

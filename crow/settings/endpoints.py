@@ -34,8 +34,8 @@ class Preset:
     cache: Literal["key", "marker"] | None = None
 
 
-# The page linked above or beside each entry states its values. Values that no page states are left out. Context windows
-# and prices are not here: they change, and endpoints list them.
+# Each entry's values are from the page linked above or beside it. Values that no page states are left out. Context
+# windows and prices are not here: they change, and endpoints list them.
 PRESETS: Mapping[str, Preset] = {
     # https://github.com/openai/openai-python/blob/main/README.md and, for the limit and the cache,
     # https://github.com/openai/openai-python/blob/main/src/openai/types/chat/completion_create_params.py
@@ -86,7 +86,7 @@ PRESETS: Mapping[str, Preset] = {
     # https://huggingface.co/docs/text-generation-inference/en/basic_tutorials/consuming_tgi
     "tgi": Preset(base_url="http://localhost:8080/v1"),
 }
-"""The presets by the NAME in `[providers.NAME]`."""
+"""The presets. Each key is a NAME for `[providers.NAME]`."""
 
 
 def preset_at(base_url: str) -> Preset:
@@ -157,7 +157,7 @@ def target_of(name: str, settings: Settings) -> Target:
 
 
 def dotted_key(*parts: str) -> str:
-    """Return `part.part`, quoted where TOML needs it."""
+    """Return a TOML key such as `part.part`. A part is quoted if TOML requires it."""
     return ".".join(part if _BARE_KEY.match(part) else json.dumps(part, ensure_ascii=False) for part in parts)
 
 
@@ -172,7 +172,7 @@ def run_key_command(command: Sequence[str]) -> str:
             capture_output=True,
             timeout=_KEY_COMMAND_TIMEOUT_S,
             check=False,
-            env=os.environ,  # the initial environment may have been overwritten
+            env=os.environ,  # the default is the initial environment, which may be overwritten
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None

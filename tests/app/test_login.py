@@ -46,7 +46,7 @@ def test_settings_that_work_are_saved_readable_by_the_user_only(
     endpoint.models = ["small", "large"]
     code, out, err = login(tmp_path, endpoint.base_url, "sk-test-0123456789", "large", command=command)
     assert (code, err) == (0, "")
-    assert "It offers small, large." in out
+    assert "The endpoint offers small, large." in out
     assert "sk-test" not in out
     file = tmp_path / "config.toml"
     wanted = {"name": "large", "base_url": endpoint.base_url, "api_key": "sk-test-0123456789"}
