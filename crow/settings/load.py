@@ -1,6 +1,6 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-Files in a workspace are never read. To keep the start short, each table is validated separately, and only if it sets
+Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets
 something: building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
 functions that use them.
 """
@@ -62,8 +62,8 @@ _SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "he
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Absolute paths, which need not exist. `trace` is the file that records the connection, or None if nothing is
-    recorded."""
+    """Absolute paths, which need not exist. `trace` is the file in which the connection is recorded, or None for no
+    recording."""
 
     config_file: Path
     data_dir: Path
@@ -75,8 +75,8 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
-    """The environment variables that hold keys of endpoints, and all known keys, including unused ones and those in
-    headers. `others` are the tokens of MCP servers."""
+    """The known keys and tokens. `variables` names the environment variables that hold endpoint keys. `values` are the
+    endpoint keys, including unused keys and tokens in headers. `others` are the tokens of MCP servers."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
@@ -109,12 +109,13 @@ class Loaded:
         """Advice for a user who has not set a model."""
         return (
             "Crow has no model to ask. Run `crow login`, or set OPENAI_API_KEY and CROW_MODEL (and OPENAI_BASE_URL for "
-            f"an endpoint other than OpenAI's), or [model] in {self.paths.config_file}. The built-in model "
-            'CROW_MODEL="offline" needs none of them.'
+            f"an endpoint other than OpenAI's), or fill in [model] in {self.paths.config_file}. "
+            'CROW_MODEL="offline" selects the built-in model, which needs no key.'
         )
 
     def values(self) -> dict[str, object]:
-        """Return all values by the keys of `sources`. Values that may be secret are `SecretStr`."""
+        """Return the values of all settings, with the same keys as `sources`. Values that may be secret are
+        `SecretStr`."""
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
@@ -134,7 +135,7 @@ FileStamp: TypeAlias = tuple[int, int, int] | None
 
 
 def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
-    """Read the settings. `flags` maps dotted keys (`model.name`) to texts. An empty text means that the flag is not
+    """Read the settings. `flags` maps dotted keys (`model.name`) to strings. An empty string means that the flag is not
     set.
 
     Mistakes in the settings are not raised: see `Loaded.problem`.
@@ -157,7 +158,7 @@ def find_paths(env: Mapping[str, str]) -> Paths:
     """Find the user's paths: in CROW_HOME if it is set, else in the platform's directories, else in a private temporary
     directory.
 
-    CROW_CONFIG names another configuration file. Relative paths start at the current directory.
+    CROW_CONFIG names another configuration file. Relative paths are resolved against the current directory.
     """
     if env.get("CROW_HOME"):
         config_dir = data_dir = log_dir = _absolute(env["CROW_HOME"])
@@ -267,9 +268,10 @@ class _Reader:
             self._tables[place] = {key: _Given(inner, self._file.name) for key, inner in value.items()}
 
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
-        """Replace values from the file with flags and environment variables.
+        """Override values from the file with flags and environment variables.
 
-        If these choose another endpoint or model, the file's values for the previous one are dropped.
+        If a flag or variable selects a different endpoint or model, the file's settings for the replaced one are
+        dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -287,7 +289,7 @@ class _Reader:
                 self._tables[section,][key] = each
 
     def _add_keys(self, env: Mapping[str, str]) -> None:
-        """Take keys from their environment variables, which take precedence over keys in the file."""
+        """Read keys from environment variables. They take precedence over keys in the file."""
         usual = {"model": "OPENAI_API_KEY"} | {f"providers.{name}": each.key_env for name, each in PRESETS.items()}
         for place, table in self._tables.items():
             if place[0] not in ("model", "providers"):
@@ -377,7 +379,7 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
     except (FileNotFoundError, NotADirectoryError):
         if is_required:
             raise ConfigError(
-                f"environment CROW_CONFIG: {file} does not exist; name an existing file, or unset it"
+                f"environment CROW_CONFIG: {file} does not exist; name an existing file, or unset CROW_CONFIG"
             ) from None
         return {}
     except OSError as error:
@@ -394,7 +396,8 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """The keys that the file contains or refers to, and those of all presets, whether they are used or not."""
+    """Collect the keys in the file, and the keys in environment variables that the file or a preset names. Unused keys
+    are included."""
     tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
@@ -419,7 +422,7 @@ def _tables(values: Iterable[object]) -> list[Mapping[str, object]]:
 
 
 def _secrets_in(table: Mapping[str, object], key: str, names: re.Pattern[str], env: Mapping[str, str]) -> Iterator[str]:
-    """The values that are secret according to their names. For a header such as `Bearer TOKEN`, only the token."""
+    """Yield the values whose names suggest a secret. For a header such as `Bearer TOKEN`, yield only the token."""
     for name, value in _inner(table, key).items():
         if isinstance(value, str) and names.search(name):
             words = VARIABLE.sub(lambda match: env.get(match[1], match[0]), value).split()
@@ -439,8 +442,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """Return a directory that only this user can access. It is the same for every process, unless someone else has
-    created a directory with its name."""
+    """Return a directory that only this user can access. Every process gets the same directory. But if someone else has
+    taken its name, each process gets a new directory."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

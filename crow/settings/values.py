@@ -1,8 +1,8 @@
 """Every setting: its type, bounds, default and meaning.
 
-A field's `Expected` ends the error messages about it, and its docstring says what the setting does.
-`schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would evaluate
-them a second time at every start.
+A field's `Expected` is the end of every error message about that field. The field's docstring says what the setting
+does. `schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would
+evaluate them a second time at every start.
 """
 
 import re
@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The end of the sentence `... is VALUE; expected ...`."""
+    """What a setting accepts: the last words of the error message `... is VALUE; expected ...`."""
 
     words: str
 
@@ -31,7 +31,7 @@ class Expected:
 def _plain_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.query:
-        raise ValueError  # without a message: the value may be secret
+        raise ValueError  # no message, because the value may be secret
     return url.rstrip("/")
 
 
@@ -74,7 +74,7 @@ Rules = Annotated[
 
 
 class Section(BaseModel):
-    """A table of `config.toml`. Types are strict: a text is not accepted for a number, nor a number for a text."""
+    """A table of `config.toml`. Types are strict: a string is not accepted as a number, nor a number as a string."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
@@ -123,7 +123,8 @@ class ModelSettings(ModelOptions):
     """Extra HTTP headers for the endpoint; their values are treated as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """Return a copy with the same endpoint but another model. The options of the configured model are unset."""
+        """Return a copy with the same endpoint but another model. Options of the configured model are reset to their
+        defaults."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -135,7 +136,8 @@ class ProviderSettings(Section):
     """A further endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
-    """URL of the endpoint, without `/chat/completions`. If unset, the URL of the preset with this name."""
+    """URL of the endpoint, without `/chat/completions`. If unset, the URL of the preset that has the provider's
+    name."""
     api_key: Key | None = None
     """The endpoint's key. Prefer api_key_env or api_key_command."""
     api_key_env: Variable | None = None
@@ -154,9 +156,9 @@ class ProviderSettings(Section):
     connect_timeout_s: Seconds | None = None
     """Seconds to wait for a connection; 15 if unset."""
     first_byte_timeout_s: Seconds | None = None
-    """The same as first_byte_timeout_s in [limits], for this endpoint."""
+    """Overrides first_byte_timeout_s of [limits] for this endpoint."""
     idle_timeout_s: Seconds | None = None
-    """The same as idle_timeout_s in [limits], for this endpoint."""
+    """Overrides idle_timeout_s of [limits] for this endpoint."""
     proxy: Url | None = Field(default=None, repr=False)
     """The HTTP proxy to use."""
     ca_file: Annotated[NonEmpty, Expected("the path of a PEM file")] | None = None
@@ -166,26 +168,27 @@ class ProviderSettings(Section):
 class NamedModel(ModelOptions):
     """A model under a name that the user chooses: NAME, or PROVIDER/NAME."""
 
-    provider: Annotated[NonEmpty, Expected("the name of a [providers.NAME]")] | None = None
-    """The provider that serves the model. If unset, the part of the table's name before the slash, else the endpoint in
-    [model]."""
+    provider: Annotated[NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
+    """The provider that serves the model. If unset, the part of the table's name before the slash, otherwise the
+    endpoint in [model]."""
     name: ModelName | None = None
     """The model's name at its endpoint. If unset, the table's name without the provider."""
 
 
 class McpServerSettings(Section):
-    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable, and
-    `${workspace}` in args and env for the session's working directory."""
+    """An MCP server: a command to start or a URL to call. `${NAME}` stands for an environment variable. In args and
+    env, `${workspace}` stands for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
     """The program to start, with the arguments in args and the variables in env. It starts in a directory of its own,
-    not in the workspace. A relative path starts at the directory of config.toml."""
+    not in the workspace. A relative path is resolved against the directory of config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
     sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
-    """Confine the server like a shell command with this access. If unset, the server is not confined."""
+    """Confine the server in the same way as a shell command that has this access. If unset, the server is not
+    confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The server's URL, instead of a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -232,16 +235,15 @@ class CompactionSettings(Section):
     """The fraction of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
     """At most this many tokens of the newest messages are kept unchanged."""
-    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction of the room from 0.1 to 0.9, such as 0.5")] = (
-        0.5
-    )
-    """The fraction of the room that is still filled after a compaction. The room is the threshold minus the system
-    message and tools."""
+    target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
+    """After a compaction, this fraction of the room for messages is still filled. The room is the threshold minus the
+    size of the system message and the tools."""
     compact_model: SummaryModel | None = None
-    """The model that writes the summary if the session's model fails to. If unset, the session's model tries again."""
+    """The model that writes the summary if the session's model has failed to write it. If unset, the session's model
+    tries again."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with a prompt for summaries, which replaces crow's own. `{words}` in it becomes the word limit. A relative
-    path starts at the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. `{words}` in it is replaced by the word limit. A
+    relative path is resolved against the directory of config.toml."""
 
 
 class PermissionSettings(Section):
@@ -275,7 +277,7 @@ class LimitSettings(Section):
     """Limits on steps, tools and waiting."""
 
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
-    """The most answers that the model may give in one turn."""
+    """The maximum number of answers that the model may give in one turn."""
     mcp_start_timeout_s: Seconds = 10.0
     """Seconds an MCP server may take to start."""
     mcp_call_timeout_s: Seconds = 600.0
@@ -342,8 +344,8 @@ class Settings(Section):
 def expand_variables(
     server: McpServerSettings, env: Mapping[str, str], *, workspace: str
 ) -> tuple[McpServerSettings, str]:
-    """Return the server with its variables replaced, and a sentence that says which cannot be replaced (empty if all
-    can be).
+    """Return the server with its variables replaced, and a sentence that names the variables that cannot be replaced
+    (empty if there are none).
 
     `${workspace}` becomes `workspace` in args and env.
     """

@@ -32,11 +32,14 @@ def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
 
 
 def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
-    """Return TOML text with these keys of `[model]` set, or removed if the value is None. :raises TOMLKitError:"""
+    """Return TOML text with these keys of `[model]` set, or removed if the value is None.
+
+    :raises TOMLKitError: the text is not valid TOML, or `model` is not a table in it.
+    """
     document = tomlkit.parse(text)
     model = document.setdefault("model", tomlkit.table())
     if not isinstance(model, MutableMapping):
-        raise TOMLKitError("its model is not a table; change it by hand")
+        raise TOMLKitError("`model` is not a table; edit the file by hand")
     for key, value in values.items():
         if value is None:
             model.pop(key, None)

@@ -1,8 +1,8 @@
 """The interface of the store, as the agent and the frontend use it.
 
 A session is one mutable row that points into a log of entries. Entries are only ever added to the log. Each method is
-one transaction. An append names the leaf that it expects and fails if the session has another one (compare-and-set), so
-two writers cannot interleave.
+one transaction. `append` is told which leaf the caller expects, and fails if the session has a different leaf
+(compare-and-set), so two writers cannot interleave.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class SessionPage:
 class Tail:
     """A session and the part of its path that `for_model` needs, oldest first.
 
-    That part is the newest valid checkpoint, all entries from the first one that this checkpoint keeps, and the newest
-    prompt entry. Without a checkpoint it is the whole path.
+    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
+    a checkpoint it is the whole path.
     """
 
     row: SessionRow
@@ -132,7 +132,7 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A session was moved to another leaf by `undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
+    """A move of a session to another leaf, by `undo`, `redo`, `rewind`, `retry`, `new` or `refusal`."""
 
     from_leaf: int | None
     to_leaf: int | None
@@ -144,9 +144,9 @@ class Move:
 class BranchPoint:
     """A prompt, label or checkpoint in the outline.
 
-    `entry` is the id of its entry, which was the session's leaf just after it. `before` is the leaf just before it, or
-    None if there was none. `previous` is the preceding point on the path. `text` is the label or the start of the
-    prompt.
+    `entry` is the id of its entry. `before` is the id of the entry before that one on the path, or None if there is
+    none. `previous` is the `entry` of the preceding prompt, label or checkpoint on the path. `text` is the label or the
+    start of the prompt.
     """
 
     entry: int
@@ -167,10 +167,11 @@ class BranchTip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """All branches that a session was ever on.
+    """All branches that a session has ever been on.
 
-    `points` are sorted by id. The first of `tips` is the end of the current branch. The other tips follow, with the
-    most recently left one first. Several tips with no message between them are listed as one.
+    `points` are sorted by id. The first of `tips` is the end of the current branch. The ends of the other branches
+    follow, beginning with the branch that the session left last. If no message lies between several tips, only one of
+    them is listed.
     """
 
     points: tuple[BranchPoint, ...]
@@ -204,8 +205,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What a scan found, newest first. The scan read no entries older than `stopped_at`. None means that it read the
-    whole path."""
+    """What a scan found, newest first. If `stopped_at` is None, the scan read the whole path; otherwise it read no
+    entries older than `stopped_at`."""
 
     hits: tuple[Hit, ...]
     stopped_at: int | None
@@ -215,8 +216,8 @@ class Store(Protocol):
     """Durable sessions and their conversations.
 
     Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that name a session raise
-    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. Cancelling a caller leaves no transaction
-    open: its changes are written completely or not at all.
+    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. If a caller is cancelled, no transaction stays
+    open: the method's changes are written completely or not at all.
     """
 
     @property
@@ -224,7 +225,7 @@ class Store(Protocol):
         """A warning for the user about the database file, empty if all is well."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Insert a session, and a conversation unless it is a fork.
+        """Insert a session. Unless the session is a fork, also insert a conversation for it.
 
         :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
         """
@@ -241,8 +242,8 @@ class Store(Protocol):
     ) -> SessionRow:
         """Insert a session that points to `entry`, or to the original session's leaf if `entry` is None.
 
-        No entries are copied. The fork gets the original session's model, mode, configuration and metadata, with
-        `metadata` merged into it, but not its permissions. Its title is "... (fork N)".
+        No entries are copied. The fork gets the original session's model, mode, configuration and metadata, but not its
+        permissions. `metadata` is merged into the fork's metadata. The fork's title is "... (fork N)".
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
@@ -269,8 +270,8 @@ class Store(Protocol):
         """
 
     async def is_known_directory(self, paths: Sequence[str]) -> bool:
-        """Return whether the user has prompted in one of these directories: whether a session with a prompt has it as
-        its cwd. Imported conversations do not count."""
+        """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
+        a session with a prompt. Imported conversations do not count."""
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
@@ -288,8 +289,8 @@ class Store(Protocol):
         """Hide the session and its sub-agents at once; `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """Return the row and the tail. If a dead owner left a turn running, repair that turn first, exactly once. If
-        the repair cannot be written, the next `take_turn` repairs the turn."""
+        """Repair the turn if a dead owner left one running, then return the row and the tail. A turn is repaired
+        exactly once. If the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
         """Return the row and the tail, without repairing anything."""
@@ -323,8 +324,8 @@ class Store(Protocol):
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
         For a slash command, `message_id` is None and no user entry is appended. Without `parts` the prompt is taken
-        from the inbox. `cut` is stored in the user entry. If a dead owner left a turn running, the same transaction
-        repairs that turn.
+        from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn running, the same
+        transaction repairs that turn.
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -342,25 +343,25 @@ class Store(Protocol):
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
         The usage of the entries is added to the session's row. Storing an answer removes its draft, and storing a user
-        entry removes its prompt from the inbox. `release` ends the turn (the state becomes idle); `entries` may then be
-        empty.
+        entry removes its prompt from the inbox. With `release`, the turn ends (the state becomes idle), and `entries`
+        may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
 
     async def renew_lease(self, session_id: str) -> None:
-        """Show other hosts that this store still runs the session's turn. Call this at least once a minute while
-        nothing is appended. It has no effect if this store does not run a turn of the session."""
+        """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
+        once a minute while nothing is appended. This has no effect if this store does not run a turn of the session."""
 
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
-        """Give up a turn of this store because its last entries, `end`, could not be stored under `leaf`.
+        """Give up a turn of this store after its last entries (`end`) could not be stored under `leaf`.
 
-        The next `open_session` or `take_turn` of this store first tries to store `end`. If that is impossible, the turn
-        is repaired as if its owner had died. This method writes nothing and never fails.
+        The next `open_session` or `take_turn` of this store begins by trying again to store `end`. If that is
+        impossible, the turn is repaired as if its owner had died. This method writes nothing and never fails.
         """
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
-        """Move the session to another entry of its conversation and record it in `moves`.
+        """Move the session to another entry of its conversation, and record the move in `moves`.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         :raises ~crow.domain.errors.ArgumentError: the entry is not in the conversation.
@@ -413,7 +414,7 @@ class Store(Protocol):
         name."""
 
     async def tidy(self) -> None:
-        """Remove the data of deleted sessions in small batches, and make a checkpoint. Call this when idle."""
+        """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""
 
     def hurry(self) -> None:
         """Announce that the process is about to end. From now on, a write waits for other programs only briefly. Never

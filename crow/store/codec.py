@@ -27,7 +27,7 @@ SPILL_BYTES = 32 * 1024
 """A body whose JSON is longer than this becomes a blob."""
 
 MAX_METADATA_BYTES = 16 * 1024
-"""The most that a session's metadata may take as JSON."""
+"""The maximum size of a session's metadata as JSON."""
 
 MAX_METADATA_DEPTH = 8
 """How many levels of objects and lists a session's metadata may have."""
@@ -64,7 +64,7 @@ def encode(body: Body) -> Encoded:
     if was_mended or blobs.was_mended:
         body = decode(kind, text, blobs.data.get)
     spilled = None
-    # A character takes at most four bytes, so a short text need not be encoded to know that it fits.
+    # A character takes at most four bytes, so a short text fits for certain and need not be encoded here.
     if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
         spilled = blobs.add(data)
     return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
@@ -93,11 +93,11 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
 
 
 def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
-    """Return a body with the text `words`, to replace a body that cannot be read.
+    """Return a replacement, with the text `words`, for a body that cannot be read.
 
     If the entry was part of the conversation with the model, the new body has the same role; otherwise it is a remark.
-    For a tool result, `call` is the id of the assistant entry and the index of the call in it. `title` is shown with
-    that result.
+    For a tool result, `call` is the id of the assistant entry and the index of the call in that entry. `title` is shown
+    with the result.
     """
     match kind, call:
         case "user", _:
@@ -152,7 +152,7 @@ def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> di
     """
     if _depth(patch) > MAX_METADATA_DEPTH:
         raise ArgumentError(
-            f"The metadata is nested more than {MAX_METADATA_DEPTH} levels deep; flatten it, or store it as a text."
+            f"The metadata is nested more than {MAX_METADATA_DEPTH} levels deep; flatten it, or store it as a string."
         )
     merged = _merged(metadata, patch)
     size = len(to_json(merged).encode())
@@ -175,7 +175,7 @@ def _merged(old: object, patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depth(value: object) -> int:
-    """Return how many levels of objects and lists a JSON value has; deeper values count as one level too many."""
+    """Return how many levels of objects and lists a JSON value has. Counting stops one above the limit."""
     level: list[object] = [value]
     for depth in range(MAX_METADATA_DEPTH + 1):
         level = [one for one in level if isinstance(one, Mapping | list | tuple)]
@@ -255,8 +255,9 @@ class Record(NamedTuple):
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
     """Return how to write and read the dataclass `cls` as a JSON object.
 
-    Fields are written according to their type hints, except for those in `special`. If `special` has a string for a
-    `Literal` field, an unknown word in that field is read as that string. `integer` is used for all fields of type int.
+    Fields are written according to their type hints, except for those in `special`. For a `Literal` field, `special`
+    may have a string instead, which replaces unknown words when the field is read. `integer` is used for all fields of
+    type int.
     """
     chosen = {
         name: given if isinstance(given := special.get(name), Field) else _field(hint, given, integer or INTEGER)
@@ -291,7 +292,7 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
 
 def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
     """Return a field whose value is written unchanged and checked when it is read. If `is_valid` rejects the value, the
-    error says that `words` was expected."""
+    error message is `expected WORDS`, with the given `words`."""
 
     def decode(value: Any, _load: Load) -> Any:
         if not is_valid(value):
@@ -388,8 +389,8 @@ def _encode_base64(text: str, blobs: Blobs) -> object:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         data = b""
-    # Several base64 strings decode to the same bytes. Only the canonical string is stored as bytes, since encoding the
-    # bytes again would not restore the others.
+    # Several base64 strings decode to the same bytes, and encoding these bytes gives only one of the strings. Only that
+    # string is stored as bytes.
     if base64.b64encode(data).decode() != text:
         return {"blob": blobs.add_text(text)}
     return {"blob": blobs.add(data), "encoding": "base64"}

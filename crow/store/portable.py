@@ -41,7 +41,7 @@ _MAX_NAME_CHARS = 1_000
 _MAX_PATH_CHARS = 4_096
 _MAX_TITLE_CHARS = 200
 _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
-"""Matches an id that no shell or option parser takes for something else."""
+"""Matches an id that has no special meaning to a shell or an option parser."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
@@ -116,7 +116,7 @@ class EntryRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveRecord:
-    """A session was moved to another entry, for example by undo, rewind or a refusal."""
+    """A move of a session to another entry, for example by undo, rewind or a refusal."""
 
     session: str
     from_leaf: int | None
@@ -152,7 +152,7 @@ _TIME = expect(
     lambda value: type(value) is int and 0 <= value < 253_402_300_800_000,
 )
 _ID = expect(
-    f"1 to {_MAX_ID_CHARS} ASCII letters, digits and any of . _ : @ + -, with a letter or digit first",
+    f"1 to {_MAX_ID_CHARS} characters: ASCII letters, digits and . _ : @ + -, beginning with a letter or digit",
     lambda value: type(value) is str and _PLAIN_ID.fullmatch(value) is not None,
 )
 _DIRECTORY = expect(
@@ -165,10 +165,10 @@ _DIRECTORY = expect(
     ),
 )
 _NAME = expect(
-    f"a text of at most {_MAX_NAME_CHARS:,} characters",
+    f"a string of at most {_MAX_NAME_CHARS:,} characters",
     lambda value: type(value) is str and len(value) <= _MAX_NAME_CHARS,
 )
-_COUNT = expect("a whole number from 0", lambda value: type(value) is int and 0 <= value <= 2**53)
+_COUNT = expect("a whole number, 0 or greater", lambda value: type(value) is int and 0 <= value <= 2**53)
 _TOKENS = expect("a number of tokens", lambda value: type(value) is int and -(2**63) < value < 2**63)
 
 _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
@@ -185,7 +185,7 @@ _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
 }
-"""Maps each record to its `type`, and to how it is written."""
+"""Maps each record class to its `type`, and to the functions that write and read it."""
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
@@ -248,8 +248,8 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with other entry ids. `named` translates a reference to an entry. `bound` translates a limit that
-    ids are compared with.
+    """Return `body` with new entry ids. `named` translates the id of an entry. `bound` translates an id that only marks
+    a limit, such as `first_kept`.
 
     In file and prompt entries `recorded_here` becomes false: what happened on one machine did not happen on another.
     """
@@ -275,22 +275,23 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with another entry id. If its text was shortened, the marker in the text names the id too and is
-    changed as well."""
+    """Return the pin with another entry id. If its text was shortened, the marker in the text also contains the id, and
+    is changed too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
 
 def clean_title(title: str) -> str | None:
-    """Return a foreign title on one line, without control and other invisible characters, shortened; None if nothing is
-    left."""
+    """Return an imported title as one short line, without control characters and other invisible characters. Return
+    None if nothing is left."""
     visible = "".join(" " if character.isspace() else character for character in title[: 20 * _MAX_TITLE_CHARS])
     line = " ".join("".join(char for char in visible if category(char)[0] != "C").split())
     return line[:_MAX_TITLE_CHARS].rstrip() or None
 
 
 def _depth(line: bytes) -> int:
-    """Return how deep values are nested in a line of JSON, or 0 if that is certainly not very deep."""
+    """Return how deeply values are nested in a line of JSON, or 0 if the line has too few brackets to exceed the
+    limit."""
     if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return 0
     depth = deepest = 0
@@ -308,9 +309,9 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class ExportFile:
-    """A file of exported conversations. Blobs are not kept in memory: they are read from the file again when needed.
+    """A file of exported conversations. Blobs are not kept in memory, but read from the file again when needed.
 
-    Whoever opens it must close it.
+    Whoever opens the file must close it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -368,14 +369,14 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Return the records of a checked block. An entry comes with its body, whose ids are numbered as in the file.
+        """Return the records of a checked block. An entry comes with its body. Ids in the body are those of the file.
 
         :raises ArgumentError: the file was changed after the check.
         """
         self._blobs.clear()
         self._file.seek(block.offset)
         found = hashlib.sha256()
-        changed = f"{self.path} was changed while it was imported; import it again."
+        changed = f"{self.path} was changed while it was being imported; import it again."
         try:
             for _ in range(block.lines):
                 offset = self._file.tell()
@@ -425,7 +426,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 class _MisplacedError(Unreadable):
-    """An error in an earlier line that is only detected later."""
+    """An error in a line before the one that was being read."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -435,7 +436,7 @@ class _MisplacedError(Unreadable):
 class Block:
     """A conversation in a file. Its lines begin at `offset` (bytes). `lines` and `entries` count its lines and entries.
 
-    Each record is added when it is read, and its position is checked. `sessions_of_file` has the ids of all sessions
+    Each record is added when it is read, and its position is checked. `sessions_of_file` holds the ids of all sessions
     read so far.
     """
 
@@ -535,12 +536,14 @@ def _check_header(line: bytes) -> None:
     if not isinstance(record, Header):
         raise Unreadable('it is not a crow export; expected {"type":"crow","format":1}')
     if record.format > FORMAT:
-        raise Unreadable(f"format is {record.format}, but this crow only knows {FORMAT}: upgrade crow")
+        raise Unreadable(f"format is {record.format}, but this version of crow only knows {FORMAT}: upgrade crow")
 
 
 def _check_end(end: End, lines: int, digest: str, rest: bytes) -> None:
     if end.lines != lines:
-        raise Unreadable(f"end: lines is {end.lines}, but {lines} come before it: some are missing, or were added")
+        raise Unreadable(
+            f"end: lines is {end.lines}, but {lines} lines come before it: some are missing, or were added"
+        )
     if end.sha256 is not None and end.sha256 != digest:
         raise Unreadable(
             "end: sha256 does not match the lines before it: the file is damaged or was edited (if you edited it, set"

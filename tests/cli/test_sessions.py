@@ -259,7 +259,7 @@ def test_an_export_is_imported_once(
     assert (row["mode"], row["alias"], row["model"]) == ("ask", None, "")
     (tmp_path / "notes.txt").write_text("# Notes\n")
     assert refused(capfd, "import", str(tmp_path / "notes.txt")) == (
-        f"{tmp_path / 'notes.txt'} has no sessions; expected some that crow exported, or of claude-code, codex, pi,"
+        f"{tmp_path / 'notes.txt'} has no sessions; expected a crow export, or sessions of claude-code, codex, pi,"
         " opencode, goose, openai-json."
     )
     missing = tmp_path / "missing.jsonl"

@@ -354,7 +354,7 @@ FOREIGN = [
     (b"", "line 1: it is empty"),
     (b"# Notes\n", 'line 1: it is not a crow export; expected {"type":"crow","format":1}'),
     (b"\x89PNG\r\n" + b"x" * 5000, "line 1: it is not a crow export"),
-    (b'{"type":"crow","format":2}\n', "line 1: format is 2, but this crow only knows 1: upgrade crow"),
+    (b'{"type":"crow","format":2}\n', "line 1: format is 2, but this version of crow only knows 1: upgrade crow"),
     (b'{"type":"crow","format":1}\n', "line 2: the file is truncated: its last line is missing"),
 ]
 
@@ -404,7 +404,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         ),
         (
             resealed(edited(lines, "move", {"reason": 7})),
-            "move: reason is 7; expected a text of at most 1,000 characters",
+            "move: reason is 7; expected a string of at most 1,000 characters",
         ),
         (resealed([*lines[:2], b'{"type":"blob","sha256":"x","text":null}\n']), "line 3: blob: base64 is missing"),
         (resealed(edited(lines, "entry", {"kind": "hologram"})), "entry 1 (hologram): its kind 'hologram' is unknown"),
@@ -422,11 +422,11 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (resealed(edited(lines, "session", {"id": "s" * 100_000})), 'session: id is "sss'),
         (
             resealed(edited(lines, "session", {"id": "s\x1b]0;x"})),
-            'session: id is "s\\u001b]0;x"; expected 1 to 200 AS',
+            'session: id is "s\\u001b]0;x"; expected 1 to 200 ch',
         ),
-        (resealed(edited(lines, "session", {"id": "s\u202e1"})), "expected 1 to 200 ASCII letters, digits"),
-        (resealed(edited(lines, "session", {"id": "--all"})), "expected 1 to 200 ASCII letters, digits"),
-        (resealed(edited(lines, "session", {"id": "$(id)"})), "expected 1 to 200 ASCII letters, digits"),
+        (resealed(edited(lines, "session", {"id": "s\u202e1"})), "expected 1 to 200 characters: ASCII letters"),
+        (resealed(edited(lines, "session", {"id": "--all"})), "expected 1 to 200 characters: ASCII letters"),
+        (resealed(edited(lines, "session", {"id": "$(id)"})), "expected 1 to 200 characters: ASCII letters"),
         (
             resealed(edited(lines, "session", {"cwd": "work"})),
             'session: cwd is "work"; expected an absolute path of at',
@@ -438,8 +438,8 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             "session: updated_ms is 9007199254740992; expected",
         ),
         (resealed(edited(lines, "entry", {"created_ms": 2**53})), "expected a time in milliseconds before the year"),
-        (resealed(edited(lines, "entry", {"model": "m" * 2000})), "expected a text of at most 1,000 characters"),
-        (resealed(edited(lines, "move", {"reason": "r" * 2000})), "expected a text of at most 1,000 characters"),
+        (resealed(edited(lines, "entry", {"model": "m" * 2000})), "expected a string of at most 1,000 characters"),
+        (resealed(edited(lines, "move", {"reason": "r" * 2000})), "expected a string of at most 1,000 characters"),
         (
             resealed(edited(lines, "entry", {"body": {"parts": [], "message_id": "m" * 100_000}})),
             'entry 1: message_id is "mmm',

@@ -1,6 +1,7 @@
-"""Imports sessions of other tools. Each importer translates a session into a crow export, which is imported as usual.
+"""Imports sessions of other tools. Each importer translates a session into a crow export, which is then imported like
+any other export.
 
-Nothing is ever written to the other tool's files. Everything in them counts as hostile.
+Nothing is ever written to the other tool's files. Everything in these files is treated as hostile.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from crow.store.importers.files import (
 from crow.store.sqlite.foreign import MAGIC, count_rows, opened_copy
 
 _PREFIXES = {tool.NAME: tool.TOOL for tool in (claude_code, codex, pi, opencode, goose, openai_json)}
-"""How the ids of sessions of each tool begin."""
+"""Maps each tool to the prefix of its session ids."""
 
 TOOLS = tuple(_PREFIXES)
 """The names of the formats."""
@@ -43,9 +44,10 @@ Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A session of another tool that can be imported. `session_id` is its id in crow, empty if only reading it tells.
+    """A session of another tool that can be imported. `session_id` is its id in crow, or empty if the id is only known
+    after reading the session.
 
-    `read` builds its conversations. `place` names it in reports. `updated_ms` orders sessions by age.
+    `read` builds its conversations. `place` tells the user where the session is. `updated_ms` orders sessions by age.
     """
 
     tool: str
@@ -58,7 +60,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importable:
-    """Sessions of another tool at the usual place."""
+    """Sessions of another tool at its usual place."""
 
     tool: str
     path: Path
@@ -68,8 +70,8 @@ class Importable:
 class Scan:
     """Finds the sessions below a path. Use it as a context manager: it keeps copies of databases open.
 
-    `groups` holds each session with its sub-agents, the session first, in order of age. With `tool`, files of other
-    tools are ignored.
+    Each of the `groups` is a session followed by its sub-agents. Groups are sorted by age, oldest first. With `tool`,
+    files of other tools are ignored.
     """
 
     def __init__(self, path: Path, *, tool: str | None = None) -> None:
@@ -97,7 +99,7 @@ class Scan:
         elif not self._root.is_dir():
             raise ArgumentError(f"{self._root} is neither a file nor a directory.")
         elif opencode.is_storage(self._root / "storage") and (self._root / opencode.DATABASE).is_file():
-            # The database has everything that was in the files: opencode moved it there.
+            # The files hold nothing that the database lacks: opencode moved their contents there.
             yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
         else:
             yield from self._in_directory()
@@ -115,7 +117,8 @@ class Scan:
                     yield from self._in_file(directory / name, is_named=False)
 
     def _in_file(self, path: Path, *, is_named: bool) -> Iterator[Source]:
-        """Yield the sessions in a file. :raises ArgumentError: the user named the file, and it has none."""
+        """Yield the sessions in a file. :raises ArgumentError: the user named the file, and it cannot be read or has no
+        sessions."""
         try:
             with open_regular(path) as file:
                 start = file.read(_PEEK_BYTES)
@@ -129,12 +132,14 @@ class Scan:
             words = str(error) if isinstance(error, ArgumentError) else f"{path} cannot be read: {readable(error)}."
             if is_named:
                 raise ArgumentError(words) from error
-            if not isinstance(error, Damaged):  # a pipe, a device or the like is no session file: nothing is missing
+            if not isinstance(error, Damaged):  # a pipe, a device or the like never holds sessions
                 self.problems.skip_file(path, readable(error).removeprefix(f"{path} "))
             return
         if not found and is_named:
-            expected = f"of {self._tool}" if self._tool else f"that crow exported, or of {', '.join(TOOLS)}"
-            raise ArgumentError(f"{path} has no sessions; expected some {expected}.")
+            expected = (
+                f"sessions of {self._tool}" if self._tool else f"a crow export, or sessions of {', '.join(TOOLS)}"
+            )
+            raise ArgumentError(f"{path} has no sessions; expected {expected}.")
         yield from found
 
     def _in_lines(self, path: Path) -> Iterator[Source]:
@@ -158,7 +163,7 @@ class Scan:
     def _in_document(self, path: Path, start: bytes, *, is_named: bool) -> Iterator[Source]:
         def read(new: NewConversation, problems: Problems) -> None:
             is_other = not openai_json.read_json(path, new, problems)
-            if is_other and (is_named or self._tool is not None):  # a directory can have any JSON in it
+            if is_other and (is_named or self._tool is not None):  # a directory can contain unrelated JSON files
                 problems.skip_file(path, "it has no messages")
 
         if self._wants(openai_json.NAME) and b'"role"' in start and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in b"[{":
@@ -198,7 +203,7 @@ class Scan:
 class Batch:
     """Translates sessions into one crow export, which must be imported before the next batch.
 
-    `cwd` is for sessions without a directory. Whoever opens `file` must close it.
+    `cwd` is used for sessions without a directory. Whoever opens `file` must close it.
     """
 
     def __init__(self, file: BinaryIO, *, cwd: str) -> None:
@@ -264,14 +269,14 @@ def is_crow_export(path: Path) -> bool:
 
 
 def default_path(tool: str) -> Path | None:
-    """Return where a tool keeps its sessions, or None if there are none."""
+    """Return where a tool keeps its sessions, or None if that directory does not exist."""
     return next((one.path for one in _places() if one.tool == tool), None)
 
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
-    """Return the sessions of other tools at their usual places. Tools of which one of the `known` sessions was imported
-    are left out. Only names of files are looked at, except in databases, so this is quick, and the numbers can be too
-    high."""
+    """Return how many sessions of other tools are at their usual places. A tool is left out if one of its sessions is
+    among the ids in `known`. Except for databases, only file names are read. So this is quick, but the numbers can be
+    too high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 
@@ -338,8 +343,8 @@ def _opencode_source(
 
 
 def _grouped(sources: Sequence[Source]) -> list[tuple[Source, ...]]:
-    """Return the sessions, oldest first, each followed by its sub-agents. Of two with the same id, the newest
-    counts."""
+    """Return the sessions, oldest first, each followed by its sub-agents. If several have the same id, only the newest
+    is returned."""
     known = {one.session_id: one for one in sorted(sources, key=lambda one: one.updated_ms) if one.session_id}
     children: dict[str, list[Source]] = {}
     roots = [one for one in sources if not one.session_id]

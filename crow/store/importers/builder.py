@@ -30,7 +30,8 @@ from crow.store.portable import (
 )
 
 CUT_CHARS = 48_000
-"""The model sees at most this many characters of an imported prompt or result, as of crow's own results."""
+"""The model sees at most this many characters of an imported prompt or result. The same limit applies to crow's own
+results."""
 
 _TITLE_CHARS = 80
 _SPOOL_BYTES = 4 * 1024 * 1024
@@ -68,17 +69,17 @@ class ConversationBuilder:
         self._first_prompt = ""
         self._has_prompt = False
         self._now_ms = 0
-        self._turns = array("q")  # per entry: its turn
-        self._open = bytearray()  # per entry: whether that turn has no end yet
-        self._before: dict[int, int | None] = {}  # per turn: the leaf before it
-        self._ends: dict[int, int | None] = {}  # per turn: its newest entry
+        self._turns = array("q")  # the turn of each entry
+        self._open = bytearray()  # for each entry, whether its turn had no end yet
+        self._before: dict[int, int | None] = {}  # for each turn, the leaf before it
+        self._ends: dict[int, int | None] = {}  # for each turn, its newest entry
         self._newest_turn = 0
         self._step: _Step | None = None
         self._last_key: str | None = None
         self._stop = _DONE
         self._usage: tuple[Usage, float | None] | None = None
         self._calls: dict[str, tuple[CallRef, ToolCall, Announcement]] = {}
-        self._prompts: dict[bytes, int] = {}  # per hash of a prompt: its entry
+        self._prompts: dict[bytes, int] = {}  # maps the hash of a prompt to its entry
         self._moves: list[MoveRecord] = []
         self._blobs: set[str] = set()
         self._spool: Any = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115  closed by close()
@@ -108,12 +109,13 @@ class ConversationBuilder:
         """Set the session's directory, if `path` is an absolute path."""
         if not isinstance(path, str) or not path.startswith("/") or len(path) > 4096:
             return
-        # A name with hidden characters could look like that of another directory.
+        # A name with hidden characters could look like the name of another directory.
         if path == safe(mend(path)) and not {"\n", "\t"} & set(path):
             self._cwd = path
 
     def set_title(self, title: Any, *, by_user: bool = False) -> None:
-        """Set the title, if `title` has any text and no title by the user would be lost."""
+        """Set the title, unless `title` has no text. A title that the user chose is only replaced if `by_user` is
+        true."""
         if isinstance(title, str) and (line := short_line(title, 200)) and (by_user or not self.title_by_user):
             self.title, self.title_by_user = line, by_user
 
@@ -144,7 +146,8 @@ class ConversationBuilder:
         return number
 
     def answer(self, key: str | None = None) -> None:
-        """Begin an answer, or continue the one with the same `key` if no call of it has a result yet."""
+        """Begin an answer. If the current answer has the same `key` and none of its calls has a result yet, continue
+        that answer."""
         step = self._step
         if step is not None and (key is None or step.key != key or step.results):
             self.end_step()
@@ -156,7 +159,8 @@ class ConversationBuilder:
                 self._step.usage, self._usage = self._usage, None
 
     def continue_answer(self) -> None:
-        """Begin an answer, or continue the current one if no call of it has a result or its usage is known."""
+        """Continue the current answer. If there is none, or its usage or the result of one of its calls is known, begin
+        a new one."""
         if self._step is None or self._step.results or (self._step.usage is not None and not self._step.is_empty):
             self.answer()
 
@@ -178,13 +182,13 @@ class ConversationBuilder:
         step.calls.append((call_id, call, announcement))
 
     def finish_answer(self, finish: FinishReason) -> None:
-        """Say why the answer ended."""
+        """Set the reason why the answer ended."""
         if self._step is not None:
             self._step.finish = finish
 
     def report_usage(self, usage: Usage, cost: float | None = None, *, again: bool = False) -> None:
-        """Set the usage of the current answer, or of the next one if the current one has its own. With `again`, replace
-        that of the current answer."""
+        """Set the usage of the current answer. If that answer already has a usage, replace it if `again` is true;
+        otherwise keep the new usage for the next answer."""
         if (usage == Usage() and cost is None) or (self._step is not None and self._step.is_rest):
             return
         if self._step is not None and (again or self._step.usage is None):
@@ -246,7 +250,7 @@ class ConversationBuilder:
         return self.leaf
 
     def stop(self, reason: _Stop, detail: str = "") -> None:
-        """Say why the turn ends. Results of its calls may still follow."""
+        """Set the reason why the turn ends. Results of its calls may still follow."""
         self._stop = reason, detail
 
     def end_turn(self) -> None:
@@ -274,7 +278,7 @@ class ConversationBuilder:
         self._emit(entries.Command(text=text, answer=answer, message_id=self._message_id()))
 
     def label(self, name: str) -> None:
-        """Name this place."""
+        """Label this point of the conversation."""
         self.end_step()
         self._emit(entries.Note(about="label", value=short_line(name, 200)))
 
@@ -289,8 +293,8 @@ class ConversationBuilder:
         files_modified: Sequence[str] = (),
         kept_prompts: Sequence[str] = (),
     ) -> None:
-        """Add a compaction: the model sees `summary` instead of everything before `first_kept`, or instead of
-        everything if that is None. `kept_prompts` are prompts that it sees word for word."""
+        """Add a compaction: the model sees `summary` instead of all entries before `first_kept`, or instead of all
+        entries so far if `first_kept` is None. It still sees `kept_prompts` word for word."""
         self.end_step()
         if not summary.strip():
             return
@@ -316,7 +320,7 @@ class ConversationBuilder:
         self._emit(body)
 
     def go(self, to: int | None) -> None:
-        """Continue after another entry: what follows is a branch."""
+        """Continue after the entry `to`, or before the first entry if that is None. What follows is a branch."""
         self.end_step()
         if to != self.leaf:
             if self._stop != _DONE:
@@ -339,7 +343,7 @@ class ConversationBuilder:
             self.go(self._ends.get(turn))
 
     def undo_turns(self, number: int) -> None:
-        """Go back to before the last `number` turns."""
+        """Go back to the point before the last `number` turns."""
         self.end_step()
         to = self.leaf
         for _ in range(min(number, self._newest_turn)):
@@ -451,12 +455,13 @@ class ConversationBuilder:
 
 @dataclass(slots=True)
 class _Step:
-    """An answer with the results of its calls, by the index of the call. Calls come with the id that the tool uses."""
+    """An answer and the results of its calls. `calls` has each call with its id in the other tool. `results` maps the
+    index of a call to its result."""
 
     key: str | None
     model: str
     time_ms: int
-    is_rest: bool = False  # of an answer whose usage is already counted
+    is_rest: bool = False  # continues an answer whose usage is already counted
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
@@ -480,7 +485,8 @@ class _Result:
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]
-"""Called as `new(session_id, parent_id=None)`: begins a conversation, which the caller of the importer writes."""
+"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes that
+conversation."""
 
 
 class ExportWriter:

@@ -1,4 +1,4 @@
-"""Imports sessions of Claude Code: one JSONL file a session, and one for each sub-agent."""
+"""Imports sessions of Claude Code: one JSONL file per session, and one per sub-agent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
-    """Import a file. Sub-agents that older versions wrote into the file of their session become sessions too."""
+    """Import a file. Older versions wrote sub-agents into the file of their session. Each of these becomes a session of
+    its own."""
     main = _Thread(new(session_id, parent_id=parent_id), path, problems)
     side: dict[str, _Thread] = {}
     side_of: dict[str, str] = {}
@@ -80,9 +81,9 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 class _Thread:
     """One conversation in a file.
 
-    `parentUuid` makes the lines a tree. But not every fork in it is a branch of the conversation: tool calls that run
-    at the same time also have the same parent. So only a prompt can begin a branch. It is put after the end of the
-    turn that its parent belongs to.
+    `parentUuid` makes the lines a tree. A fork of the tree need not be a branch of the conversation: tool calls that
+    run at the same time also share a parent. So only a prompt can begin a branch. The prompt is put after the end of
+    the turn that its parent belongs to.
     """
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
@@ -159,7 +160,7 @@ class _Thread:
         elif line.get("isMeta") is True:
             if self._command and not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
                 command, self._command = self._command, ""
-                self._to.user((Text(text=command), *parts))  # the text that a custom command stands for
+                self._to.user((Text(text=command), *parts))  # `parts` holds the text of a custom command
             elif not words.lstrip().startswith(("Caveat:", "<local-command-caveat>")):
                 self._to.remind(words)
         elif words.startswith(_INJECTED):
@@ -170,7 +171,7 @@ class _Thread:
             self._to.user(parts)
 
     def _branch(self, line: Mapping[str, Any]) -> None:
-        """Go to the place that a prompt follows."""
+        """Go to the point in the conversation that the prompt in `line` follows."""
         self._to.end_step()
         parent = line.get("parentUuid", line.get("logicalParentUuid"))
         if parent is None and "parentUuid" in line:
@@ -211,7 +212,8 @@ class _Thread:
         self._to.finish_answer(_FINISH.get(text(message.get("stop_reason")), "stop"))
 
     def _add_tagged(self, words: str) -> bool:
-        """Add a slash command or shell command that the user typed, or its output. Return whether it was one."""
+        """Add `words` if they are a slash command or shell command that the user typed, or the output of one. Return
+        whether they were added."""
         match = _TAG.match(words)
         if match is None:
             return False
@@ -239,7 +241,8 @@ class _Thread:
 
 
 def _agent_id(session: str, agent: str) -> str:
-    """Return the id of a sub-agent. It does not begin with that of its session, which people shorten."""
+    """Return the id of a sub-agent. It does not begin with the session's id: otherwise a shortened session id would
+    match both."""
     digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
     return stable_id(TOOL, "agent", digest[:16])
 

@@ -1,4 +1,4 @@
-"""Imports sessions of Codex: one `rollout-*.jsonl` file a session."""
+"""Imports sessions of Codex: one `rollout-*.jsonl` file per session."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ _INDEX_DEPTH = 6
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and that of its parent. Return None if the file is not Codex's."""
+    """Return the id of the session in a file, and the id of its parent if it has one. Return None if the file is not
+    Codex's."""
     if not lines:
         return None
     first = lines[0]
@@ -72,7 +73,7 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def titles_near(path: Path, problems: Problems) -> dict[str, str]:
-    """Return the titles in the index of the Codex directory that `path` is in, by session id."""
+    """Return the titles of sessions by id, from the index in the Codex directory that `path` is in."""
     for directory in [path, *path.parents][:_INDEX_DEPTH]:
         if (directory / INDEX).is_file():
             lines = read_lines(directory / INDEX, problems)
@@ -109,7 +110,7 @@ class _Rollout:
         kind, payload = text(line.get("type")), as_object(line.get("payload"))
         match kind:
             case "session_meta":
-                if not self._has_meta:  # a sub-agent's file repeats that of its parent
+                if not self._has_meta:  # a sub-agent's file repeats its parent's `session_meta`
                     self._has_meta = True
                     self._to.set_cwd(payload.get("cwd"))
             case "turn_context":
@@ -220,8 +221,8 @@ def _parts(content: Any) -> tuple[Part, ...]:
 
 
 def _output(output: Any) -> tuple[str, list[Image], bool, int]:
-    """Return text, images, whether it is an error, and how long the call took in ms. A command's output is JSON in a
-    string; it says how the command ended."""
+    """Return a result's text and images, whether it is an error, and the duration of the call in ms. The output of a
+    command is a string of JSON, which also says how the command ended."""
     if isinstance(output, dict) and "content" in output:
         is_error = output.get("success") is False
         inner, images, failed, duration_ms = _output(output["content"])

@@ -17,17 +17,17 @@ from crow.domain.rendering import on_one_line
 from crow.store.codec import mend
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is skipped."""
+"""Longer lines are skipped."""
 
 MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-"""A longer JSON file is skipped."""
+"""Longer JSON files are skipped."""
 
 _PEEK_LINES = 40
 _PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
-"""A time below this is in seconds; in milliseconds it would be before 1974."""
+"""A smaller number is a time in seconds. In milliseconds it would be a time before 1974."""
 
 _MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 _MAX_COUNT = 2**53
@@ -35,7 +35,8 @@ _MAX_COUNT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that could not be imported. `line` counts from 1; it is None if the whole file is meant."""
+    """Something that could not be imported. `line` counts from 1, and is None if the problem concerns the whole
+    file."""
 
     path: str
     line: int | None
@@ -48,7 +49,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """What could not be imported: how many lines and files, and the first of them by name."""
+    """How many lines and files could not be imported. `named` lists the first of them, each with the reason."""
 
     lines: int = 0
     files: int = 0
@@ -74,7 +75,8 @@ class Damaged(ValueError):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Pipes, devices and symbolic links are refused, and nothing waits for them.
+    """Open a regular file for reading. Pipes, devices and symbolic links are refused, without ever waiting for a
+    writer.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -115,7 +117,8 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the objects of the first lines, to recognise the format. Other lines are left out.
+    """Return the JSON objects in the first lines, to recognise the format. Lines that are not JSON objects are left
+    out.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -195,25 +198,26 @@ def objects(value: Any) -> list[Mapping[str, Any]]:
 
 
 def count(value: Any) -> int | None:
-    """Return a number of tokens or milliseconds, or None if `value` is none."""
+    """Return `value` if it is a number of tokens or milliseconds, else None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 
 
 def cost(value: Any) -> float | None:
-    """Return an amount in US dollars, or None if `value` is none."""
+    """Return `value` if it is an amount in US dollars, else None."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e9 else None
 
 
 def total(*parts: Any) -> int | None:
-    """Return the sum of those parts that are numbers of tokens, or None if none is."""
+    """Return the sum of those `parts` that are numbers of tokens, or None if there are no such parts."""
     known = [number for part in parts if (number := count(part)) is not None]
     return count(sum(known)) if known else None
 
 
 def time_ms(value: Any) -> int | None:
-    """Return a time (an ISO date and time, or Unix seconds or milliseconds) as Unix milliseconds, or None."""
+    """Return a time (an ISO date and time, or Unix seconds or milliseconds) as Unix milliseconds, or None if `value` is
+    not a time."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value.strip()[:64])

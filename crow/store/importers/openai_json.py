@@ -1,4 +1,4 @@
-"""Imports conversations as messages of OpenAI's chat completions, in JSON or JSONL."""
+"""Imports conversations in the message format of OpenAI's Chat Completions API, from JSON or JSONL files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 
 
 def recognise(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are the first lines of a file with a conversation a line."""
+    """Whether these are the first lines of a JSONL file with one conversation per line."""
     return bool(lines) and _is_conversation(lines[0])
 
 
@@ -56,7 +56,7 @@ def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
 
 
 def read_jsonl(path: Path, new: NewConversation, problems: Problems) -> None:
-    """Import a JSONL file with an object with `messages` on each line."""
+    """Import a JSONL file. Each line is an object with `messages`."""
     for number, line in read_lines(path, problems):
         if _is_conversation(line):
             _read(line, path, new, problems)

@@ -35,7 +35,8 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session as opencode describes it. `undone_from` is the message from which on the user took everything back."""
+    """A session as opencode describes it. The user has undone the message `undone_from` and all later ones. An empty
+    `undone_from` means that nothing was undone."""
 
     name: str
     session_id: str
@@ -49,7 +50,7 @@ class Session:
 
 
 Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
-"""The messages of a session in order, each with its parts. A message and a part have their `id` in them."""
+"""The messages of a session in order, each with its parts. Each message and each part contains its `id`."""
 
 
 def is_storage(directory: Path) -> bool:
@@ -87,7 +88,7 @@ def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Sessi
 
 
 def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
-    """Yield the sessions in a database. :raises ArgumentError:"""
+    """Yield the sessions in a database. :raises ArgumentError: the database is damaged."""
     columns = ("id", "directory", "parent_id", "title", "revert", "time_created", "time_updated", "time_archived")
     for row in database.columns("session", columns, "ORDER BY id"):
         name, parent = text(row["id"]), text(row.get("parent_id"))
@@ -127,7 +128,7 @@ def messages_in_files(storage: Path, session: Session, problems: Problems) -> Me
 
 
 def messages_in_database(database: ForeignDatabase, session: Session, problems: Problems) -> Messages:
-    """Yield the messages of a session in a database. :raises ArgumentError:"""
+    """Yield the messages of a session in a database. :raises ArgumentError: the database is damaged."""
 
     def documents(table: str, column: str, name: str, order: str) -> Iterator[Mapping[str, Any]]:
         for row in database.columns(table, ("id", "data"), f"WHERE {column} = ? ORDER BY {order}", (name,)):
@@ -144,11 +145,11 @@ def messages_in_database(database: ForeignDatabase, session: Session, problems: 
 def read(
     session: Session, messages: Callable[[], Messages], place: str, new: NewConversation, problems: Problems
 ) -> None:
-    """Import a session. `place` names it in reports."""
+    """Import a session. `place` tells the user where the session is."""
     to = new(session.session_id, parent_id=session.parent_id)
     to.set_cwd(session.cwd)
     to.at(session.created_ms)
-    # Automatic titles of new sessions and sub-agents begin like this; the first prompt says more.
+    # Skip the automatic titles of new sessions and sub-agents: the first prompt makes a better title.
     if not session.title.startswith(("New session - ", "Child session - ")):
         to.set_title(session.title)
     to.archived = session.archived
@@ -274,7 +275,7 @@ class _Reader:
 
 
 def _usage(tokens: Any) -> Usage:
-    """Return the usage. opencode counts cached input and reasoning apart from the rest."""
+    """Return the usage. opencode counts cached input and reasoning separately from other tokens."""
     values = as_object(tokens)
     cache = as_object(values.get("cache"))
     cached, reasoning = count(cache.get("read")), count(values.get("reasoning"))
@@ -287,7 +288,8 @@ def _usage(tokens: Any) -> Usage:
 
 
 def _json_files(folder: Path) -> list[Path]:
-    """Return the JSON files in a folder, in order. A symbolic link could lead anywhere, so it counts as empty."""
+    """Return the JSON files in a folder, in order. Return none if the folder is a symbolic link, since that could lead
+    anywhere."""
     return [] if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("*.json"))
 
 

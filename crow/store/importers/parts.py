@@ -25,8 +25,8 @@ _IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
 
 
 def stable_id(tool: str, *parts: str) -> str:
-    """Return the id of an imported session. The same session always gets the same id, which no session of crow's own
-    can have."""
+    """Return the id of an imported session. The same session always gets the same id. No session that crow itself
+    creates can have that id."""
     name = "-".join(parts)
     if not _PLAIN_ID.fullmatch(name):
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -51,7 +51,8 @@ def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
 
 
 def arguments_of(arguments: Any) -> Mapping[str, Any]:
-    """Return the arguments of a call as an object. Text that is no object becomes its member `input`."""
+    """Return the arguments of a call as an object. Text that is not a JSON object becomes the member `input` of a new
+    object."""
     if isinstance(arguments, str):
         try:
             value = parse(arguments) if arguments.strip() else {}
@@ -123,7 +124,7 @@ _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt
 
 
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
-    """Return how a call of another tool is shown: with its path or command, and its diff if the arguments have one."""
+    """Return how to show a call of another tool: by its path or command, with a diff if the arguments contain one."""
     values = arguments_of(arguments)
     kind = _KIND_OF.get(name.lower(), "other")
     path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")

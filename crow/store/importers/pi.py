@@ -1,4 +1,4 @@
-"""Imports sessions of pi: one JSONL file a session, whose entries form a tree."""
+"""Imports sessions of pi: one JSONL file per session. The entries in a file form a tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and None for its parent. Return None if the file is not pi's."""
+    """Return the id of the session in a file, and None instead of a parent's id. Return only None if the file is not
+    pi's."""
     if not lines or lines[0].get("type") != "session" or not isinstance(lines[0].get("cwd"), str):
         return None
     return stable_id(TOOL, text(lines[0].get("id")) or path.stem), None
@@ -37,8 +38,8 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 
 
 class _Tree:
-    """Maps pi's entries to crow's. One of pi's can become several or none; what follows it then follows the newest
-    entry before."""
+    """Maps pi's entries to crow's. One entry of pi can become several of crow's, or none. If an entry becomes none,
+    what follows it is attached to the entry before it."""
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation
@@ -76,7 +77,7 @@ class _Tree:
         self._last[name] = to.leaf
 
     def _add(self, number: int, line: Mapping[str, Any]) -> int | None:
-        """Return the entry that the line became, if it is not the newest."""
+        """Add the entries of a line. Return the first of them, or None if that is the newest entry."""
         to = self._to
         match line.get("type"):
             case "message":

@@ -40,7 +40,7 @@ _LAST_USED = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusedSession:
-    """A session that was not used for a while.
+    """A session that has not been used for a while.
 
     `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is later. Changing the
     title or archiving the session does not count as use. `title` is None if the session has none.
@@ -57,7 +57,7 @@ class UnusedSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged.
-    `cleaned` are the sessions whose titles were too long or had invisible characters, and were changed."""
+    `cleaned` are the sessions whose titles were changed because they were too long or had invisible characters."""
 
     sessions: tuple[str, ...]
     entries: int
@@ -114,8 +114,8 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        """Return the sessions that were last used before `before_ms`, oldest first. With `cwd`, only those of that
-        directory. Sessions with a running turn are left out."""
+        """Return the sessions that were last used before `before_ms`, oldest first. With `cwd`, return only the
+        sessions in that directory. Sessions with a running turn are left out."""
         return _unused_since(sql, before_ms, cwd)
 
     async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
@@ -188,7 +188,7 @@ class SessionAdmin(UsageMethods):
             new = [importer for importer in importers if await self._write_hidden(importer)]
             await database.write(lambda sql: show(sql, new))
         except BaseException:
-            # if this fails, the data is removed once this process is dead
+            # if this fails, the data is removed after this process has ended
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
             raise
@@ -217,8 +217,8 @@ class SessionAdmin(UsageMethods):
     def back_up(self, sql: Connection, path: Path) -> Backup:
         """Copy the database to a new file while it is in use, and verify the copy.
 
-        The copy is one snapshot, in a single file without a WAL. It gets its final name once SQLite's integrity check
-        passes.
+        The copy is one snapshot, in a single file without a WAL. It gets its final name only after SQLite's integrity
+        check has passed.
 
         :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created.
         :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is damaged too.

@@ -35,7 +35,7 @@ EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
 _LARGEST = 2**63 - 1
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-"""Columns of `sessions` that sum up values of the session's entries."""
+"""Columns of `sessions` that hold sums over the session's entries."""
 
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
@@ -291,7 +291,7 @@ class SessionState:
         )
 
     def drop_draft(self) -> None:
-        """Delete the saved part of the streamed answer: the answer is stored, or it was given up."""
+        """Delete the saved part of the streamed answer, because the whole answer was stored or given up."""
         self.sql.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
 
     def save(self) -> None:
@@ -367,13 +367,11 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     if state.state == "running" and state.owner != owner:
         if state.is_owner_alive:
             raise SessionBusy(state.session_id, readable(state.owner))
-        raise LeafMoved(
-            f"Session {state.session_id} was left in the middle of a turn. Load it again, then repeat this."
-        )
+        raise LeafMoved(f"Session {state.session_id} was left in the middle of a turn. Load it again, then retry.")
     if state.leaf != leaf:
         raise LeafMoved(
             f"Another process changed session {state.session_id}: its leaf is entry {state.leaf}, not {leaf}. Nothing"
-            " was written; load it again, then repeat this."
+            " was written; load it again, then retry."
         )
 
 
@@ -421,7 +419,8 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored: its owner died after storing it, but before releasing the turn."""
+    """Whether the turn's end is already stored, because its owner died between storing the end and releasing the
+    turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
@@ -440,7 +439,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _storable_usage(usage: Usage | None) -> Usage | None:
-    """Return the usage with numbers that the columns can hold, or None if no number is known."""
+    """Return the usage with its numbers limited to what the columns can hold, or None if no number is known."""
     if usage is None:
         return None
     counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}

@@ -1,4 +1,4 @@
-"""SQLite connections with a thread of their own, file locks, and writes that share a transaction."""
+"""SQLite connections, each with a thread of its own; file locks; and writes that share a transaction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""The exceptions that SQLite's functions raise. Damaged files with odd names or sizes cause the last two."""
+"""The exceptions that SQLite's functions raise. The last two come from invalid names or sizes in a damaged file."""
 
 REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
 """Advice for a damaged database."""
@@ -70,21 +70,21 @@ def make_directory(path: Path) -> None:
 
 
 def copy_files(source: Path, target: Path, *, suffixes: Sequence[str] = ("", "-wal", "-journal")) -> None:
-    """Copy a database and, if they exist, its write-ahead log and journal. :raises OSError:"""
+    """Copy a database and, if they exist, its write-ahead log and journal. :raises OSError: a file cannot be copied."""
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             shutil.copy(f"{source}{suffix}", f"{target}{suffix}")
 
 
 def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "-journal")) -> None:
-    """Remove a database and the files that SQLite keeps beside it. :raises OSError:"""
+    """Remove a database and the files that SQLite keeps beside it. :raises OSError: a file cannot be removed."""
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
 
 
 def pragma(connection: sqlite3.Connection, statement: str) -> Any:
-    """Return the first value that a pragma returns."""
+    """Run a pragma and return the first value of its result."""
     return connection.execute(f"PRAGMA {statement}").fetchone()[0]
 
 
@@ -104,8 +104,8 @@ class SqliteConnection:
     """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
     aiosqlite runs one statement at a time. Between two statements another task may use the connection, and a cancelled
-    task leaves its transaction open. This class lets a function run all its statements without interruption. Once
-    started it always finishes, and the queue of the thread serves as the lock.
+    task leaves its transaction open. This class lets a function run all its statements without interruption. A function
+    that has started always finishes, and the thread's queue serves as the lock.
 
     `file` identifies the open file, or is None if that is unknown.
     """
@@ -120,7 +120,7 @@ class SqliteConnection:
     async def open(
         cls, path: Path, *, busy_timeout_s: float, prepare: Callable[[], None] = lambda: None, mode: str = "mode=rw"
     ) -> SqliteConnection:
-        """Open an existing file. First call `prepare` in the new thread. `mode` is the query part of SQLite's URI.
+        """Start the thread, call `prepare` in it, then open an existing file. `mode` is the query part of SQLite's URI.
 
         :raises StoreUnavailable: the file cannot be opened.
         :raises Exception: whatever `prepare` raises.
@@ -134,8 +134,8 @@ class SqliteConnection:
                 prepare()
                 connection, file = _connect(path, busy_timeout_s, mode)
             except Exception as error:  # noqa: BLE001  raised below
-                # If a connection fails to open, aiosqlite does not wait for its thread. So let aiosqlite believe that
-                # the connection opened, and report the failure later.
+                # aiosqlite does not wait for the thread of a connection that fails to open. So let aiosqlite believe
+                # that the connection opened, and report the failure later.
                 failures.append(error)
                 return sqlite3.connect(":memory:")
             return connection
@@ -149,8 +149,8 @@ class SqliteConnection:
         return cls(path, connection, file)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call `function` with the connection in its thread and return the result. Errors of `function` are raised
-        here.
+        """Call `function` in the connection's thread, with the connection as its argument, and return the result.
+        Errors of `function` are raised here.
 
         Cancelling the caller does not stop a function that is queued or running.
 
@@ -267,7 +267,7 @@ def _locked(path: Path, waited_s: float) -> StoreUnavailable:
 
 
 class LockTimeout:
-    """How long to wait for other processes: up to `timeout_s` each time, but only briefly once the process ends."""
+    """How long to wait for other processes: up to `timeout_s` each time. After `end` is called, all waits are short."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -283,11 +283,11 @@ class LockTimeout:
 
 
 class FileLock:
-    """An advisory lock on a file beside the database, for one writer at a time. It blocks its thread, and only one
-    thread may use it.
+    """An advisory lock on a file beside the database, for one writer at a time. Waiting for it blocks the thread, and
+    only one thread may use it.
 
-    It polls, because a blocking `flock` cannot be interrupted by a deadline or when the store closes. Where the system
-    does not support such locks, only SQLite's own locks protect the file.
+    It polls, because a blocking `flock` would not stop at a deadline, nor when the store closes. Where the system does
+    not support such locks, only SQLite's own locks protect the file.
     """
 
     def __init__(self, path: Path, timeout: LockTimeout) -> None:
@@ -298,11 +298,11 @@ class FileLock:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Acquire the lock and hold it for the block.
+        """Acquire the lock, and hold it until the `with` block ends.
 
         :raises StoreUnavailable: the lock file cannot be created, or another process held the lock for too long.
         """
-        # If the lock file was deleted meanwhile, other processes lock a newer one. Try again with that one.
+        # If the lock file was deleted meanwhile, other processes use a new lock file. Lock that file instead.
         while not self._is_there(file := self._acquired()):
             os.close(file)
         try:
@@ -311,7 +311,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. Also true if the file's directory is gone."""
+        """Whether the path still names the open lock file. Also true if the directory of the file is gone."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
@@ -362,7 +362,7 @@ class WriteJob(Generic[T]):
 def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
     """Run all jobs inside the open transaction. If a job fails, only its own changes are rolled back.
 
-    :raises Exception: SQLite itself ended the transaction.
+    :raises Exception: the error of a job that made SQLite end the transaction.
     """
     for job in jobs:
         connection.execute("SAVEPOINT job")
@@ -379,8 +379,8 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
 class FairWakeup:
     """Resumes one waiting task in each pass of the event loop, in order of arrival.
 
-    If sixty sessions share a commit, their tasks would all resume at once. Each then computes for a millisecond, so
-    every other task would have to wait for sixty of them. A task that waits alone is not delayed.
+    When sixty sessions share a commit, their tasks could all resume in the same pass. If each task computed for a
+    millisecond, every other task would wait for sixty milliseconds. A task that waits alone is not delayed.
     """
 
     def __init__(self) -> None:
@@ -388,7 +388,7 @@ class FairWakeup:
         self._is_taken = False
 
     async def wait(self) -> None:
-        """Return when it is this task's turn."""
+        """Wait until it is this task's turn."""
         if self._is_taken:
             event = anyio.Event()
             self._waiting.append(event)
