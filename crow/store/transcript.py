@@ -87,7 +87,7 @@ class Transcript:
 
 
 def message_text(message: Message) -> str:
-    """Return the Markdown of one message as the model gets it, with all its text."""
+    """Return one message as Markdown, with all the text that the model gets."""
     match message:
         case SystemMessage(text=text):
             return _section("## system", fenced(text))
@@ -123,7 +123,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _bounded(text: str) -> str:
-    """Return the first lines of the text, and the size of the rest."""
+    """Return the first lines of the text, followed by the number of remaining characters."""
     lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
     head = "\n".join(lines)
     rest = len(text.rstrip()) - len(head)

@@ -1,1 +1,1 @@
-"""Clients for people at a terminal; they use the front end in this process through the same protocol as an editor."""
+"""Clients for use at a terminal. They use the same protocol as an editor, but the front end is in this process."""

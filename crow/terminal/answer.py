@@ -20,7 +20,7 @@ class AnswerSchema:
     """A JSON Schema for the last answer. References to other files are not followed."""
 
     def __init__(self, schema: Any) -> None:
-        from jsonschema.validators import validator_for  # 40 ms, which only --schema needs
+        from jsonschema.validators import validator_for  # takes 40 ms, and only --schema needs it
         from referencing.jsonschema import EMPTY_REGISTRY
 
         kind = validator_for(schema)
@@ -38,7 +38,7 @@ class AnswerSchema:
 
 
 def read_schema(path: str) -> AnswerSchema:
-    """The schema of --schema. :raises ArgumentError: the file has none."""
+    """Read the file of --schema. :raises ArgumentError: it contains no usable JSON Schema."""
     try:
         schema = json.loads(read_text("--schema", path))
         checked = AnswerSchema(schema)
@@ -47,12 +47,13 @@ def read_schema(path: str) -> AnswerSchema:
         raise
     except Exception as error:  # noqa: BLE001 - jsonschema and referencing raise many kinds
         words = getattr(error, "message", None) or str(error)
-        raise ArgumentError(f"--schema {path} is not a JSON Schema that can be used: {words}") from None
+        raise ArgumentError(f"--schema {path} is not a usable JSON Schema: {words}") from None
     return checked
 
 
 def json_in(answer: str) -> Any:
-    """The JSON of an answer, which may stand in a fence or between sentences: the longest of several values.
+    """Return the JSON value in an answer. It may be in a code fence or between sentences. Of several values, return the
+    longest.
 
     :raises ValueError: there is none.
     """
@@ -63,10 +64,10 @@ def json_in(answer: str) -> Any:
     decoder, end = json.JSONDecoder(), 0
     for start in islice((match.start() for match in re.finditer(r"[{[]", text)), MAX_STARTS):
         if start < end or len(found) > MAX_VALUES:
-            continue  # inside a value that was found
+            continue  # inside the last value found, or enough values were found
         with suppress(ValueError, RecursionError):
             value, end = decoder.raw_decode(text, start)
             found.append(value)
     if not found:
-        raise ValueError("the answer has no JSON")
+        raise ValueError("the answer contains no JSON")
     return max(found, key=lambda value: len(json.dumps(value)))

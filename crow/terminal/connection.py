@@ -1,4 +1,4 @@
-"""A client's connection to the front end in the same process: the protocol's messages without bytes."""
+"""A client's connection to the front end in the same process. It passes messages on without a byte stream."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 Params = Mapping[str, Any]
 
 ID_PREFIX = "crow-"
-"""What the ids of sessions begin with."""
+"""The prefix of session ids."""
 
 
 class TerminalClient(Protocol):
-    """What a client does with the messages of the front end.
+    """The methods with which a client handles the front end's messages.
 
-    The turn waits until a method returns, so the updates of a session arrive in order, and all of a turn's updates
-    before the response to its prompt. An exception ends the connection and is raised by the requests that wait.
+    The turn waits until a method returns. So the updates of a session arrive in order, and all updates of a turn arrive
+    before the response to its prompt. An exception in a method ends the connection, and the waiting requests raise it.
     """
 
     async def update(self, params: Params) -> None:
@@ -42,7 +42,7 @@ class TerminalClient(Protocol):
         ...
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
-        """Answers `session/request_permission`. Cancelled when the turn is."""
+        """Answers `session/request_permission`. Cancelled together with the turn."""
         ...
 
     async def elicit(self, params: Params) -> dict[str, Any]:
@@ -61,8 +61,8 @@ async def connect(
 ) -> AsyncIterator[TerminalConnection]:
     """Start the front end in this process, initialize it, and close it at the end.
 
-    With `is_warmed`, the first prompt is prepared while the client is quiet, as for an editor. The end of the block
-    cancels what still runs; everything is stored and closed within a second.
+    With `is_warmed`, the first prompt is prepared in advance while the client is quiet, as for an editor. Leaving the
+    block cancels what still runs, then stores and closes everything within a second.
     """
     adapters.protect_process(loaded)
     wiring = Wiring(loaded, reload=reload)
@@ -103,7 +103,7 @@ class TerminalConnection:
 
     @property
     def store(self) -> Store:
-        """The front end's store, for reading; a session must have been opened before."""
+        """The front end's store, only for reading. It is available after a session was opened."""
         return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
@@ -127,12 +127,12 @@ class TerminalConnection:
             raise
 
     async def cancel(self, session_id: str) -> None:
-        """Cancel the session's turn; its prompt is then answered `cancelled`."""
+        """Cancel the session's turn. The response to its prompt then has the stop reason `cancelled`."""
         if self._handle is not None:
             await self._handle("session/cancel", {"sessionId": session_id}, True)
 
     def close(self, serving: asyncio.Task[None]) -> None:
-        """Called when the front end has ended: no request is answered any more."""
+        """Called when the front end has ended. Requests that are still waiting fail."""
         if not serving.cancelled():
             self._failure = self._failure or serving.exception()
         self.started.set()
@@ -150,7 +150,7 @@ class TerminalConnection:
             return
         if not response.done():
             response.set_result(result)
-        await asyncio.sleep(0)  # the client gets its response first
+        await asyncio.sleep(0)  # let the client get its response before the actions run
         for action in self._after_response.pop(asyncio.current_task(), ()):
             action()
 
@@ -167,7 +167,7 @@ class TerminalConnection:
     # The front end's side; see ClientConnection.
 
     async def run(self, handle: Handler) -> None:
-        """See `ClientConnection`; ends with `stop`."""
+        """See `ClientConnection`. Returns when `stop` is called."""
         self._handle = handle
         self.started.set()
         await self._stopped.wait()
@@ -225,9 +225,11 @@ class TerminalConnection:
 
 
 async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
-    """The session with this id, alias or beginning of an id; None if there is none.
+    """Return the session with this alias, id or beginning of an id. Return None if `name` is not an alias and does not
+    start with `ID_PREFIX`.
 
-    :raises ~crow.domain.errors.ArgumentError: several ids begin with it, or it is the id of no session.
+    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX`, but no id or several ids begin with
+        `name`.
     """
     if not loaded.paths.database.exists() and not name.startswith(ID_PREFIX):
         return None
@@ -241,6 +243,7 @@ async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
 
 
 def error_of(error: RequestError) -> CrowError:
-    """A failed request as an error of the command line: of the user, or of the agent."""
+    """Turn a failed request into an error of the command line: `UserError` if the user can fix the cause, else
+    `CrowError`."""
     is_users = error.code in (AUTH_REQUIRED, RESOURCE_NOT_FOUND, INVALID_PARAMS)
     return (UserError if is_users else CrowError)(str(error))

@@ -1,4 +1,4 @@
-"""The prompt of `crow run`: its arguments, standard input, and attached files as content blocks of the protocol."""
+"""Builds the prompt of `crow run` from arguments, standard input and attached files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INPUT_BYTES = 1_000_000
 """The most that is read from standard input and from each file of --prompt-file."""
 
 ATTACHED_BYTES = 200_000
-"""A larger file of --file is only named: the model reads the parts that it needs."""
+"""For a larger --file, the prompt has only a link: the model reads the parts that it needs."""
 
 IMAGE_BYTES = 15_000_000
 STDIN_HINT_S = 2.0
@@ -43,12 +43,13 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def read_stdin() -> str:
-    """Standard input up to `INPUT_BYTES`; empty if it is a terminal. Says so if it is waited for, or cut."""
+    """Standard input up to `INPUT_BYTES`; empty if it is a terminal. Tells the user if crow must wait for it or cuts
+    it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()
     if not stat.S_ISREG(os.fstat(fd).st_mode) and not select.select([fd], [], [], STDIN_HINT_S)[0]:
-        print("crow: reading standard input until it ends; </dev/null sends none", file=sys.stderr)
+        print("crow: reading standard input until it ends; use </dev/null to send none", file=sys.stderr)
     with os.fdopen(fd, "rb", closefd=False) as file:
         data = file.read(INPUT_BYTES + 1)
     if len(data) <= INPUT_BYTES:
@@ -70,12 +71,13 @@ def read_text(option: str, path: str) -> str:
 
 def decoded(what: str, data: bytes) -> str:
     if b"\0" in data:
-        raise ArgumentError(f"{what} is not text: it has a zero byte. Give the path of a binary file in the prompt.")
+        raise ArgumentError(f"{what} is not text: it has a zero byte. For a binary file, write its path in the prompt.")
     return data.decode("utf-8", "replace")
 
 
 def file_block(path: str) -> dict[str, Any]:
-    """A small text file with its content; a link to anything else. :raises ArgumentError: there is no such file."""
+    """Return the content of a small text file, or a link to any other file. :raises ArgumentError: there is no such
+    file."""
     place = Path(path).resolve()
     try:
         is_small = place.is_file() and place.stat().st_size <= ATTACHED_BYTES

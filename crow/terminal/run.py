@@ -48,26 +48,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXIT_CODES
     add = parser.add_argument
-    add("prompt", metavar="PROMPT", nargs="?", help="what to do; standard input is appended if it is no terminal")
+    add("prompt", metavar="PROMPT", nargs="?", help="what to do; standard input is appended if it is not a terminal")
     add("--prompt-file", metavar="FILE", help="read the prompt, or its first part, from FILE")
     add("--file", metavar="FILE", action="append", default=[], help="attach FILE; repeatable")
     add("--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP; repeatable")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="NAME|ID", help="continue this session; a new NAME starts one")
+    which.add_argument("--session", metavar="NAME|ID", help="continue this session, or start one with this new NAME")
     which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
-    add("--fork", action="store_true", help="continue in a copy of that session, and leave the session as it is")
+    add("--fork", action="store_true", help="continue in a copy of the session; the session itself stays as it is")
     add(
-        "--allow", metavar="RULE", action="append", default=[], help='allow, such as "shell(make *)"; for this run only'
+        "--allow",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help='allow calls that match this rule, such as "shell(make *)"; for this run only',
     )
-    add("--max-cost", metavar="USD", type=float, help="stop once this run has cost so much")
+    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost this much")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
     add("--cwd", metavar="DIR", help="the workspace (default: the current directory, or that of --session)")
-    add("--schema", metavar="FILE", help="print only JSON that this JSON Schema accepts; asks again up to three times")
+    add(
+        "--schema",
+        metavar="FILE",
+        help="print only JSON that this JSON Schema accepts; the model is asked again up to three times",
+    )
     add("--json", action="store_true", help="print each ACP session/update as a line, then one result line")
 
 
 def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
-    """The settings with the rules and limits of this run, which are not stored."""
+    """The settings plus the rules and limits of this run. Those of the run are not stored."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
     changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
@@ -95,7 +103,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
 
 
 def check_options(options: argparse.Namespace) -> str | None:
-    """The directory of --cwd. :raises ArgumentError: an option cannot be used."""
+    """Check the options, and return the directory of --cwd. :raises ArgumentError: an option cannot be used."""
     if options.fork and not (options.session or options.newest):
         raise ArgumentError("--fork needs the session to copy: add --continue or --session ID.")
     if options.max_steps is not None and options.max_steps < 1:
@@ -116,7 +124,8 @@ def check_options(options: argparse.Namespace) -> str | None:
 @dataclass
 class Turn:
     """What a run has done so far. `text` is the last message. `refused` are the rules that would allow the refused
-    calls. `first_cost` and `cost` are the session's cost in US dollars before the run and now; None: not known."""
+    calls. `first_cost` is the session's cost in US dollars before the run. `cost` is its cost now, or None if
+    unknown."""
 
     message_id: str = ""
     text: str = ""
@@ -213,7 +222,8 @@ class Run:
         return str(listed["sessions"][0]["sessionId"])
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
-        """Run the prompt, and again while --schema does not accept the answer; print the result."""
+        """Run the prompt and print the result. While --schema rejects the answer, ask for a corrected one, at most
+        `SCHEMA_TRIES` times."""
         before = await connection.store.session(self._session_id)
         self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
@@ -232,7 +242,7 @@ class Run:
             if not problem or stop != "end_turn" or not tries_left:
                 break
             await self._screen.say(f"The answer is not accepted: {problem}. Asking again.")
-            prompt = [text_block(f"--schema does not accept this: {problem}. Answer with the corrected JSON only.")]
+            prompt = [text_block(f"Your answer is not accepted: {problem}. Answer with the corrected JSON only.")]
         code = self._exit_code(stop, problem)
         await self._screen.end_line()
         if self._options.json:
@@ -243,7 +253,7 @@ class Run:
         return code
 
     def _judge_answer(self, stop: str) -> tuple[str, Any]:
-        """What is wrong with the answer, and its JSON."""
+        """Return what is wrong with the answer (empty if nothing is), and the JSON in it."""
         if self._schema is None or stop != "end_turn":
             return "", None
         try:
@@ -310,7 +320,7 @@ class Run:
         if self._interrupts == 1 and self._is_prompting and self._connection is not None:
             self._screen.clear()
             with suppress(OSError):
-                print("crow: cancelling; Ctrl-C again ends at once", file=sys.stderr)
+                print("crow: cancelling; press Ctrl-C again to end at once", file=sys.stderr)
             self._start(self._connection.cancel(self._session_id))
         else:
             main.cancel()
@@ -369,7 +379,7 @@ class Run:
             await self._screen.say(f"  failed: {title}")
 
     async def _check_cost(self, cost: float | None) -> None:
-        """Cancel the turn once it has cost what --max-cost allows, or if its cost cannot be known."""
+        """Cancel the turn when the run has cost as much as --max-cost allows, or when its cost is unknown."""
         turn, most = self._turn, self._options.max_cost
         turn.cost = cost if cost is not None else turn.cost
         if most is None or turn.stopped_by or self._connection is None:
@@ -377,8 +387,8 @@ class Run:
         spent = self._spent()
         if spent is None:
             turn.stopped_by = (
-                "Stopped: the price of this model is not known, so --max-cost cannot be kept. Set its input_price and "
-                "output_price."
+                "Stopped: the price of this model is not known, so --max-cost cannot be enforced. Set its input_price "
+                "and output_price."
             )
         elif spent >= most:
             turn.stopped_by = f"Stopped: this run has cost ${spent:.4f}, and --max-cost is {most:g}."
@@ -403,7 +413,7 @@ class Run:
         return selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
-        """See `TerminalClient`. Not offered: a run is not interactive."""
+        """See `TerminalClient`. Not called, because `CAPABILITIES` do not offer elicitation."""
         return {"action": "cancel"}
 
 

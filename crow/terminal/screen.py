@@ -35,7 +35,7 @@ class Screen:
         self._is_spinning = False
         self._is_paused = False
         self._at_line_start = True
-        self._newlines = 2  # how many the messages end with, at most 2
+        self._newlines = 2  # newlines at the end of the messages so far, counted up to 2
 
     async def print_answer(self, text: str) -> None:
         """Write a part of the answer."""
@@ -46,7 +46,7 @@ class Screen:
         self._at_line_start = text.endswith("\n") or not self._escapes
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
-        """Write a part of one of the model's messages. An empty line precedes a new one."""
+        """Write a part of one of the model's messages. Before a new message, write an empty line."""
         shown = "\n" * (2 - self._newlines) + text if is_new else text
         if shown:
             await self.print_answer(shown)
@@ -112,7 +112,7 @@ class Screen:
 
 
 async def write(file: TextIO, text: str) -> None:
-    """Write and flush; in a thread if the reader may make this wait. Lone surrogates become question marks."""
+    """Write and flush. If that may block, do it in a thread. Lone surrogates become question marks."""
     data = text.encode("utf-8", "replace")
     can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
 
@@ -145,7 +145,7 @@ def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
 
 
 def open_terminal() -> TextIO | None:
-    """The terminal of the user, if stderr is one: stdin may be a pipe."""
+    """Open the user's terminal, or return None if stderr is not a terminal. stdin may be a pipe."""
     if not sys.stderr.isatty():
         return None
     try:
@@ -156,7 +156,8 @@ def open_terminal() -> TextIO | None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A permission request as shown at the terminal: its text, and the option ids for a number, for yes and for no."""
+    """A permission request as shown at the terminal. `option_ids` are in the order of the numbers in `text`. `yes` and
+    `no` are the ids of the options for y and n."""
 
     text: str
     option_ids: tuple[str, ...]
@@ -164,7 +165,7 @@ class Question:
     no: str
 
     def option_for(self, answer: str) -> str:
-        """The id of the option that the user chose: a number, y or yes. Anything else is no."""
+        """Return the id of the option for this answer: a number, y or yes. Any other answer means no."""
         numbers = [str(number) for number in range(1, len(self.option_ids) + 1)]
         if answer in numbers:
             return self.option_ids[numbers.index(answer)]
@@ -172,7 +173,7 @@ class Question:
 
 
 def question_of(params: Params) -> Question:
-    """The question for a `session/request_permission`: what would run or change, then the options.
+    """The question for a `session/request_permission`: what would run or change, followed by the options.
 
     If not all lines are shown, only the options for this one call are offered.
     """
@@ -198,10 +199,10 @@ def question_of(params: Params) -> Question:
 
 
 async def answer_at(terminal: TextIO, question: str) -> str:
-    """Ask at the terminal. What was typed before the question does not count."""
+    """Ask at the terminal. Whatever was typed before the question is discarded."""
     fd, loop = terminal.fileno(), asyncio.get_running_loop()
     with suppress(ImportError, OSError):
-        import termios  # there is none on Windows
+        import termios  # not available on Windows
 
         termios.tcflush(fd, termios.TCIFLUSH)
     terminal.write(question)
@@ -216,6 +217,6 @@ async def answer_at(terminal: TextIO, question: str) -> str:
 
 
 def quoted(rule: str) -> str:
-    """The rule for a command line of a shell."""
+    """Return the rule in quotes for a shell's command line."""
     line = on_one_line(rule)
     return "'" + line.replace("'", "'\\''") + "'"

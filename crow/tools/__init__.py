@@ -1,4 +1,4 @@
-"""The interface of tools to the agent, and what tools need from the session."""
+"""The interface that tools offer to the agent, and what tools need from the session."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called while a call runs, with all of its output that has been kept so far."""
+"""Called with a tool call's output while the tool call runs: all of the output that has been kept so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class ExcludedPaths:
     """The files that the user's deny rules cover.
 
     `patterns` are regular expressions for whole paths in Unicode's form NFC, compared without regard to case: the
-    absolute path and, inside cwd, the relative one. `places` are the paths at which the rules begin, without their
-    wildcards: absolute, or relative to cwd.
+    absolute path and, inside cwd, the relative one. `places` are the paths of the rules, cut before the first part that
+    has a wildcard: absolute, or relative to cwd.
     """
 
     patterns: tuple[str, ...] = ()
@@ -73,13 +73,13 @@ class PlannedCall:
 
     `is_outside` means that the call touches a path that is outside the workspace after links are resolved. `argument`
     is what a permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`,
-    else None. `rule_paths` are the names of the touched file that permission rules may use, with links resolved: the
+    else None. `rule_paths` are the paths by which permission rules may name the touched file, with links resolved: the
     absolute path and, inside cwd, also the relative one. `rule_tool` is the tool whose rules apply, if it is not the
     called one. `fault` is the error message for the model; a call with a fault must not run.
 
-    `other_paths`: more names of the touched file, which only deny rules use: the path as it was given, and hard links
-    to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of them were not found.
-    `excluded`: what a search or a confined command must leave out; the agent adds it.
+    `other_paths` are more paths of the touched file, which only deny rules use: the path as it was given, and hard
+    links to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of its names were not
+    found. `excluded`: what a search or a confined command must leave out; the agent adds it.
 
     `is_protected` means that the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`
     means that the call writes files, so nothing may run in parallel. `is_read_only` means that the user's configuration
@@ -172,7 +172,7 @@ class Toolbox(Protocol):
         restarted servers."""
 
     def prepare(self) -> None:
-        """Get ready for calls in the background, while the model answers."""
+        """Start to prepare for tool calls in the background, while the model answers."""
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
@@ -193,7 +193,7 @@ class Toolbox(Protocol):
 class FileStat:
     """The state of a resolved path. `size` is in bytes; `head` has the first bytes of a file if they were requested.
 
-    If two of these are equal, the file was not written in between, as far as `mtime_ns` can tell.
+    If two states are equal, the file was not written in between, as far as `mtime_ns` can tell.
     """
 
     path: Path
@@ -208,7 +208,7 @@ class BackgroundCommand(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while it runs."""
+        """The exit code, or the negative number of the signal that ended the command; None while it runs."""
 
     async def wait(self) -> None:
         """Wait until the command has ended and its output was read."""
@@ -233,26 +233,26 @@ class Workspace(Protocol):
         """cwd and the additional directories, as they were given: links are not resolved."""
 
     def resolve(self, path: str) -> Path:
-        """The absolute path, links and `..` resolved, even if no such file exists; `~` is not expanded.
+        """The absolute path, with links and `..` resolved. The file need not exist. `~` is not expanded.
 
-        :raises ~crow.domain.errors.ArgumentError: empty, too long, or with a NUL.
+        :raises ~crow.domain.errors.ArgumentError: the path is empty, too long, or has a NUL.
         """
 
     def contains(self, path: Path) -> bool:
         """Whether a resolved path is inside cwd or an additional directory."""
 
     def protection(self, path: Path) -> Protection:
-        """The protection of a resolved path from tools that write."""
+        """How a resolved path is protected from tools that write."""
 
     def read_protection(self, path: Path) -> Protection:
-        """The protection of a resolved path from tools that read: `ask` for a secret place, also if the file is a hard
-        link to one; `never` for crow's own configuration and data."""
+        """How a resolved path is protected from tools that read: `ask` for a file in a secret place and for a hard link
+        to such a file, `never` for crow's own configuration and data."""
 
     async def find_names(
         self, paths: Collection[Path], places: Sequence[str] = ()
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-        """Map each file with hard links to its absolute names in the workspace and below `places`, and to whether these
-        are all its names. Other files are left out. The search is bounded."""
+        """For each file with hard links, return its absolute names in the workspace and below `places`, and whether
+        these are all of its names. Files without hard links are left out. The search is limited."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
@@ -282,14 +282,15 @@ class Workspace(Protocol):
     @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
-        access. Not known before `sandbox_status` was called."""
+        access. Valid only after `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
         """What confines commands. The first call of the process tries it out, in a thread."""
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """A line for the model if a command's output shows that its access was not enough; else empty. The line says
-        which access or setting would be. A command may do only a part and still succeed, hence `has_failed`."""
+        which access or setting would be enough. `has_failed` is needed because a command may succeed although it was
+        not allowed to do everything."""
 
     async def run(
         self,
@@ -334,7 +335,8 @@ class Workspace(Protocol):
         """Start a program that takes input and keeps running, such as an MCP server. It is confined like a command with
         this access.
 
-        `directory` is its own directory for temporary files, which it can write. End it with `end_confined`.
+        `directory` is the program's own directory for temporary files; the program can write to it. End it with
+        `end_confined`.
 
         :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
         """
@@ -354,7 +356,7 @@ class Workspace(Protocol):
 
 
 class Log(Protocol):
-    """The session's log."""
+    """The part of the session's log that tools use."""
 
     async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
         """Text of the entries on the session's path that match `query`, or of the entry with the id `entry`. Compacted
@@ -412,8 +414,8 @@ class ElicitationHandler(Protocol):
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user, once the earlier questions have been answered. If too many wait already, decline. If the editor
-        fails or sends an invalid answer, the question counts as dismissed."""
+        """Ask the user, after the earlier questions have been answered. If too many questions are waiting, decline. If
+        the editor fails or sends an invalid answer, the question counts as dismissed."""
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
@@ -501,7 +503,7 @@ class ServerPrompts(Protocol):
     """The prompts of a session's MCP servers."""
 
     def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts that are available now, in the order of the servers; only of servers that are ready."""
+        """The prompts of the servers that are ready now, in the order of the servers."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
         """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts

@@ -524,7 +524,7 @@ async def test_the_user_is_warned_once_about_an_unsuitable_disk(
             await run.session.prompt(text(prompt))
         notices = [event for event in run.client.events if isinstance(event, NoticeShown)]
         assert notices == [NoticeShown(severity="warning", title=run.store.warning)]
-        assert "Better set CROW_HOME to a directory on a local disk." in run.store.warning
+        assert "Preferably, set CROW_HOME to a directory on a local disk." in run.store.warning
 
 
 async def test_a_call_is_stored_as_started_before_it_runs_or_if_it_reads_only_when_it_is_slow(

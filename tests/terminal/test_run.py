@@ -115,7 +115,7 @@ def test_a_schema_asks_again_until_it_accepts_the_answer(shell: Shell) -> None:
     assert "'a' is a required property" in shell.asked(2)
     code, out, err = shell.crow("run", "--schema", "schema.json", "what is a?")
     assert (code, out, len(shell.endpoint.asked)) == (1, "", 7)
-    assert "the answer has no JSON" in err
+    assert "the answer contains no JSON" in err
 
 
 def test_a_session_is_continued_by_name_by_id_and_as_the_newest(shell: Shell) -> None:

@@ -2,8 +2,8 @@
 
 One connection writes and another only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
 corrupt a WAL when one connection resets it while another commits. Therefore only this module makes checkpoints, and
-with such a version of SQLite every write holds a file lock. The file is opened only through SQLite, because closing any
-other handle to it would drop SQLite's own locks.
+with SQLite before 3.51.3 every write holds a file lock. The database is opened only through SQLite, because closing any
+other handle to the file would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class UsesDatabase:
 
 
 def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Turn a method that takes a connection into an async one that runs in a write transaction (`Database.write`).
+    """Make a method async and run it in a write transaction (`Database.write`).
 
-    Callers await the call and do not pass the connection.
+    The method gets the transaction's connection as its first argument. Callers leave that argument out.
     """
     return _runs_in(Database.write, raise_if_moved)
 
@@ -109,11 +109,12 @@ def _runs_in(
 class Database:
     """The file at `path` and the connections to it.
 
-    If that file is deleted or replaced, its content is copied to a new file, which is used from then on. The next call
-    with `raise_if_moved` raises an error that tells the user about it. Calls without `raise_if_moved` just continue.
+    If that file is deleted or replaced, its content is copied to a new file, and the connections continue there. The
+    next call with `raise_if_moved` raises an error that tells the user what happened. Calls without `raise_if_moved`
+    just continue.
 
-    `foreign_version` changes when another process has written to the file; it is updated in each write transaction.
-    `warning` is a message for the user, empty if all is well.
+    `foreign_version` is a number that changes when another process writes to the file. Each write transaction reads it
+    anew. `warning` is a message for the user, empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -138,7 +139,7 @@ class Database:
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
         self._notice = ""  # a message about what happened to the file; empty once the user has been told
-        self._replaced = ""  # the same message if another file is at the path now; else empty
+        self._replaced = ""  # that message if another file has taken the path; else empty
         self._read_only = ""  # why nothing can be stored; empty if writing works
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
@@ -163,7 +164,7 @@ class Database:
                 await database._open_to_read()
             except StoreUnavailable:
                 raise refused from refused.__cause__
-            database._read_only = f"{refused} Until then nothing can be stored; stored sessions can be read."
+            database._read_only = f"{refused} Until that is fixed, nothing can be stored; stored sessions can be read."
             database.warning = database._read_only
         return database
 
@@ -176,7 +177,7 @@ class Database:
         :raises StoreTooNew: a newer crow wrote it.
         """
         if not await anyio.Path(path).is_file():
-            raise StoreUnavailable(f"There is no database at {path}. Crow creates it with its first session.")
+            raise StoreUnavailable(f"There is no database at {path}. Crow creates one when the first session starts.")
         database = cls(path, journal_mode="wal", busy_timeout_s=busy_timeout_s)
         database._stays_read_only = True
         database._read_only = f"{path} was opened only for reading."
@@ -202,10 +203,11 @@ class Database:
         """Call `work` in a transaction. The result is on disk when this returns. Concurrent calls may share a commit.
 
         An error in `work` rolls back its changes. A call that is cancelled before it begins writes nothing. A call that
-        is cancelled later still finishes and returns its result. Only a task cancelled natively (`asyncio.Task.cancel`)
+        is cancelled later still finishes and returns its result; but if `asyncio.Task.cancel` cancelled it, the caller
         does not receive the result.
 
-        With `raise_if_moved` the call is refused once after the file was deleted, and always after it was replaced.
+        With `raise_if_moved`, the first call after the file was deleted raises StoreUnavailable; after the file was
+        replaced, every call does.
         """
         await checkpoint_if_cancelled()
         self._check_open()
@@ -225,13 +227,13 @@ class Database:
                 except FileGone:
                     await self._move(exchanges)
             await self._wakeup.wait()
-        return result  # outside the scope, because type checkers assume that a scope may swallow errors
+        return result  # not inside the `with`: type checkers assume that a cancel scope may swallow errors
 
     async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
         """Call `work` on one snapshot of the database.
 
-        With `raise_if_moved` the call is refused if it finds that the file was deleted, and always after the file was
-        replaced.
+        With `raise_if_moved`, the call that discovers that the file was deleted raises StoreUnavailable; after the file
+        was replaced, every call does.
         """
         while True:
             await self._exchange_done()
@@ -248,7 +250,7 @@ class Database:
                     raise StoreUnavailable(self._notice) from None
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call a function in the writer's thread, because it would block the event loop."""
+        """Call a blocking function in the writer's thread, outside the event loop."""
         return await self._run(self._writer, lambda _: function())
 
     async def compact(self) -> None:
@@ -343,10 +345,10 @@ class Database:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
     async def _open_reader(self) -> SqliteConnection:
-        """Return the reader. It is opened when first needed, since a new session does not read.
+        """Return the reader. It is opened when it is first needed, since a new session reads nothing.
 
-        Without a WAL, return the writer, because two connections would keep each other waiting. Where file locks do not
-        work either, one connection would also mistake the other's journal for a leftover of a dead process and roll it
+        Without a WAL, return the writer instead: two connections would keep each other waiting. On a disk without
+        working file locks, one connection could even take the other's journal for that of a dead process and roll it
         back.
         """
         if self.journal_mode != "wal":
@@ -387,7 +389,8 @@ class Database:
                 pass
 
     async def _move(self, exchanges: int) -> None:
-        """Copy the open file and continue with the copy, unless connections were exchanged since `exchanges` was read.
+        """Copy the open file and continue with the copy. If the connections were replaced since `exchanges` was read,
+        do nothing.
 
         :raises StoreUnavailable: no copy can be made.
         """
@@ -395,7 +398,7 @@ class Database:
             if self._exchanges != exchanges:
                 return
             file = self._writer.file
-            assert file is not None, "only a known file can be found missing"
+            assert file is not None, "FileGone is raised only if the writer's file is known"
             path, words = await self._writer.run(
                 partial(rescue, path=self.path, opened=file, shared=self._wal_index, writing=self._writing)
             )
@@ -436,8 +439,8 @@ class Database:
         if wanted == "wal" and journal_mode != "wal":
             self.warning = (
                 f"SQLite cannot use a write-ahead log at {self.path} (a network disk?). Crow works there, but more"
-                " slowly, and only one machine may use it at a time. Better set CROW_HOME to a directory on a local"
-                " disk."
+                " slowly, and only one machine may use it at a time. Preferably, set CROW_HOME to a directory on a"
+                " local disk."
             )
             logger.warning("%s Using journal mode %s.", self.warning, journal_mode)
         connection.execute("PRAGMA synchronous = FULL")
@@ -485,7 +488,7 @@ class Database:
 
     def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
         """Execute a statement that other programs may block. Wait in short steps, because SQLite's own wait cannot be
-        cut short when the store closes."""
+        interrupted when the store closes."""
         since = time.monotonic()
         while True:
             try:
@@ -519,8 +522,8 @@ class Database:
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint and close the connection, both under the lock: when the last connection to a database is
-        closed, SQLite makes a checkpoint itself, and that one needs the lock too."""
+        """Make a checkpoint and close the connection, both while holding the lock. Closing needs the lock too, because
+        SQLite makes a checkpoint itself when the last connection to a database is closed."""
         try:
             if self.journal_mode == "wal":
                 with self._writing():
@@ -529,7 +532,7 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            if self._replaced:  # leave only the copy beside the file that replaced the database
+            if self._replaced:  # leave the copy without its lock file
                 Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
@@ -542,8 +545,8 @@ class Database:
             is_busy = True
         finally:
             _set_busy_timeout(connection, _BUSY_STEP_S)
-        # While another connection reads, the WAL cannot shrink. Try again when it has grown by the same amount once
-        # more.
+        # While another connection reads, the WAL cannot shrink. Try again when the WAL has grown by another
+        # `_CHECKPOINT_BYTES`.
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
 
     def _wal_bytes(self) -> int:
@@ -648,7 +651,7 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """Return the URI queries with which SQLite may be able to open a file that is not writable, best first."""
+    """Return the URI queries to try, best first, when SQLite opens a file that is not writable."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")

@@ -30,7 +30,7 @@ class ForeignDatabase:
         self._tables: Mapping[str, frozenset[str]] | None = None
 
     def tables(self) -> Mapping[str, frozenset[str]]:
-        """Return the tables with their columns. Views do not count: they could run anything.
+        """Return the tables with their columns. Views are left out, because reading one could run any SQL.
 
         :raises ArgumentError: the database is damaged.
         """
@@ -49,8 +49,9 @@ class ForeignDatabase:
     def columns(
         self, table: str, names: Sequence[str], rest: str = "", values: Sequence[Any] = ()
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield these columns of a table's rows; columns that it does not have are left out, and values that are too
-        long are None. All arguments but `values` are constants of the caller.
+        """Yield the columns `names` of a table's rows. Columns that the table does not have are left out. Values that
+        are too long become None. All arguments except `values` become part of the SQL, so the caller must pass
+        constants.
 
         :raises ArgumentError: the database is damaged.
         """
@@ -61,7 +62,7 @@ class ForeignDatabase:
         return self.rows(f"SELECT {chosen} FROM {table} {rest}", values)  # noqa: S608
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows of a query. Text that is not UTF-8 is mended.
+        """Yield the rows of a query. Bytes that are not UTF-8 become U+FFFD.
 
         :raises ArgumentError: the database is damaged.
         """
@@ -80,7 +81,7 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
     """Open a copy of a database, which another program may be using. The database itself is not touched: even reading
     it would create files next to it.
 
-    :raises ArgumentError: it is no SQLite database, or it kept changing while it was copied.
+    :raises ArgumentError: the file is not an SQLite database, or it kept changing while it was copied.
     """
     with tempfile.TemporaryDirectory(prefix="crow-") as directory:
         copy = Path(directory) / "copy.db"
@@ -101,8 +102,8 @@ def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
 
 
 def count_rows(path: Path, table: str) -> int:
-    """Return the number of rows of a table without a copy, or 0 if it cannot be read. Rows that are only in the
-    write-ahead log do not count."""
+    """Count the rows of a table without copying the database. Return 0 if the table cannot be read. Rows that are only
+    in the write-ahead log are not counted."""
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (number,) = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()  # noqa: S608  a constant

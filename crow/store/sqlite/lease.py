@@ -1,9 +1,9 @@
 """Identifies the store that runs a turn, and tells whether that store is still alive.
 
-An owner is a store opened by a process. If it has the same boot, host and pid namespace as this process, it can be
-looked up: it is alive as long as a process with its pid and start time exists. An owner in this very process is alive
-as long as its store is open. Any other owner is judged by its lease: it counts as dead after a minute without a sign of
-life. Without /proc, start times are unknown, and any living process with the pid counts as the owner.
+An owner is a store that a process has opened. An owner in this process is alive while its store is open. An owner in
+another process with the same boot, host and pid namespace is alive while a process with its pid and start time exists.
+Any other owner is judged by its lease: it counts as dead after a minute without a sign of life. Without /proc, start
+times are unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return an owner like this one, but with a closed store. It marks a turn that nobody runs any more."""
+    """Return the same owner, but as if its store were closed. A turn with that owner counts as one that nobody runs."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
@@ -85,7 +85,7 @@ def is_alive(owner: str, *, lease_age_ms: int) -> bool:
     if (other.boot, other.namespace, other.host) != (here.boot, here.namespace, here.host):
         return lease_age_ms < LEASE_MS
     if (other.pid, other.start) == (here.pid, here.start):
-        return False  # the owner is a store of this process that is closed
+        return False  # it was a store of this process, which is closed now
     if here.start:
         return _start_of(other.pid) == other.start
     return _exists(other.pid)

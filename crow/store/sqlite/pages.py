@@ -209,7 +209,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""The size of a value in bytes, by its type. Larger types are texts and blobs; 10 and 11 are unused."""
+"""The size of a value in bytes, by its type number. Types from 12 on are blobs and texts; 10 and 11 are unused."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:

@@ -59,7 +59,7 @@ _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 _PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
 _POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. Of the notes, only labels are in the outline."""
+"""Maps kinds of entries to their names in an outline. A note is in the outline only if it is a label."""
 
 _MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
@@ -90,7 +90,7 @@ class PathMethods(UsesDatabase):
 
     async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = array("q")  # takes eight bytes per entry: a path may have a hundred thousand entries
+        newest_first = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
         start, missing = row.leaf, None
         while start is not None:
             read = partial(_path_rows, start=start, conversation=row.conversation, limit=_HISTORY_BATCH)
@@ -155,8 +155,8 @@ class PathMethods(UsesDatabase):
         imported = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
         if sql.execute(imported, (leaf,)).fetchone():
             return found
-        # Older versions did not store whether a file was recorded on this machine. In a conversation that was not
-        # imported, every file was.
+        # Older versions did not store whether a file was recorded on this machine. But in a conversation that was not
+        # imported, every file was recorded here.
         return tuple(
             replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
             for entry in found
@@ -164,8 +164,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot()
     def outline(self, sql: Connection, session_id: str) -> Outline:
-        # A session leaves a branch only by a move. So the branches end at the session's leaf and at the entries from
-        # which it was moved.
+        # A session leaves a branch only by a move. So a branch ends either at the session's leaf or at an entry from
+        # which the session was moved.
         leaf = session_row(sql, session_id).leaf
         left = sql.execute(
             "SELECT from_leaf, max(id) FROM moves WHERE session = ? AND from_leaf IS NOT NULL GROUP BY from_leaf"
@@ -182,7 +182,7 @@ class PathMethods(UsesDatabase):
         ).fetchall()
         labels = _labels(sql, [entry_id for entry_id, _, kind in tree if kind == "note"])
         prompts = _prompts(sql, [entry_id for entry_id, _, kind in tree if kind == "user"])
-        # Map each entry to the newest point, and to the newest message, on the path that ends with that entry.
+        # For each entry, find the newest branch point and the newest message on the path that ends with that entry.
         point_at: dict[int | None, int | None] = {None: None}
         message_at: dict[int | None, int | None] = {None: None}
         with_successors: set[int | None] = set()
@@ -238,7 +238,7 @@ def session_of(row: Sequence[Any]) -> SessionRow:
 
 
 def load_tail(sql: Connection, session_id: str) -> Tail:
-    """Return the row, and the path from the first entry that the newest valid checkpoint keeps."""
+    """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
     row = session_row(sql, session_id)
     newest_first: list[Entry] = []
     restored: set[int] = set()
@@ -292,8 +292,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 
 
 def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for the first of these ascending ids, and how many ids were used. The number of entries and
-    their size in bytes are limited."""
+    """Return the entries for one batch from the start of `ids` (ascending), and the number of ids in that batch. A
+    batch is limited in entries and in bytes."""
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
     found: list[Entry] = []
@@ -342,7 +342,7 @@ def _body_of(row: Sequence[Any], load: Load) -> Body:
             raise Unreadable("it is damaged: its checksum is wrong")
     if blob is not None:
         if data is None:
-            raise Unreadable(f"blob {blob:.12}, which holds it, is missing")
+            raise Unreadable(f"its content (blob {blob:.12}) is missing")
         _check_blob(blob, bytes(data))
     return decode(row[5], data, load)
 
@@ -372,7 +372,7 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
-    """Return a remark that takes the place of a missing entry, to which another entry or a session refers."""
+    """Return a remark to show in place of a missing entry that another entry or a session refers to."""
     words = f"Entry {entry_id} is missing from the database, and so is everything before it. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
@@ -382,10 +382,10 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
-    """Return id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
+    """Return the id, parent and kind of up to `limit` entries, newest first, of the path that ends at `start`.
 
-    Also return the id from which to continue (None at the end) and, if the next entry is missing, its id (otherwise
-    None).
+    Return two more values: the id from which to continue, or None at the end; and the id of the next entry if that
+    entry is missing, otherwise None.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:
@@ -401,7 +401,8 @@ def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, 
 def _path_batches(
     sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
-    """Return batches of a path, newest first. If an entry is missing, the last batch comes with that entry's id."""
+    """Return batches of a path, newest first. If the path stops at a missing entry, the last batch comes with that
+    entry's id."""
     while start is not None:
         rows, start, missing = _path_rows(sql, start, conversation)
         yield rows, missing
@@ -423,8 +424,8 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
 
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
-    """Return the ids that are on the path of `leaf` but not on the path of `to`, newest first. Both paths are read only
-    up to where they meet."""
+    """Return the ids that are on the path of `leaf` but not on the path of `to`, newest first. Neither path is read
+    beyond the point where they meet."""
     meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
     return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 

@@ -45,14 +45,15 @@ _INDEX_PROBLEM = re.compile(
 
 _TITLE_CHARS = 80
 _LARGEST_ID = 2**48
-"""A larger id can only come from damage."""
+"""Ids above this number can only come from damage."""
 
 _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _ENTRY_COLUMNS_OF_VERSION_1 = 18
-"""The number of columns of an entry in version 1. Rows that older versions wrote have fewer columns than new rows."""
+"""An entry had this many columns in version 1. Later versions added columns, but old rows keep their number of
+columns."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
@@ -121,7 +122,7 @@ def repair(path: Path) -> Repaired:
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return what is wrong with the file, apart from the content of entries; empty if nothing is wrong."""
+    """Return what is wrong with the file; empty if nothing is. The content of entries is not checked."""
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
     except FAILURES as error:
@@ -159,7 +160,7 @@ def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def _repair(path: Path, kept: Path, work: Path) -> Repaired:
-    """Repair `kept` in `work`, and put the result at `path` if there was something to repair."""
+    """Repair a copy of `kept` at `work`. If anything had to be repaired, move the result to `path`."""
     outcome: Literal["whole", "rebuilt", "recovered"] = "whole"
     lost: tuple[str, ...] = ()
     copy_files(kept, work)
@@ -192,7 +193,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 
 
 def _check(path: Path) -> tuple[str, ...]:
-    """Do the same as `problems`, for a copy of the database that may be changed.
+    """Migrate this copy of the database, and return what is wrong with it.
 
     :raises StoreTooNew: a newer crow wrote it.
     """
@@ -215,7 +216,7 @@ def _check(path: Path) -> tuple[str, ...]:
 
 
 def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
-    """Rebuild the indexes if only they are damaged. Return whether the database is whole now."""
+    """Rebuild the indexes, unless something else is damaged too. Return whether the database is whole now."""
     if not all(map(_INDEX_PROBLEM.match, found)):
         return False
     try:
@@ -231,10 +232,9 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[int]:
-    """Open the file while no other process has it open in SQLite.
+    """Open and lock the file, provided that no other process has it open in SQLite.
 
-    Nothing else in this process may open the file meanwhile: closing that second handle would make the system drop the
-    lock.
+    Meanwhile nothing else in this process may open the file: when a second handle is closed, the system drops the lock.
     """
     try:
         file = os.open(path, os.O_RDWR)
@@ -255,7 +255,7 @@ def _exclusive(path: Path) -> Iterator[int]:
 
 
 def _copy(file: int, path: Path, target: Path) -> None:
-    """Copy the database, which is open as the descriptor `file`, together with its write-ahead log or journal."""
+    """Copy the database, together with its write-ahead log or journal. `file` is the database's open descriptor."""
     created = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(created, "wb") as copy, open(file, "rb", closefd=False) as source:
         shutil.copyfileobj(source, copy, _CHUNK_BYTES)
@@ -305,7 +305,7 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Damaged rows of entries, by id, that still say where the entry belongs."""
+        """Damaged entries that still show where they belong: their rows by entry id."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
@@ -320,7 +320,7 @@ class _Recovery:
         return self._lost
 
     def _copy(self, row: PageRow) -> None:
-        """Insert a row into the table whose columns it fits, if there is one."""
+        """Insert a row into the table that has matching columns, if there is such a table."""
         match row.values:
             case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
                 self._reserve_ids(table, number)
@@ -366,7 +366,7 @@ class _Recovery:
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables: those that an index has but the table does not."""
+        """Record the lost rows of small tables. A row is lost if an index has it but the table does not."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -376,7 +376,7 @@ class _Recovery:
         """Insert a message in place of each lost entry, so that paths stay connected."""
         writers = {entry: session for session, entry in self._index("entries_by_session", 2)}
         calls = {entry: (assistant, index) for assistant, index, entry in self._index("entries_results", 3)}
-        # A damaged index page may name entries that never existed, so two indexes have to name an entry.
+        # A damaged index page may name entries that never existed. So an entry counts only if two indexes name it.
         places: dict[int, tuple[int, int | None]] = {
             entry: (conversation, parent)
             for conversation, parent, entry in self._index("entries_by_conversation", 3)
@@ -402,7 +402,7 @@ class _Recovery:
     def _replace_entry(
         self, entry: int, conversation: int, parent: int | None, *, session: object, call: tuple[object, object] | None
     ) -> None:
-        """Insert the message for one lost entry. Facts that are unknown about it are taken from its parent or child."""
+        """Insert the message for one lost entry. What is unknown about the entry is taken from its parent or child."""
         beside = self._new.execute(
             "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
             (parent, entry),
@@ -424,7 +424,7 @@ class _Recovery:
         self._lost.append(f"entry {entry} of session {columns['session'] or 'unknown'}")
 
     def _restore_sessions(self) -> None:
-        """Create lost rows of sessions again, from indexes and entries."""
+        """Recreate lost session rows from indexes and entries."""
         existing = {number for (number,) in self._new.execute("SELECT number FROM sessions")}
         deleted = {number for _, number in self._index("sessions_deleted", 2)}
         conversations = {number: conversation for conversation, number in self._index("sessions_by_conversation", 2)}
@@ -479,7 +479,9 @@ class _Recovery:
                 "has_prompt": prompt is not None,
             },
         )
-        self._lost.append(f"the row of session {session}, which now has a new title, mode ask and no permissions")
+        self._lost.append(
+            f'the row of session {session}; the session now has a new title, mode "ask" and no permissions'
+        )
 
     def _refer_to_blobs(self) -> None:
         rows = self._new.execute(
@@ -518,7 +520,7 @@ def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple
 
 
 def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
-    """Whether the row may belong to a table with these columns, as far as the row could be read."""
+    """Whether the row may belong to a table with these columns, judging by the values that could be read."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
         return False
     return all(isinstance(value, allowed) for value, allowed in zip(row.values, types.values(), strict=False))

@@ -31,7 +31,7 @@ def rescue(
 
     Return the path where the stored data is now, and a message for the user. The message is empty if nothing was lost
     or moved. `opened` identifies the file that is open. `shared` identifies the index of its write-ahead log (`-shm`);
-    it is None without a log. All writes happen inside `writing`.
+    it is None without a log. Everything is written within the context manager that `writing` returns.
 
     :raises StoreUnavailable: no copy could be made; `connection` still has all the data.
     """
@@ -48,7 +48,7 @@ def rescue(
                 if found is None and _copy(connection, path):
                     words = (
                         f"{path} was deleted while crow was running. Crow still had it open and has restored it with"
-                        " all its content. Send this again."
+                        " all its content. Try again."
                     )
                     return path, words
                 copy = _name_beside(path, attempt)
@@ -64,11 +64,9 @@ def rescue(
         raise StoreUnavailable(
             f"{path} was {what} while crow was running, and its content cannot be written to a new file ({reason})."
             " This crow process still has everything: do not quit it. Free some space, or make the directory writable,"
-            " then send this again."
+            " then try again."
         ) from error
-    raise StoreUnavailable(
-        f"{path} was {what} while crow was running, and other programs keep changing it. Send this again."
-    )
+    raise StoreUnavailable(f"{path} was {what} while crow was running, and other programs keep changing it. Try again.")
 
 
 def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | None) -> None:
@@ -76,7 +74,7 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
     open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
-    # another connection is reading; this connection can still read the log after the removal
+    # fails while another connection reads, but this connection can read the log even after its removal
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     remove_files(path, suffixes=("-wal", "-shm"))
@@ -118,9 +116,9 @@ def _move(part: Path, target: Path) -> bool:
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the database at `path` has every session of `connection`, each with its leaf.
+    """Whether the database at `path` has every session of `connection`, with the same leaf.
 
-    This is so if another crow has already put the database back.
+    That is the case if another crow has already put the database back.
     """
     query = (
         "SELECT s.id, s.conversation, e.id, e.parent, e.kind, e.created_ms, e.body, e.body_blob"

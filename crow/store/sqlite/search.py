@@ -1,10 +1,10 @@
 """Searches sessions and sums up their usage.
 
 The full-text index holds titles, prompts and answers as trigrams, so it finds words of at least three characters in any
-script. Shorter words are looked for in the texts themselves: in those that the index found for the longer words. If
-there are no longer words, they are looked for in all messages, or in the newest few thousand entries of a session's
-path. Titles come first, then entries, newest first. The index and a path both return ids in descending order, so their
-intersection is read only as far as needed.
+script. For shorter words, the texts themselves are searched. If the query also has a word that the index can find, only
+texts that match in the index are searched. Otherwise all messages are searched or, within a session, the newest few
+thousand entries of its path. Results are titles first, then entries, newest first. The index and a path both return ids
+in descending order, so their intersection is read only as far as needed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class SearchMethods(UsesDatabase):
         # Each word is quoted, so that no character acts as an operator.
         match = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _INDEXED_CHARACTERS)
         patterns = _patterns_of(words)
-        # The index and `re` may treat upper and lower case of a rare letter differently. So words that the index
-        # matched are not checked again with `re`.
+        # The index and `re` may disagree about the case of a rare letter. So words that matched in the index are not
+        # checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
         if session_id is None:
             ids = _indexed(sql, match) if match else _all_messages(sql)
@@ -117,12 +117,12 @@ class UsageMethods(UsesDatabase):
 
     @snapshot()
     def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Return tokens and cost, summed up for each of the groups in `by`. Without groups, return one sum of
-        everything. If grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
+        """Return sums of tokens and cost, grouped by the keys in `by`. Without keys, return one sum of everything. If
+        grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
 
-        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to its
-        parent, and the copy in the task's result is ignored. Days are in local time. Usage in conversations whose
-        sessions are all deleted is not counted.
+        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to the
+        parent session, and the copy in the task's result is ignored. Days are in local time. Usage in conversations
+        whose sessions are all deleted is not counted.
         """
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)

@@ -3,8 +3,9 @@
 Deleting hides a session; `tidy` removes its data later. An entry stays as long as a living session needs it: the
 session wrote it, or the entry is on the session's path or on a path that the session once had. Finding the entries that
 no session needs may take a while, so that step only reads. Those entries are then removed newest first, a few at a
-time, and only while no living session has changed. If a process is killed before it is done, the next one removes the
-rest. An interrupted import counts as deleted. A running import does not, since its hidden sessions have a living owner.
+time, and only while no living session has changed. If a process is killed in the middle, the next process that runs
+`tidy` removes the rest. An interrupted import counts as deleted. A running import does not, since its hidden sessions
+have a living owner.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ class SessionMethods(UsesDatabase):
             ),
             None,
         )
-        hidden.close()  # there may be thousands of rows, and usually the first one is taken
+        hidden.close()  # usually only the first of perhaps thousands of rows was read
         if pending is None:
             return None
         entries = tuple(row[0] for row in sql.execute(_UNNEEDED, {"conversation": pending}))
@@ -193,8 +194,8 @@ class SessionMethods(UsesDatabase):
         date."""
         if _living(sql, removal.conversation) != removal.living:
             return False
-        # The index stores no text, so it needs the text of the entries to remove them; the entries must still exist.
-        # Each id is listed: with ids from a subquery, the view would read all entries.
+        # The index stores no text. To remove an entry from the index, its text is needed, so the entry must still
+        # exist. Each id is listed: with ids from a subquery, the view would read all entries.
         sql.execute(
             "INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM searchable"
             f" WHERE id IN ({marks(ids)}) AND text <> ''",
@@ -213,8 +214,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
-        """Remove the deleted sessions once all their entries are gone. Also remove the conversation if it has no
-        session left. Return false if `removal` is out of date."""
+        """Remove the deleted sessions, after all their entries were removed. Also remove the conversation if no session
+        is left in it. Return false if `removal` is out of date."""
         conversation = removal.conversation
         if _living(sql, conversation) != removal.living:
             return False
@@ -234,7 +235,8 @@ class SessionMethods(UsesDatabase):
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
         """Rewrite a part of the full-text index, so that the words of removed entries disappear from the file.
 
-        With `is_first`, start to merge the whole index; later calls continue. Return true if there may be more to do.
+        With `is_first`, start a merge of the whole index; later calls continue that merge. Return true if there may be
+        more to do.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes
@@ -261,7 +263,8 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:
-    """Set the title, also in the full-text index. The index stores no text, so it needs the old title to remove it."""
+    """Set the title, also in the full-text index. The index stores no text, so the old title is needed to remove its
+    words."""
     # Query the view for one known id: with an id from a subquery it would read all entries.
     row = sql.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
     indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"

@@ -20,8 +20,8 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
-        # Cached facts by base URL and model. Each comes with the two versions at the time when it was read: one changes
-        # when another process writes, the other when this store learns facts.
+        # Cached facts by base URL and model. They are stored with two version numbers from the time of reading. One
+        # changes when another process writes, the other when this store learns facts.
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
 
@@ -49,8 +49,8 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float = 10.0) -> SqliteStore:
-        """Open an existing database of this version only for reading, also while other processes write. Methods that
-        write raise :class:`~crow.domain.errors.StoreUnavailable`.
+        """Open an existing database of this version only for reading. Other processes may write to it meanwhile.
+        Methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
 
         :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
             database, or an older crow wrote it.

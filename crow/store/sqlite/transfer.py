@@ -179,7 +179,8 @@ def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequenc
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Return some of the entries from `chosen.ids[start]` on, and how many of the ids were used.
+    """Return the entries for a batch of at most `most` ids, from `chosen.ids[start]` on, and the number of ids in the
+    batch.
 
     A missing entry is replaced by a message that says so.
 
@@ -188,7 +189,7 @@ def next_entries(
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
     absent = set(ids[:taken]).difference(entry.id for entry in found)
-    if not absent <= chosen.missing:  # they were deleted, or are on a damaged page that only an index led to
+    if not absent <= chosen.missing:  # deleted meanwhile, or on a damaged page that only an index led to
         (living,) = connection.execute(
             "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
             (json.dumps(sorted(chosen.sessions)),),
@@ -200,8 +201,8 @@ def next_entries(
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """Return the ids of the exported entries, ascending, and the missing ids among them. A missing id is one that other
-    rows refer to although the database does not have it."""
+    """Return the ids of the exported entries, ascending, and the missing ids among them. Other rows refer to a missing
+    id, but the database has no entry with it."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -218,13 +219,13 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 def _number(ids: array[int], entry: int) -> int:
-    """Return the number that an entry has in the file, or 0 if the entry is not exported."""
+    """Return an entry's number in the file, or 0 if the entry is not exported."""
     at = _bound(ids, entry)
     return at if at <= len(ids) and ids[at - 1] == entry else 0
 
 
 def _bound(ids: array[int], entry: int) -> int:
-    """Return the number that the first exported entry with at least this id has in the file."""
+    """Find the first exported entry whose id is `entry` or larger, and return its number in the file."""
     return bisect_left(ids, entry) + 1
 
 
@@ -237,20 +238,20 @@ class ImportDefaults:
 
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written. An entry comes with its body in the stored form."""
+"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
 
 
 class Importer:
     """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
-    hidden like deleted ones, and owned by this process as if it ran a turn in them. If the process dies, they are
-    removed like deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
+    hidden like deleted ones, and this process owns them as if it were running a turn in each. If the process dies, they
+    are removed like deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
         self.cleaned: list[str] = []
-        """The ids of the sessions whose titles were not imported as they are."""
+        """The ids of the sessions whose titles were changed by the import."""
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
@@ -276,7 +277,7 @@ class Importer:
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-        # Used for entries whose session is not in the file. No session's counters include them.
+        # The state for entries whose session is not in the file. No session's counters include such entries.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
         connection.execute(
@@ -329,7 +330,7 @@ class Importer:
             state.add(new, turn=record.turn, encoded=stored, entry_id=self._base + record.id)
 
     def show(self, connection: sqlite3.Connection) -> None:
-        """Make the sessions visible, since the whole file is imported."""
+        """Make the sessions visible, after the whole file was imported."""
         for record in self._rows:
             self._states[record.id].save()
             leaf = self._id(record.leaf)
@@ -378,7 +379,7 @@ def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Give up the imports of the process `here`, so that the data they wrote is removed."""
+    """Give up the imports of the owner `here`, so that `tidy` removes what they have written."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )

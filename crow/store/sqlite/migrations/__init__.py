@@ -1,4 +1,4 @@
-"""The database schema, as SQL files that each migrate the database by one version.
+"""The database schema, as SQL files. Each file migrates the database by one version.
 
 File number n migrates from version n - 1 (`PRAGMA user_version`) to n. A file that was released never changes.
 """
@@ -48,7 +48,7 @@ def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
 
 
 def is_schema_damaged(connection: sqlite3.Connection) -> bool:
-    """Whether a part of the schema of this version is missing or different."""
+    """Whether a part of crow's schema is missing or altered in this database."""
     return not set(_definitions_of_new()) <= set(_definitions(connection))
 
 
