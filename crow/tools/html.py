@@ -1,7 +1,7 @@
 """Turns the bytes of a web document into text; also runs as a program.
 
 The time is always proportional to the size of the input: the scanner looks at each character once (in many releases of
-Python, `html.parser` may look at one many times), and no regular expression can backtrack.
+Python, `html.parser` may look at the same character many times), and no regular expression can backtrack.
 
 Large documents are converted by running this file as a program, because a process can be killed. It is started by its
 path with the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and text on
@@ -21,8 +21,8 @@ from html import unescape
 HTML = ("text/html", "application/xhtml+xml")
 META_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?([A-Za-z0-9_:.-]{1,40})""", re.IGNORECASE)
 MAX_GROWTH = 16
-"""JSON is indented only if that makes it at most this many times as large: each level of nesting indents all levels
-below it."""
+"""JSON is indented only if the result is at most this many times as large. Deeply nested JSON would grow more, because
+each level indents everything inside it."""
 
 CPU_S = 30
 CODECS = frozenset(
@@ -41,15 +41,15 @@ punycode takes hours for some megabytes."""
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Matching takes linear time: only the last quote of each kind can lack its closing quote, so the search for a closing
-quote fails at most twice."""
+"""Matching takes linear time: the search for a closing quote fails at most twice, once for single and once for double
+quotes, because it can fail only for the last quote of its kind."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
 RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}
 ENDLESS_REFERENCE = re.compile(r"&#[0-9]{8,}+;?")
-"""A character reference with a number beyond Unicode. It is replaced first because Python refuses to read a number of
-more than 4,300 digits."""
+"""A character reference with a number beyond Unicode. It is replaced before `unescape` runs, because Python refuses to
+read a number of more than 4,300 digits."""
 
 SKIPPED = frozenset({"head", "script", "style", "noscript", "template", "svg", "iframe", "object", "canvas", "select"})
 BLOCKS = frozenset(
@@ -84,7 +84,8 @@ def document_text(data: bytes, media: str, charset: str) -> str:
 
 
 def codec_of(charset: str) -> str:
-    """The codec for a declared charset. The name is only looked up in tables, so a hostile one imports nothing."""
+    """The codec for a declared charset. The name is only looked up in tables: a hostile name cannot make Python
+    import a module."""
     name = normalize_encoding(charset.strip().lower()[:40])
     for spelling in (name, name.removeprefix("x_")):
         codec = aliases.get(spelling, spelling)
@@ -109,7 +110,7 @@ def indent_json(text: str) -> str:
 
 
 def page_text(html: str) -> str:
-    """The text of a page as a reader sees it: title, headings, lists and links, and nothing that runs."""
+    """The text of a page as a reader sees it: title, headings, lists and links, but no scripts."""
     reader = Reader()
     reader.read(html)
     lines = [line.rstrip(" \t") for line in "".join(reader.pieces).split("\n")]
@@ -178,7 +179,7 @@ class Reader:
             self.add_text(replace_references(html[at:]))
 
     def start(self, tag: str, link: str) -> None:
-        """An element begins; `link` is where it leads."""
+        """An element begins. If it is a link, `link` is its target."""
         if tag == "title":
             self._in_title = not self.title
         if tag == "body":
@@ -231,7 +232,7 @@ def main() -> None:
         import resource  # not on Windows
 
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))  # in case the parent is killed
-    except (ImportError, ValueError, OSError):  # not possible here, or there is a stricter limit already
+    except (ImportError, ValueError, OSError):  # no such limit on this system, or a stricter one is set
         pass
     media, charset = sys.argv[1:]
     sys.stdout.buffer.write(document_text(sys.stdin.buffer.read(), media, charset).encode("utf-8"))

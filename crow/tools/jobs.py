@@ -42,8 +42,8 @@ class Job:
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     def take_output(self) -> str:
-        """The unread output. If the command still runs, what may be the beginning of a secret stays unread, so that the
-        whole secret can be recognised."""
+        """The unread output. While the command runs, text at the end that may be the beginning of a secret stays
+        unread, so that the whole secret can be recognised later."""
         text = self.unread.text()
         kept = self.keys().mask.unfinished(text) if self.is_running else 0
         self.unread.clear()
@@ -56,7 +56,7 @@ class Job:
             with anyio.move_on_after(timeout_s):
                 await self.command.wait()
         if not self.is_running:
-            await self.command.wait()  # for the rest of its output
+            await self.command.wait()  # the rest of its output may still arrive
 
 
 class Jobs:

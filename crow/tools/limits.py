@@ -1,4 +1,4 @@
-"""Ceilings on work that runs at once, shared fairly between sessions."""
+"""Limits on how much work runs at the same time, shared fairly between sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 
 class FairLimiter:
-    """Gives out at most `total` slots at once, and at most `each` of them to one holder.
+    """Gives out at most `total` slots at once. The limit for a single holder is `each`.
 
     Requests of one holder are served in order. Holders that wait take turns, so a holder with hundreds of requests does
     not delay the others.
@@ -21,7 +21,7 @@ class FairLimiter:
         self._total = total
         self._each = total if each is None else each
         self._taken: Counter[object] = Counter()
-        self._waiting: dict[object, deque[anyio.Event]] = {}  # the holder whose turn it is comes first
+        self._waiting: dict[object, deque[anyio.Event]] = {}  # in the order of the holders' turns
 
     @property
     def taken(self) -> int:
@@ -35,7 +35,7 @@ class FairLimiter:
 
     @asynccontextmanager
     async def slot(self, holder: object = None) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during the block. Cancelling the wait leaves no slot taken. A task that is
+        """Wait for a slot, and hold it during the block. If the wait is cancelled, no slot is taken. A task that is
         already cancelled gets no slot, even if one is free."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         if self.taken < self._total and self._taken[holder] < self._each:
@@ -74,7 +74,7 @@ class FairLimiter:
             requests.popleft().set()
             self._taken[following] += 1
             if requests:
-                self._waiting[following] = requests  # at the end: the other holders come first
+                self._waiting[following] = requests  # moves to the end, behind the other holders
 
 
 COMMANDS = FairLimiter(16, each=12)

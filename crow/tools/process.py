@@ -5,7 +5,7 @@ a terminal. asyncio's subprocess protocol reports the end of a process separatel
 grandchild that holds a pipe open delays nothing.
 
 A process that a child starts may leave the group with `setsid`, and may outlive its parent. On Linux, crow then becomes
-the parent, and recognises the process by a mark in the environment that it inherited from the child.
+its parent. Crow recognises such a process by a mark that the process inherited in its environment.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PLACEHOLDERS = frozenset(
 """Texts that users enter as a key if the endpoint needs no key. Like short keys, they are not searched for."""
 
 MARK = "CROW_STARTED"
-"""The environment variable by which crow recognises processes that it started. It holds the mark of each crow process
-above them, separated by spaces: there are several if one crow was started by another."""
+"""The environment variable by which crow recognises processes that it started. If one crow process
+starts another, the variable holds the marks of both, separated by a space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class HiddenKeys:
 
     @property
     def mask(self) -> SecretMask:
-        """Hides all these secrets in the results of tools."""
+        """The mask that hides the keys and the other secrets in the results of tools."""
         return result_mask((*self.values, *self.others))
 
     def names(self) -> tuple[str, ...]:
@@ -235,7 +235,7 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def left_others(self) -> bool:
-        """Whether the child left processes running. They have been ended since."""
+        """Whether the child left other processes running. If so, crow has ended them."""
         return False
 
     @property
@@ -246,7 +246,7 @@ class Process(asyncio.SubprocessProtocol):
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group and all processes that have left it, or only the child if the system has no process
         groups. Do nothing if they have already ended."""
-        strays = self._strays()  # found first: a process that ends gives its children to another parent
+        strays = self._strays()  # found before any process ends, since its children then get another parent
         # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
@@ -362,7 +362,7 @@ class Relative:
     parent: int
 
     def has_mark(self, mark: str) -> bool:
-        """Whether it was started with this mark in its environment."""
+        """Whether the process was started with this mark in its environment."""
         try:
             with open(f"/proc/{self.pid}/environ", "rb") as file:
                 return mark.encode() in file.read()
@@ -375,7 +375,7 @@ class Relative:
         return found is not None and found.is_running and found.group != group
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it, unless its id belongs to another process by now."""
+        """Signal the process, unless its id now belongs to another one."""
         with contextlib.suppress(OSError):  # it has ended, or runs as another user
             handle = os.pidfd_open(self.pid)
             try:
@@ -387,7 +387,7 @@ class Relative:
 
 
 def adopted() -> list[Relative]:
-    """The children of the main thread. The system gives orphans to that thread, and it starts most commands."""
+    """The children of the main thread. This thread starts most commands, and the system gives it the orphans."""
     pid = os.getpid()
     return [Relative(pid=child, parent=pid) for child in children_of(pid, pid)]
 
@@ -413,7 +413,7 @@ def children_of(pid: int, thread: int | str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def orphans_ended() -> AsyncIterator[None]:
-    """Adopts orphans, releases those that end, and at the end kills all that are left.
+    """Adopts orphans and reaps those that end. When the block is left, kills all that remain.
 
     A process may enter this only once. The code in the block must end its own children.
     """
@@ -441,7 +441,8 @@ class Orphans:
         self._foreign = {child.pid for child in adopted()}
 
     def reap(self) -> None:
-        """Release the orphans that have ended. Children of crow itself are left to those who wait for them."""
+        """Reap the orphans that have ended. The children that crow itself started are left to the code that waits for
+        them."""
         if Process.starts:
             return
         for child in self._orphans():
@@ -463,8 +464,8 @@ class Orphans:
             logger.warning("These processes cannot be killed: %s", ", ".join(str(each.pid) for each in left))
 
     def _certain_orphans(self) -> list[Relative]:
-        """The orphans that crow has certainly started. If there are foreign children, these are only the orphans with
-        crow's mark."""
+        """The orphans that crow has certainly started. If this process has inherited children of another program, only
+        the orphans with crow's mark are certain."""
         mark = f"{os.getpid()}-"
         return [each for each in self._orphans() if not self._foreign or each.has_mark(mark)]
 

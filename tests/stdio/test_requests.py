@@ -254,7 +254,7 @@ async def test_server_prompts_are_listed_when_the_server_is_up_and_can_be_sent(c
             assert await agent.prompt(session, text) == {"stopReason": "end_turn"}
         said = agent.text(session, since=since)
         assert f"`/{review['name']}` needs `path`." in said
-        assert "`/srv:refuse` could not be used: MCP server srv did not give it: no such method" in said
+        assert "`/srv:refuse` could not be used: MCP server srv did not return the prompt: no such method" in said
         since = len(agent.log)
         await agent.prompt(session, "/srv:more")
         await agent.wait_for(lambda message: offered(message, "srv:extra"), since=since)

@@ -55,7 +55,7 @@ def test_arguments_are_converted_to_the_types_of_the_schema(
             {"path": "a", "content": "ab\ud83d"},
             (
                 "write_file: content holds half a surrogate pair, \\ud83d, at character 2; "
-                "expected text that UTF-8 can hold"
+                "expected text that UTF-8 can encode"
             ),
         ),
         (
@@ -72,7 +72,7 @@ def test_arguments_are_converted_to_the_types_of_the_schema(
             "update_plan",
             {"items": "x" * 200},
             (
-                f'update_plan: items is "{"x" * 79}…; expected a list (at most 100 of them, each an object with '
+                f'update_plan: items is "{"x" * 79}…; expected a list (at most 100 items, each an object with '
                 "content, status, priority)"
             ),
         ),

@@ -27,7 +27,7 @@ def test_an_exact_match_replaces_one_place_and_reports_its_line() -> None:
 def test_several_matches_are_refused_with_their_lines_or_all_replaced() -> None:
     text = "a\nb\na\na\n"
     assert refused(text, "a\n") == (
-        "old_text occurs 3 times in a.py; include more lines so that it occurs once (lines 1, 3, 4), or set all"
+        "old_text occurs 3 times in a.py; include more lines so that it occurs once (lines 1, 3, 4), or set all=true"
     )
     assert replace_text(text, "a\n", "c\n", every=True, name="a.py") == Replacement(
         text="c\nb\nc\nc\n", count=3, line=1
@@ -69,7 +69,7 @@ def test_lf_lines_of_a_file_with_both_line_ends_stay_lf() -> None:
 
 def test_trailing_white_space_is_ignored_and_reported() -> None:
     assert once("a  \nb\t\nc\n", "a\nb\n", "x\ny\n") == Replacement(
-        text="x\ny\nc\n", count=1, line=1, remark="old_text matched apart from white space"
+        text="x\ny\nc\n", count=1, line=1, remark="old_text differed only in white space"
     )
 
 
@@ -78,7 +78,7 @@ def test_one_shift_of_indentation_is_ignored_and_applied_to_the_new_text() -> No
         text="def f():\n    if y:\n\n        return 3\n    return 2\n",
         count=1,
         line=2,
-        remark="old_text matched apart from white space, new_text was indented like it",
+        remark="old_text differed only in white space; new_text was indented to match",
     )
     assert once("if x:\n  go\n", "    if x:\n      go", "    if y:\n      stay").text == "if y:\n  stay\n"
 
@@ -86,13 +86,13 @@ def test_one_shift_of_indentation_is_ignored_and_applied_to_the_new_text() -> No
 def test_lines_with_different_shifts_do_not_match() -> None:
     words = refused(CODE, "if x:\nreturn 1")
     assert words == (
-        "old_text does not occur in a.py; its first line is at line 2, but the next ones differ: read on from there"
+        "old_text does not occur in a.py; its first line is at line 2, but the lines after it differ: read from there"
     )
 
 
 def test_a_loose_match_in_several_places_is_refused() -> None:
     assert refused("a \nb\na\t\n", "a\n") == (
-        "old_text does not occur exactly in a.py, but 2 times apart from white space (lines 1, 3); "
+        "old_text does not occur exactly in a.py, but 2 places differ from it only in white space (lines 1, 3); "
         "copy one of them with its white space"
     )
 

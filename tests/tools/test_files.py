@@ -136,7 +136,7 @@ async def test_unreadable_files_are_refused_with_a_reason(open_box: OpenBox, roo
     assert said == {
         "src/Setings.py": "read_file: src/Setings.py does not exist; similar: src/settings.py",
         "nowhere/a.py": "read_file: nowhere/a.py does not exist; neither does the directory nowhere",
-        "other": "read_file: other does not exist; use list_files to see which files do",
+        "other": "read_file: other does not exist; use list_files to see which files exist",
         "src": "read_file: src is a directory; expected a file; use list_files for directories",
         "pipe": "read_file: pipe is a device, pipe or socket; expected a file; use list_files for directories",
         "data.bin": "read_file: data.bin is binary (6 bytes); only text and images can be read",
@@ -245,7 +245,7 @@ async def test_an_edit_says_how_often_and_how_it_matched(open_box: OpenBox, root
         loosely = await box.run("edit_file", path="a.py", old_text="b\nb", new_text="c")
     assert every.text == "Edited a.py in 2 places, the first at line 2."
     assert loosely.text == (
-        "Edited a.py in 1 place, at line 2 (old_text matched apart from white space, new_text was indented like it)."
+        "Edited a.py in 1 place, at line 2 (old_text differed only in white space; new_text was indented to match)."
     )
     assert (root / "a.py").read_text() == "if x:\n    c\n"
 
@@ -256,7 +256,7 @@ async def test_an_impossible_edit_is_a_fault_when_planned_and_changes_nothing(op
     (root / "latin.txt").write_bytes(b"caf\xe9 = 1\n")
     edits = {
         "src/app.py": "edit_file: old_text occurs 3 times in src/app.py; include more lines so that it occurs once "
-        "(lines 1, 2, 3), or set all",
+        "(lines 1, 2, 3), or set all=true",
         "latin.txt": "edit_file: latin.txt is not UTF-8 (byte 0xe9 at 3); use shell to change it",
         "src/ap.py": "edit_file: src/ap.py does not exist; similar: src/app.py",
         "src": "edit_file: src is a directory; expected a file; use list_files for directories",
@@ -325,7 +325,7 @@ async def test_images_are_returned_as_images_and_utf_16_as_text(open_box: OpenBo
         images=(Image(data=base64.b64encode(png).decode(), mime_type="image/png"),),
     )
     assert said == {
-        "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; the largest that can be shown has 3,000,000",
+        "large.jpg": "read_file: large.jpg is an image of 3,000,003 bytes; at most 3,000,000 bytes can be shown",
         "wide.txt": "     1\tdéjà\n     2\tvu\n     3\t[the file is utf-16: change it with shell, not edit_file]",
         "wider.txt": "     1\tdéjà\n     2\t[the file is utf-32: change it with shell, not edit_file]",
     }

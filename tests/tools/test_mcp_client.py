@@ -83,7 +83,7 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
             text=(
                 "b (file:///b.txt): the other\nfile:///a.txt:\ninside\n[sound, audio/wav, 3 bytes: not shown]\n"
                 "[file:///c.zip, application/zip, 3 bytes: not shown]\n"
-                "[a picture, image/png, 3 bytes: of a kind that models cannot see]"
+                "[a picture, image/png, 3 bytes: models cannot see this kind]"
             ),
             attachments=(
                 Attachment(name="b", uri="file:///b.txt"),
@@ -94,7 +94,7 @@ async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> Non
         ),
     }
     assert liar.is_error
-    assert liar.text.startswith("MCP server srv gave liar an answer that cannot be used: Invalid structured content")
+    assert liar.text.startswith("MCP server srv returned an unusable result for liar: Invalid structured content")
 
 
 async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
@@ -134,7 +134,7 @@ async def test_a_call_that_takes_too_long_is_an_error_that_names_the_server(open
     async with open_box(stdio("tiny.py"), call_timeout_s=300) as box:
         await box.toolbox.wait_ready(120)
         assert await box.toolbox.run(call("srv__wait"), "call_7_0", expire) == Outcome(
-            text="MCP server srv did not answer wait within 300 s", is_error=True
+            text="MCP server srv did not answer the call of wait within 300 s", is_error=True
         )
 
 
@@ -346,14 +346,16 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
         "description (string, optional)."
     )
     assert faults == {
-        "no tool": 'No tool "read_fiel". Did you mean read_file? There are: ' + ", ".join(BUILT_IN) + ", srv__echo.",
+        "no tool": 'No tool "read_fiel". Did you mean read_file? The tools are: '
+        + ", ".join(BUILT_IN)
+        + ", srv__echo.",
         "bad arguments": f"shell: the arguments are []; expected a JSON object. {takes}",
         "fault of the stream": f"The arguments broke off. {takes}",
         "external": 'srv__echo: the arguments are "x"; expected a JSON object. srv__echo takes no arguments: {}.',
         "half a pair": "write_file: content holds half a surrogate pair, \\ud83d, at character 0; "
-        "expected text that UTF-8 can hold",
+        "expected text that UTF-8 can encode",
         "half a pair outside": "srv__echo: the JSON text of the arguments holds half a surrogate pair, \\ud83d, "
-        "at character 10; expected text that UTF-8 can hold",
+        "at character 10; expected text that UTF-8 can encode",
     }
 
 

@@ -173,7 +173,7 @@ async def test_an_answer_or_question_that_nests_without_end_is_answered(open_box
             fine = await box.run("srv__fine")
             given = await box.run("srv__fine", a=nested(150))
             given_too_deep = await box.toolbox.run(deep_call("srv__fine", depth), "call_7_0", box.show)
-    words = "MCP server srv gave answer an answer that cannot be read: Invalid JSON: recursion limit exceeded"
+    words = "MCP server srv returned an unreadable result for answer: Invalid JSON: recursion limit exceeded"
     assert result.text.startswith(words)
     assert behind.text.startswith(words)
     assert json.loads(asked.text)["message"].startswith("Invalid JSON: recursion limit exceeded")
@@ -347,6 +347,6 @@ async def test_a_stuck_call_of_one_server_does_not_delay_the_others(open_box: Op
             assert said.keys() == {"quick__echo"}
             skip_time(300)
     assert said == {
-        "slow__wait": Outcome(text="MCP server slow did not answer wait within 300 s", is_error=True),
+        "slow__wait": Outcome(text="MCP server slow did not answer the call of wait within 300 s", is_error=True),
         "quick__echo": Outcome(text="you said hi"),
     }

@@ -52,7 +52,10 @@ async def test_prompts_are_listed_filled_in_and_updated(open_box: OpenBox) -> No
             Link(uri="file:///b.txt", name="b"),
             Text(text="(a sound (audio/wav, 3 bytes) came with the prompt; crow cannot read it.)"),
         )
-        for name, words in (("empty", "gave an empty prompt"), ("refuse", "did not give it: no such method")):
+        for name, words in (
+            ("empty", "returned an empty prompt"),
+            ("refuse", "did not return the prompt: no such method"),
+        ):
             with pytest.raises(ToolServerError, match=f"^`/srv:{name}` could not be used: MCP server srv {words}"):
                 await box.toolbox.fill(offered[f"srv:{name}"], {})
 

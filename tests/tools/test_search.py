@@ -133,7 +133,7 @@ async def test_a_large_tree_is_summarized_by_directory(open_box: OpenBox, root: 
         "src/d0/ (200 files)",
         "src/d1/ (200 files)",
         "src/d2/ (200 files)",
-        "[601 files in all; to list those in a directory, set path or pattern]",
+        "[601 files in all; set path or pattern to list the files of one directory]",
     ]
     assert len(flat.text.splitlines()) == 201
 

@@ -31,7 +31,7 @@ TOOLS: Mapping[str, Builtin] = {
 }
 
 SPECS: tuple[ToolSpec, ...] = tuple(tool.spec for tool in TOOLS.values())
-"""The built-in tools in their order."""
+"""The specs of the built-in tools, in the order in which the model gets them."""
 
 
 async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:

@@ -2,8 +2,7 @@
 
 The replacement is computed twice: once to show the diff before the call is allowed, and again from the current file
 when the call runs. All other bytes of the file stay as they are (byte order mark, line ends, missing final newline).
-This is not possible for files that are not UTF-8, because writing them back would also change other places. They are
-refused.
+Files that are not UTF-8 are refused, because writing them back would also change other bytes.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
-    """The file's text and what replaces it.
+    """The text of the file, and the replacement.
 
-    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or not in this way.
+    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit its text.
     :raises OSError: the file cannot be read.
     """
     workspace, name = context.workspace, target.name
@@ -133,7 +132,7 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
 
 
 def line_end_at(text: str, at: int) -> str:
-    """The line end of the line at `at`. If that is the last line and has no line end, the line before counts."""
+    """The line end of the line at `at`. A last line without a line end counts as having that of the line before."""
     end = text.find("\n", at)
     end = end if end >= 0 else text.rfind("\n", 0, at)
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
@@ -147,7 +146,7 @@ def describe_matches(text: str, wanted: str, name: str) -> str:
         at = text.find(wanted, at + 1)
     return (
         f"old_text occurs {max(2, text.count(wanted))} times in {name}; include more lines so that it occurs once "
-        f"(lines {format_lines(lines)}), or set all"
+        f"(lines {format_lines(lines)}), or set all=true"
     )
 
 
@@ -156,8 +155,8 @@ def format_lines(lines: Sequence[int]) -> str:
 
 
 def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
-    """Replace the only place that differs from `old` just in trailing white space and in indentation, by the same
-    amount for all lines."""
+    """Replace the only place that matches `old` when trailing white space is ignored. The lines of this place may be
+    indented more, or less, than those of `old`, all by the same amount."""
     lines = text.split("\n")  # not splitlines, which also splits at other characters, such as form feeds
     lines = [line + "\n" for line in lines[:-1]] + [line for line in lines[-1:] if line]
     wanted = old.removesuffix("\n").split("\n")
@@ -166,7 +165,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
         raise ArgumentError(describe_mismatch(lines, wanted, name))
     if len(matches) > 1:
         raise ArgumentError(
-            f"old_text does not occur exactly in {name}, but {len(matches)} times apart from white space "
+            f"old_text does not occur exactly in {name}, but {len(matches)} places differ from it only in white space "
             f"(lines {format_lines([index + 1 for index, _ in matches])}); copy one of them with its white space"
         )
     index, (removed, added) = matches[0]
@@ -176,24 +175,25 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
     placed = "".join((added + line.removeprefix(removed) if line.strip() else line) + line_end for line in given)
     if not lines[end - 1].endswith("\n"):
         placed = placed.removesuffix(line_end)
-    shift = ", new_text was indented like it" if removed or added else ""
+    shift = "; new_text was indented to match" if removed or added else ""
     return Replacement(
         text="".join([*lines[:index], placed, *lines[end:]]),
         count=1,
         line=index + 1,
-        remark=f"old_text matched apart from white space{shift}",
+        remark=f"old_text differed only in white space{shift}",
     )
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Where the wanted lines occur: for each match the index of its first line, and the indentation to remove from and
-    to add to each wanted line.
+    """Where the wanted lines occur: for each match, the index of its first line and the result of
+    :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.
     """
     if not any(line.strip() for line in wanted):
         return []
-    # Search one joined text, which takes linear time. Comparing line by line would not if all lines are alike.
+    # Searching one joined text takes linear time. Comparing line by line may take much longer, for example if all
+    # lines are alike.
     bare = "".join(f"\n{line.strip()}" for line in [*lines, ""])
     bare_wanted = "".join(f"\n{line.strip()}" for line in [*wanted, ""])
     matches, index, at, compared = [], 0, 0, 0
@@ -210,8 +210,8 @@ def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list
 
 
 def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str] | None:
-    """The indentation to remove and the indentation to add that turn the wanted lines into the actual ones; None if no
-    single pair does this for all lines."""
+    """The indentation to remove and the indentation to add that turn the wanted lines into the actual lines; None if
+    this would need different indentations for different lines."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
         if not want.strip():
@@ -235,13 +235,13 @@ def describe_mismatch(lines: Sequence[str], wanted: Sequence[str], name: str) ->
     near = [number for number, line in enumerate(lines, 1) if first and line.strip() == first]
     if not near:
         return f"{start}; read the file again and copy the text exactly"
-    return f"{start}; its first line is at line {format_lines(near)}, but the next ones differ: read on from there"
+    return f"{start}; its first line is at line {format_lines(near)}, but the lines after it differ: read from there"
 
 
 EDIT_FILE_SPEC = tool_spec(
     "edit_file",
     "Replace text in a file. Copy old_text exactly from the file, without line numbers. It must occur once: "
-    "include enough lines around the change, or set all to replace every occurrence.",
+    "include enough lines around the change, or set all=true to replace every occurrence.",
     required="path old_text new_text",
     path=PATH,
     old_text=argument("string", "The text to replace."),

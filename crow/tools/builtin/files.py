@@ -1,7 +1,7 @@
 """`read_file` and `write_file`, and the functions that all tools that change files share.
 
-Until the user has allowed a call, its plan must not tell the model anything about a file outside the workspace except
-its name.
+Until the user has allowed a call, its plan must tell the model nothing about a file outside the workspace except the
+file's name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WHOLE_BYTES = 32_000_000
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
 THREAD_BYTES = 262_144
-"""At most this much is searched for lines on the event loop; the rest is searched in a thread."""
+"""The event loop searches at most this many bytes of a text for lines; a thread searches the rest."""
 
 WINDOW_LINES = 2_000
 WINDOW_CHARS = 50_000
@@ -115,7 +115,7 @@ async def run_read(invocation: ToolInvocation, args: Arguments) -> Outcome:
 async def read_image(workspace: Workspace, target: PathTarget, stat: FileStat, media: str) -> Outcome:
     if stat.size > IMAGE_BYTES:
         raise ArgumentError(
-            f"{target.name} is an image of {stat.size:,} bytes; the largest that can be shown has {IMAGE_BYTES:,}"
+            f"{target.name} is an image of {stat.size:,} bytes; at most {IMAGE_BYTES:,} bytes can be shown"
         )
     data = base64.b64encode(await workspace.read_bytes(target.path)).decode("ascii")
     text = f"{target.name} is an image ({media}, {stat.size:,} bytes)."
@@ -193,7 +193,7 @@ class LineWindow:
 
     @property
     def line_count(self) -> int:
-        """How many lines were fed so far."""
+        """How many lines have been fed so far."""
         return self._skipped + (len(self.rows) or self._is_line_open)
 
     def feed(self, piece: bytes) -> bool:
@@ -247,14 +247,14 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def check_mask(argument: str, new: str, old: str) -> None:
-    """Check that a change does not write the mask, the text shown in place of a secret, more often than it was there.
+    """Check that `new` does not contain the mask, the text shown in place of a secret, more often than `old`.
 
-    :raises ~crow.domain.errors.ArgumentError: it would; the message names `argument`.
+    :raises ~crow.domain.errors.ArgumentError: it does; the message names `argument`.
     """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(
             f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; writing it would "
-            "destroy the secret. Change only other lines with edit_file"
+            "destroy the secret. Use edit_file to change other lines only"
         )
 
 
@@ -286,7 +286,8 @@ async def plan_change(
     """Plan a call that writes to `target`. If the file is outside the workspace or secret, `fault` is dropped, because
     it could reveal what the file contains."""
     protection = context.workspace.protection(target.path)
-    if target.has_hard_links and protection == "none":  # an editor may write without making a new file
+    # An editor may write a file in place. This changes the file under all its names.
+    if target.has_hard_links and protection == "none":
         names, _ = (await context.workspace.find_names([target.path])).get(target.path, ((), True))
         protection = max(map(context.workspace.protection, map(Path, names)), key=PROTECTIONS.index, default="none")
     if target.is_outside or target.read_protection != "none":
@@ -319,7 +320,7 @@ async def apply_change(
     # the editor may show a file that is not on disk yet
     if before is not None and (await workspace.stat(path)).kind == "file":
         old = await workspace.read_bytes(path)
-        if old.decode("utf-8", "replace") != before:  # log what the user saw, with unsaved changes
+        if old.decode("utf-8", "replace") != before:  # also log unsaved changes, as the user saw them
             old = before.encode("utf-8", "replace")
     await invocation.ports.log.before_change(invocation.call_id, path, old, after.encode("utf-8"))
     written = await workspace.write_text(path, after)
@@ -334,8 +335,8 @@ async def apply_change(
 async def stat_kind(
     workspace: Workspace, target: PathTarget, kinds: Sequence[str], expected: str, *, head: int = 0
 ) -> FileStat:
-    """What exists at the target, with its first `head` bytes. `expected` describes the allowed `kinds` in the error
-    message.
+    """Look up the size and kind of the target, and read its first `head` bytes. In the error message, `expected`
+    describes the allowed `kinds`.
 
     :raises ~crow.domain.errors.ArgumentError: the target does not exist, or is of another kind.
     """
@@ -357,7 +358,7 @@ async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentErr
         return ArgumentError(f"{target.name} does not exist; neither does the directory {where}")
     similar = await anyio.to_thread.run_sync(similar_names, target.path.name, names)
     if not similar:
-        return ArgumentError(f"{target.name} does not exist; use list_files to see which files do")
+        return ArgumentError(f"{target.name} does not exist; use list_files to see which files exist")
     shown = ", ".join(display_name(workspace, directory / name) for name in similar)
     return ArgumentError(f"{target.name} does not exist; similar: {shown}")
 

@@ -1,14 +1,14 @@
 """The program behind `list_files` and `grep`: lists files, or searches them for a regular expression.
 
-This is a separate process because a regular expression that never ends can only be stopped by killing its process. The
-process also exits when its time is up or when nobody reads its answer. It is started by the path of this file and uses
-the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names relative to the
-current directory, each ended by NUL. If standard input is empty, the program walks the current directory instead. The
-answer is one line of JSON.
+This is a separate process because matching a regular expression may take for ever, and only killing the process stops
+it. The process also exits when its time is up or when nobody reads its answer. Python runs this file by its path, and
+the program uses the standard library alone. Its argument is a JSON object (see `main`). Standard input contains names
+relative to the current directory, each ended by NUL. If standard input is empty, the program walks the current
+directory instead. The answer is one line of JSON.
 
 If ripgrep is available, it only says which files may match. The matching lines are always found here, so the answer is
-the same with and without ripgrep. Symbolic links are never followed, whatever names the index of a repository holds:
-each directory on the way to a file is opened by itself, so that nobody can put a link there in between.
+the same with and without ripgrep. Symbolic links are never followed, even if git lists a file behind one: each
+directory on the way to a file is opened separately, so that nobody can replace it by a link in the meantime.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 READER_CHECK_S = 0.5
 ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
-"""Finds patterns that may treat the start or end of a text specially. Such a pattern cannot be searched for in a file
-as a whole."""
+"""Finds patterns that may treat the start or end of a text specially. Such a pattern must be tried on each line
+by itself, never on the whole text of a file."""
 
 META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
-"""With fewer files, the search here has finished before ripgrep would have started. The same is true for any pattern
-that is plain text, with any number of files."""
+"""With fewer files, ripgrep is not used, because the search here ends before ripgrep would have started. For a
+pattern that is plain text, ripgrep is never used, for the same reason."""
 RIPGREP_OPTIONS = (
     *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
     *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
@@ -62,7 +62,7 @@ SHARED = re.compile(
           | \[\^?+\]?+(?: (?!--|&&|~~)[^\\\[\]] | \\[wWdDsSt.^$*+?(){}|\\/\-] )*\] )*""",
     re.VERBOSE | re.ASCII,
 )
-"""Matches the search patterns that find the same lines with ripgrep as with Python, as far as lines are plain ASCII."""
+"""Matches the search patterns for which ripgrep and Python find the same lines, if all lines are plain ASCII."""
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 class Exclusion:
-    """The files to leave out: those that the user's rules forbid, and places of secrets.
+    """The files to leave out: those that the user's rules forbid, and those in places where secrets are kept.
 
     `patterns` are regular expressions. A file is left out if one of them matches its whole absolute path or, for a
     file below the directory `root`, its whole path relative to `root`. Case is ignored. `top` is the current directory.
@@ -128,7 +128,7 @@ class Exclusion:
 class Folders:
     """Opens files and directories below the current directory, never through a link.
 
-    Directories stay open while the next name is below them, so sorted names are opened quickly.
+    A directory stays open as long as the next names are below it, so names in sorted order are opened quickly.
     """
 
     def __init__(self) -> None:
@@ -151,10 +151,10 @@ class Folders:
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
     def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
-        """The names in a directory, in order. Each comes with whether it is a directory, and whether it is a link to
-        one.
+        """The names in a directory, sorted. The two booleans tell whether the name is a directory, and whether it is
+        a link to a directory.
 
-        :raises OSError: it cannot be read, or a link leads there.
+        :raises OSError: the directory cannot be read, or a link leads there.
         """
         if not OPENS_FOLDERS:
             return described(folder or ".")
@@ -167,7 +167,7 @@ class Folders:
     def _folder(self, folder: str) -> int:
         """A handle of the directory. The handle is valid until the next call."""
         if len(folder) > PATH_CHARS:
-            raise OSError(errno.ENAMETOOLONG, "too long for other programs", folder)
+            raise OSError(errno.ENAMETOOLONG, "the path is too long for other programs", folder)
         while len(self._open) > 1 and not f"{folder}/".startswith(f"{self._open[-1][0]}/"):
             os.close(self._open.pop()[1])
         path, handle = self._open[-1]
@@ -194,18 +194,18 @@ def find_pattern_fault(pattern: str) -> str:
 def limit_lifetime(seconds: int) -> None:
     """End this process after `seconds` of processor time, or soon after the reader of its output is gone.
 
-    Both limits use signals, because a regular expression that never ends does not let any thread run.
+    Both limits use signals, because no other thread can run while a regular expression is being matched.
     """
     try:
         import resource  # not on Windows
 
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    except (ImportError, ValueError, OSError):  # not possible here, or there is a stricter limit already
+    except (ImportError, ValueError, OSError):  # no such limit on this system, or a stricter one is set
         pass
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # reports only errors, such as a closed reading end
+    answer.register(1, 0)  # only for errors, for example when the reader has closed its end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):
@@ -229,13 +229,13 @@ def find_files() -> set[str]:
             is_folder = stat.S_ISDIR(folders.status(name).st_mode)
         except OSError:
             continue  # deleted, but still in git's index; or behind a link
-        names.update(walk(name) if is_folder else (name,))  # git lists a repository inside this repository as a folder
+        names.update(walk(name) if is_folder else (name,))  # git lists a nested repository as one directory
     return names
 
 
 def walk(top: str) -> Iterator[str]:
-    """All files below `top` at any depth, except in directories that tools fill, such as `node_modules`. An empty `top`
-    is the current directory."""
+    """All files below `top` at any depth, except in directories that tools create, such as `node_modules`. An empty
+    `top` is the current directory."""
     count, waiting, folders = 0, [top], Folders()
     while waiting:
         directory = waiting.pop()
@@ -300,7 +300,7 @@ def glob_expression(pattern: str) -> str:
 
 def summarize(names: list[str], limit: int) -> list[str]:
     """At most `limit` lines that cover all names. If there are too many names, each deep directory becomes one line
-    with the number of its files. If that is still too much, return the first `limit` names."""
+    with the number of its files. If there are still too many lines, return the first `limit` names."""
     if len(names) <= limit:
         return names
     deepest = max(name.count("/") for name in names)
@@ -317,8 +317,8 @@ def summarize(names: list[str], limit: int) -> list[str]:
 
 def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, object]:
     matcher = re.compile(pattern, flags)
-    # If the pattern does not match anywhere in the whole text, no line matches. This does not hold for patterns that
-    # treat the ends of the text specially.
+    # If the pattern does not match anywhere in the whole text, no line matches. Patterns that treat the start or end of
+    # a text specially are an exception.
     in_whole = None if ANCHORED.search(pattern) else re.compile(pattern, flags | re.MULTILINE).search
     matches: list[tuple[str, int, str]] = []
     large, folders = 0, Folders()
@@ -338,7 +338,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether ripgrep finds at least the lines of plain ASCII that Python finds."""
+    """Whether ripgrep finds every line of plain ASCII that Python finds. It may find more."""
     return pattern.isascii() and SHARED.fullmatch(pattern) is not None
 
 
@@ -365,10 +365,10 @@ def is_searchable(name: str) -> bool:
 
 
 def batches(names: list[str]) -> Iterator[Sequence[str]]:
-    """The names in groups that fit on a command line."""
+    """Split the names into groups, each of which fits on a command line."""
     start, size = 0, 0
     for at, name in enumerate(names):
-        size += len(os.fsencode(name)) + 11  # "./", the NUL, and the pointer to it
+        size += len(os.fsencode(name)) + 11  # for "./", the NUL, and the pointer to the argument
         if size > ARGUMENT_BYTES:
             yield names[start:at]
             start, size = at, 0
@@ -377,7 +377,7 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
 
 def run_program(command: list[str]) -> tuple[int, bytes]:
     """The exit code and output of a program. If it cannot be started: 2 and an empty output."""
-    import subprocess  # takes 4 ms, a third of the start, and most searches do not need it
+    import subprocess  # importing it takes 4 ms, and most searches do not need it
 
     try:
         done = subprocess.run(  # noqa: S603 - the ripgrep that crow found outside the workspace
@@ -411,7 +411,7 @@ def text_of(name: str, folders: Folders) -> str | None:
 
 
 def excerpt(line: str, at: int) -> str:
-    """The line, or the part of a long one around its match."""
+    """The line. If it is long, only the part around the match."""
     if len(line) <= LINE_CHARS:
         return line
     start = max(0, at - LINE_CHARS // 4)

@@ -1,8 +1,9 @@
 """`list_files` and `grep`.
 
-A separate program (`scan.py`) does the work and is killed with the call: otherwise a bad regular expression would block
-the whole process. In a git repository, git lists the files, so ignored files are left out. Only a git or ripgrep from
-outside the workspace is used, and git runs no program that the repository's configuration names.
+A separate program (`scan.py`) does the work, so that a bad regular expression cannot block the whole process. The
+program is killed when the call is cancelled or times out. In a git repository, git lists the files, so ignored files
+are left out. Only a git or ripgrep from outside the workspace is used, and git runs no program that the repository's
+configuration names.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ async def run_list(invocation: ToolInvocation, args: Arguments) -> Outcome:
     lines = names if target.name == "." else [f"Paths are relative to {target.name}.", *names]
     if total > len(names) + len(closed):
         if any(line.endswith(" files)") for line in names):
-            lines.append(f"[{total:,} files in all; to list those in a directory, set path or pattern]")
+            lines.append(f"[{total:,} files in all; set path or pattern to list the files of one directory]")
         else:
             lines.append(f"[only the first {len(names)} of {total:,} files; narrow the list with path or pattern]")
     return Outcome(text="\n".join([*lines, *left_out]))
@@ -113,7 +114,7 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def describe_left_out(count: int) -> list[str]:
-    """The note on files that were left out; none if there are none."""
+    """The note on files that were left out; empty if there are no such files."""
     files = "1 file" if count == 1 else f"{count:,} files"
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
@@ -203,8 +204,8 @@ LIST_FILES = Builtin(LIST_FILES_SPEC, "search", "read", plan_list, run_list, SEA
 
 GREP_SPEC = tool_spec(
     "grep",
-    "Search files for lines that match a Python regular expression, except binary files and those that git "
-    f"ignores. Returns path:line: text for at most {MAX_MATCHES} matches.",
+    "Search files for lines that match a Python regular expression. Binary files and files that git ignores are "
+    f"not searched. Returns path:line: text for at most {MAX_MATCHES} matches.",
     required="pattern",
     pattern=argument("string", "The regular expression.", minLength=1),
     path=argument("string", "A directory or file. Default: the working directory."),

@@ -27,7 +27,7 @@ PATH = "crow/path"
 ARGUMENT = "crow/argument"
 EXCLUDED = "crow/excluded"
 
-# The listing omits descriptions and schemas: the toolbox takes them from SPECS, and `check` checks the calls.
+# The listing omits descriptions and schemas: the toolbox takes them from SPECS, and crow validates the arguments.
 LISTING = mcp.ListToolsResult(tools=[mcp.Tool(name=name, input_schema={"type": "object"}) for name in TOOLS])
 
 

@@ -64,8 +64,8 @@ async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
-    """Fail: this is reached only in a session without sub-agents. In other sessions the toolbox itself runs the
-    sub-agent, in the asyncio task that handles the call."""
+    """Report an error, because this function runs only in sessions without sub-agents. In other sessions, the toolbox
+    itself runs the sub-agent, in the asyncio task that handles the call."""
     raise ArgumentError("this session has no sub-agents")
 
 
@@ -121,7 +121,7 @@ RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 TASK_SPEC = tool_spec(
     "task",
     "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
-    "only its prompt. Several tasks in one answer run in parallel.",
+    "only its prompt. Tasks that you start in the same answer run in parallel.",
     required="description prompt",
     description=argument("string", "The task in a few words.", minLength=1),
     prompt=argument("string", "Everything the sub-agent needs to know.", minLength=1),

@@ -36,7 +36,7 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
 async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
-    await context.workspace.sandbox_status()  # finds out whether commands are confined
+    await context.workspace.sandbox_status()  # until this has been called, `confines` is unknown
     return requested if context.workspace.confines else "full"
 
 
@@ -133,7 +133,8 @@ SHELL_SPEC = tool_spec(
         "integer", f"Seconds until the command is ended. Default {DEFAULT_TIMEOUT_S}.", minimum=1, maximum=MAX_TIMEOUT_S
     ),
     background=argument(
-        "boolean", "Start the command and return; use shell_output and shell_kill with it. It has no timeout."
+        "boolean",
+        "Start the command and return; read its output with shell_output, end it with shell_kill. It has no timeout.",
     ),
     description=argument("string", "The purpose in a few words."),
 )

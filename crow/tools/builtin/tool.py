@@ -81,7 +81,10 @@ class ToolContext:
     keys: KeySource = HiddenKeys
 
     def target(self, path: str) -> PathTarget:
-        """The file or directory that `path` leads to. :raises ~crow.domain.errors.ArgumentError: not a path."""
+        """The file or directory that `path` leads to.
+
+        :raises ~crow.domain.errors.ArgumentError: `path` is empty, too long, or contains a NUL.
+        """
         resolved = self.workspace.resolve(path)
         given, cwd = os.path.normpath(self.workspace.cwd / path), str(self.workspace.cwd)
         names = (given, given[len(cwd) + 1 :]) if given.startswith(cwd + os.sep) else (given,)
@@ -106,7 +109,7 @@ class ToolInvocation:
         """The file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
-            directory that was allowed; or it is crow's own.
+            directory that was allowed; or this is one of crow's own files.
         """
         target = self.context.target(path)
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
@@ -120,10 +123,11 @@ class ToolInvocation:
 class PathTarget:
     """A file or directory that a call names, with links resolved.
 
-    `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path as the
-    client knows it: inside the working directory, it begins with that directory as the client gave it, even if that is
-    a link. `rule_names` are the names that permission rules may use. `given_names` are the names as the call gave them,
-    for deny rules. `read_protection` is the protection from reading. `has_hard_links`: the file has several names.
+    `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path for
+    the client: if the file is inside the working directory, it begins with the path that the client gave for that
+    directory, even if that path is a link. `rule_names` are the names by which permission rules can refer to the file.
+    `given_names` are the names before links were resolved, which only deny rules use. `read_protection` says whether
+    the file may be read freely, only after asking the user, or never. `has_hard_links`: the file has several names.
     """
 
     path: Path
@@ -188,7 +192,7 @@ def describe_error(error: ArgumentError | OSError) -> str:
 
 
 def parse(tool: str, text: str) -> dict[str, Any]:
-    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: not a JSON object."""
+    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: they are not a JSON object."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -318,7 +322,7 @@ def check_encodable(tool: str, where: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise ArgumentError(
             f"{tool}: {where} holds half a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
-            f"{error.start}; expected text that UTF-8 can hold"
+            f"{error.start}; expected text that UTF-8 can encode"
         ) from None
 
 
@@ -337,7 +341,7 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
         case "boolean":
             return "true or false"
         case "array":
-            most = f"at most {schema['maxItems']} of them, " if "maxItems" in schema else ""
+            most = f"at most {schema['maxItems']} items, " if "maxItems" in schema else ""
             return f"a list ({most}each {describe_schema(schema['items'])})"
     return "an object with " + ", ".join(schema["properties"])
 

@@ -49,7 +49,7 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
                 if (media := sound_picture_type(data)) is not None:
                     images.append(Image(data=data, mime_type=media))
                 else:
-                    pieces.append(f"[a picture, {kind}, {count_bytes(data):,} bytes: of a kind that models cannot see]")
+                    pieces.append(f"[a picture, {kind}, {count_bytes(data):,} bytes: models cannot see this kind]")
                     attachments.append(Attachment(name="picture", mime_type=kind, data=data))
             case mcp.AudioContent(data=data, mime_type=kind):
                 pieces.append(f"[sound, {kind}, {count_bytes(data):,} bytes: not shown]")
@@ -173,8 +173,8 @@ async def ask_user(
     """Ask the user a question of `server`; decline the question if nobody can be asked. A question that could mislead
     the user is refused with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` identifies the
-    question if it asks the user to visit a page and the server gave no id.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` identifies a
+    question that asks the user to visit a page, if the server gave no id.
     """
     message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
@@ -219,11 +219,12 @@ def page_to_open(text: str) -> tuple[str, str]:
     """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
     punycode.
 
-    :raises ~crow.domain.errors.ArgumentError: not an https URL (on this machine: http), or one that hides its host.
+    :raises ~crow.domain.errors.ArgumentError: it is not an https URL (for this machine, http is enough), or it hides
+        its host.
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(
-            f"url is {on_one_line(text[:ERROR_CHARS])}; expected one without hidden characters and spaces"
+            f"url is {on_one_line(text[:ERROR_CHARS])}; expected a URL without hidden characters or spaces"
         )
     url = normalize_url(text)
     parts = urlsplit(url)

@@ -1,7 +1,7 @@
 """All tools of one session: the built-in ones and those of external MCP servers.
 
-The SDK of MCP takes 400 ms to import, and the first request to a model needs only the specs of the built-in tools. So
-it is imported in a thread, when there are external servers, or while the model thinks.
+The SDK of MCP takes 400 ms to import, but the first request to a model needs only the specs of the built-in tools.
+Therefore a thread imports the SDK: at once if there are external servers, otherwise while the model thinks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUILTIN_NAMES = frozenset(spec.name for spec in builtin.SPECS)
 
 FIND_TOOLS = tool_spec(
     "find_tools",
-    "Search the tools that are not listed, by words of their names and descriptions. call_tool calls them.",
+    "Search the tools that are not listed, by words of their names and descriptions. Call a found tool with call_tool.",
     required="query",
     query=argument("string", "What the tool should do, or its name.", minLength=1, maxLength=300),
 )
@@ -62,7 +62,7 @@ class ToolSettings:
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
-    user's own folders. Servers start in directories below the `server_places`, in which only the user can write.
+    user's own folders. Servers start in directories below the `server_places`, where only the user can write.
     Processes that tools start do not get the `keys`, and results do not show them.
     """
 
@@ -126,7 +126,7 @@ async def open_connections(
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
 ) -> Sequence[ServerConnection]:
-    """One connection for each server, which its `serve` starts."""
+    """One connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import prefixes
@@ -154,7 +154,8 @@ def import_sdk() -> None:
 
 
 class BuiltinServer:
-    """The in-process MCP server of the built-in tools, and its client. `serve` is its task; `start` makes it start."""
+    """The in-process MCP server of the built-in tools, and its client. `serve` runs as a task, which waits
+    until `start` is called."""
 
     def __init__(self, context: ToolContext, ports: tools.Ports) -> None:
         self._context = context
@@ -181,7 +182,7 @@ class BuiltinServer:
         from crow.tools.builtin.server import build_server
 
         async with Client(build_server(self._context, self._ports), cache=None, raise_exceptions=True) as client:
-            await client.list_tools()  # the client learns here that results need no validation
+            await client.list_tools()  # so the client learns that results need no validation
             self._client = client
             self._settled.set()
             await self._stopped.wait()
@@ -214,7 +215,7 @@ class BuiltinServer:
 
         meta = meta_for(call_id, planned)
         try:
-            # In the task of the caller: a cancelled turn ends all its waiting calls at once, so none of them starts.
+            # Wait in the caller's task: a cancelled turn ends all its waiting calls at once, so none of them starts.
             async with builtin.slot_for(call.name, arguments, self._context):
                 result = await self._client.call_tool(call.name, arguments, progress_callback=on_progress, meta=meta)
         except MCPError as error:
@@ -271,15 +272,15 @@ class McpToolbox:
     async def fill(self, prompt: tools.ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
         connection = self._connection_of(prompt.name, ":")
-        assert connection is not None, "the prompt is of this toolbox"
+        assert connection is not None, "the prompt belongs to this toolbox"
         mask = self._settings.keys().mask
         return tuple(masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
         """Get ready for a turn: load skills, and start failed servers again.
 
-        Waits at most `timeout_s` for servers that are starting, but does not wait for a server that this call starts
-        again if that server has never worked. `beside` is called in the thread that loads skills.
+        Waits at most `timeout_s` for servers that are starting. If a server has never worked and this call starts it
+        again, the call does not wait for it. `beside` is called in the thread that loads skills.
         """
 
         def load() -> tuple[tools.SkillInfo, ...]:
@@ -296,7 +297,7 @@ class McpToolbox:
                     await connection.settled.wait()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
-        """See :meth:`crow.tools.Toolbox.restart`; returns when they are ready or have failed."""
+        """See :meth:`crow.tools.Toolbox.restart`. Returns when the servers are ready or have failed."""
         chosen = [
             connection
             for connection in self._connections
@@ -415,11 +416,11 @@ class McpToolbox:
         names = [spec.name for spec in self.specs()]
         near = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        return f'No tool "{name}".{hint} There are: {", ".join(names)}.'
+        return f'No tool "{name}".{hint} The tools are: {", ".join(names)}.'
 
 
 def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
-    """The plan without secrets in the texts of files and errors."""
+    """The plan, with secrets masked in the texts of files and errors."""
     return replace(
         plan,
         announcement=masked_announcement(plan.announcement, mask),
@@ -429,7 +430,7 @@ def masked_plan(plan: tools.PlannedCall, mask: SecretMask) -> tools.PlannedCall:
 
 
 def masked_outcome(outcome: tools.Outcome, mask: SecretMask) -> tools.Outcome:
-    """The outcome without secrets. Images and other data are not changed."""
+    """The outcome, with secrets masked. Images and other data are not changed."""
     announcement, skill = outcome.announcement, outcome.skill
     return replace(
         outcome,
@@ -453,8 +454,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far without secrets. A secret at its beginning may be cut off, and one at its end may be incomplete
-    because more output will arrive. Both are recognised."""
+    """The output so far, with secrets masked. This includes a secret whose first part was cut off at the beginning, and
+    a secret at the end that may be incomplete because more output will arrive."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):
@@ -475,7 +476,7 @@ def masked_json(value: Any, mask: SecretMask) -> Any:
 
 
 def masked_part(part: Part, mask: SecretMask) -> Part:
-    """The part of a prompt without secrets in its text."""
+    """The part of a prompt, with secrets in its text masked."""
     match part:
         case Text(text=text):
             return replace(part, text=mask(text))

@@ -58,10 +58,10 @@ MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 REFUSED_HANDSHAKE = frozenset(
-    # -32020 and lower are codes that only the newer protocol defines, for example -32020 for missing headers
+    # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
-"""Errors by which a server that speaks only the newer protocol answers `initialize`."""
+"""The error codes with which servers that speak only the newer protocol answer `initialize`."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -83,9 +83,9 @@ class ServerConnection:
     elicitation: ElicitationHandler | None = None
     places: Sequence[Path] = ()
     tools: tuple[ExternalTool, ...] = ()
-    """The newest known tools, kept when the server is gone."""
+    """The tools that the server listed last, kept after the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
-    """Maps each of the newest known prompts to the server's own name for it."""
+    """Maps each prompt that the server listed last to the server's own name for it."""
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set while the server is ready or has failed. Each start replaces this event with a new one."""
     was_ready: bool = False
@@ -140,8 +140,8 @@ class ServerConnection:
             deadline = anyio.current_time() + self.start_timeout_s
             try:
                 try:
-                    # Try the handshake that every server knows first: probing for the newer protocol costs an old
-                    # server ten seconds.
+                    # Begin with the handshake that every server knows: probing an old server for the newer protocol
+                    # takes ten seconds.
                     await self._connect("legacy", deadline)
                 except Exception as error:
                     if self._is_initialized or not refused_handshake(error):
@@ -161,7 +161,7 @@ class ServerConnection:
     def revive(self, *, at_once: bool = False) -> bool:
         """Start a failed server again. Return whether it starts now.
 
-        Unless `at_once` is set, the server is not started if it failed too recently or is misconfigured.
+        A server that failed too recently or is misconfigured starts only if `at_once` is set.
         """
         if self._state != "failed" or self._stopping.is_set():
             return False
@@ -283,7 +283,9 @@ class ServerConnection:
                 self._tools_changed.set()  # the listings may have changed while the stream was lost
                 self._prompts_changed.set()
             except (MCPError, TimeoutError, RuntimeError) as error:
-                logger.info("MCP server %s sends no changes: %s", self.name, describe_error(error))
+                logger.info(
+                    "MCP server %s does not report changes of its listings: %s", self.name, describe_error(error)
+                )
                 return
             else:
                 return
@@ -320,7 +322,8 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Why the server failed. If its process has ended, that says more than the error of the broken connection."""
+        """Why the server failed. If its process has ended, the reason for that says more than the error of the
+        broken connection."""
         process = self._process
         if process is not None and process.closed.is_set():
             return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
@@ -347,8 +350,8 @@ class ServerConnection:
             result = await self._client.call_tool(tool.name, dict(arguments), progress_callback=progress)
         except MCPError as error:
             return self._failure(self._describe_refusal(tool, error))
-        except Exception as error:  # noqa: BLE001 - a server's answer may raise anything in the library
-            return self._failure(f"gave {tool.name} an answer that cannot be used: {describe_error(error)}")
+        except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
+            return self._failure(f"returned an unusable result for {tool.name}: {describe_error(error)}")
         finally:
             self._running.remove(call_id)
             for scope, asked_by in self._questions.items():
@@ -370,13 +373,13 @@ class ServerConnection:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
         failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
         if prompt not in self.prompts:
-            raise ToolServerError(f"{failed} has no such prompt any more.")
+            raise ToolServerError(f"{failed} no longer has this prompt.")
         try:
             filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments))
-        except Exception as error:  # a server's answer may raise anything in the library
-            raise ToolServerError(f"{failed} did not give it: {describe_error(error)}") from error
+        except Exception as error:  # the library may raise any error for a bad answer
+            raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
         if not (parts := parts_of(filled)):
-            raise ToolServerError(f"{failed} gave an empty prompt.")
+            raise ToolServerError(f"{failed} returned an empty prompt.")
         return parts
 
     async def _on_question(
@@ -412,9 +415,9 @@ class ServerConnection:
             self._lost_words = describe_error(error)
             self._lost.set()
         if error.code == mcp.REQUEST_TIMEOUT:
-            return f"did not answer {tool.name} within {self.call_timeout_s:g} s"
+            return f"did not answer the call of {tool.name} within {self.call_timeout_s:g} s"
         if error.code == mcp.PARSE_ERROR:
-            return f"gave {tool.name} an answer that cannot be read: {describe_error(error)}"
+            return f"returned an unreadable result for {tool.name}: {describe_error(error)}"
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"

@@ -158,7 +158,8 @@ async def filter_invalid_tools(
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
     """Wrap `transport` so that invalid tools are removed from each listing.
 
-    A single invalid tool would make the library refuse the whole listing, and a provider refuse the whole request.
+    Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
+    request.
     """
     async with transport as (incoming, outgoing):
         yield ValidTools(incoming, server), outgoing
@@ -233,15 +234,15 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
     if not all(isinstance(kind, str) and kind in TYPES for kind in (types if isinstance(types, list) else [types])):
         return f"{where} has a type that does not exist"
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        return f"{where} has a required that is not a list of names"
+        return f'{where} has a "required" that is not a list of names'
     if not isinstance(schema.get("enum", []), list):
-        return f"{where} has an enum that is not a list"
+        return f'{where} has an "enum" that is not a list'
     faults = (schema_fault(inner, place, depth + 1) for inner, place in inner_schemas(schema, where))
     return next((fault for fault in faults if fault is not None), None)
 
 
 def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
-    """The schemas directly inside a schema, each with its path. A container of the wrong type yields None."""
+    """The schemas directly inside a schema, each with its path. None stands for a container of the wrong type."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         inner = schema.get(key, {})
         named = inner.items() if isinstance(inner, Mapping) else [("", None)]

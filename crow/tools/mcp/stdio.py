@@ -63,9 +63,9 @@ class ServerProcess:
     The child gets a minimal environment without the `keys`, a PATH without relative directories and without directories
     of the workspace, and an empty directory, which is removed on leaving. This directory is made in one of the
     `places`, but never in the workspace, because `npx` looks for programs in all parents of the directory where it
-    starts. The child leads a process group. On leaving, its input is closed; after `CLOSE_S` the whole group and all
-    processes that left it get SIGTERM, and after a further `TERM_S` SIGKILL. Lines of its output that are not messages
-    are ignored. Its standard error is logged.
+    starts. The child leads a process group. On leaving, its input is closed. After `CLOSE_S`, the whole group and all
+    processes that have left it get SIGTERM; after a further `TERM_S`, they get SIGKILL. Lines of the child's
+    output that are not messages are ignored. Its standard error is logged.
 
     `closed` is set when the child has ended, closed its output or broken the protocol; `reason` then says which of
     these happened.
@@ -96,7 +96,8 @@ class ServerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended the process; None while it runs or if it never did."""
+        """The exit code, or minus the signal that ended the process; None while it runs or if it was never
+        started."""
         return None if self._process is None else self._process.returncode
 
     async def __aenter__(
@@ -105,7 +106,7 @@ class ServerProcess:
         """Start the server.
 
         :raises OSError: it cannot be started.
-        :raises ValueError: a NUL in its command.
+        :raises ValueError: its command contains a NUL.
         :raises ~crow.domain.errors.ToolServerError: its command is a relative path, or it cannot be confined.
         """
         command, cwd = self.server.command, str(self.workspace.cwd)
@@ -179,7 +180,8 @@ class ServerProcess:
             self._close(f"it left {UNREAD_BYTES:,} bytes of requests unread")
 
     def _trusted_places(self) -> list[Path]:
-        if self.server.sandbox is not None:  # a sandbox may hide the places, and its /tmp is empty
+        # A sandbox may hide these places. A directory in /tmp is safe there, because the sandbox shows an empty /tmp.
+        if self.server.sandbox is not None:
             return []
         return [place for place in self.places if not self.workspace.contains(Path(os.path.realpath(place)))]
 
@@ -210,8 +212,8 @@ class ServerProcess:
             )
         except PermissionError as error:
             raise ToolServerError(
-                f'it was not started, because nothing confines it as sandbox = "{self.server.sandbox}" demands: '
-                f"{error.strerror} Remove sandbox to run it unconfined."
+                f'it was not started, because its setting sandbox = "{self.server.sandbox}" cannot be met: '
+                f"{error.strerror} Remove the setting to run the server unconfined."
             ) from error
 
     async def _remove_directory(self) -> None:
@@ -337,15 +339,15 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
 
 
 def parse_message(line: bytes) -> SessionMessage | None:
-    """The message in a line; None if there is none. :raises ValueError: it is no valid JSON-RPC message."""
+    """The message in a line; None if there is none. :raises ValueError: it is not a valid JSON-RPC message."""
     return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
 
 
 def unreadable_message(line: bytes, error: ValueError) -> tuple[mcp.JSONRPCError | None, bool]:
     """Return the error response to an unreadable message, and whether that message is a request of the server.
 
-    The message may nest too deeply, for example. Its id is found if it stands before or after all objects and lists, as
-    in all usual messages. If no id is found, the response is None.
+    A message is unreadable if it nests too deeply, for example. Its id is found if the id stands before or after all
+    objects and lists, as in all usual messages. If no id is found, the response is None.
     """
     members: dict[bytes, bytes] = {}
     for part in (SCALARS_BEFORE.match(line[:ID_BYTES]), SCALARS_AFTER.search(line[-ID_BYTES:])):

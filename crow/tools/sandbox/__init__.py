@@ -1,4 +1,4 @@
-"""What confined commands may see and change, and the interface of the sandboxes that hold them to it."""
+"""What confined commands may see and change, and the interface of the sandboxes that enforce this."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Confinement:
     """What one command may see and change. All paths are absolute, with links resolved.
 
     `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`:
-    trees that are visible, also where they are inside a masked directory; what is neither masked nor listed can be read
+    trees that are visible, even inside a masked directory; what is neither masked nor listed can be read
     but not written. `read_only`: existing protected paths inside a writable tree. `hidden`: files and directories
     inside a visible tree that the command must not see, such as keys and crow's own files. `throwaway`: trees in which
-    the command sees its own writes, but which are discarded at its end, if the sandbox can do that; elsewhere they are
+    the command can write, but its writes are discarded when it ends. If the sandbox cannot do this, the trees are
     read-only. `temporary`: the session's private directory for temporary files, which is writable too.
 
     `blank` is a file to show in place of a hidden file.
