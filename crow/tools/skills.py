@@ -72,7 +72,7 @@ def clean_line(text: str) -> str:
 def read_skill(skill: SkillInfo) -> tuple[str, str]:
     """The text of a skill below its front matter, and the sha256 (hex) of its file.
 
-    :raises OSError: it cannot be read any more, or a link has changed.
+    :raises OSError: the file cannot be read any more, or a link has been put into its path.
     """
     data = read_file(Path(skill.source), 0, FILE_BYTES)
     text = data.decode("utf-8", "replace")

@@ -61,7 +61,7 @@ class OutputBuffer:
         return "".join(self._head) + marker + tail
 
     def newest(self, limit_chars: int) -> str:
-        """About the last `limit_chars` characters, after a marker if more came before."""
+        """Approximately the last `limit_chars` characters. If more came before, the text begins with a marker."""
         if self.total_chars <= limit_chars:
             return self.text()
         pieces: list[str] = []

@@ -1,9 +1,9 @@
-"""Gets documents from the web, and only from where that was allowed.
+"""Gets documents from the web, but only from hosts that were allowed.
 
 A host is resolved once, all its addresses are checked, and the connection goes to a checked address. So a name server
-cannot lead the connection into a private network with a second, different answer. A redirect to another host is
-returned instead of followed, because the user has to be asked again. Size, time and the number of redirects are
-limited. No proxy, cookies or credentials are used.
+cannot lead the connection into a private network by a second, different answer. A redirect to another host is returned
+instead of followed, because the user has to be asked again. Size, time and the number of redirects are limited. No
+proxy, cookies or credentials are used.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
     private = [address for address in addresses if not is_public(address)]
     if private and not allow_private:
         raise ArgumentError(
-            f"{host} is at {private[0]}, a private address; the user can allow those with "
+            f"{host} is at {private[0]}, a private address; the user can allow such addresses with "
             "permissions.fetch_private = true"
         )
     return addresses[0]

@@ -1,8 +1,7 @@
 """A workspace on the local disk, with local processes.
 
-Paths are checked after links and `..` are resolved. The file that is opened is always the one that was checked: if
-somebody has put a link into the path since then, so that it leads elsewhere, the path is refused. A cancelled command
-is ended later, by `reap`.
+Paths are checked after links and `..` are resolved. The file that is opened is always the one that was checked: if a
+new link makes the path lead elsewhere, the path is refused. A cancelled command is ended later, by `reap`.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
-"""No system accepts longer paths. Longer ones are refused early, because resolving a path reads every directory on the
-way."""
+"""No system accepts longer paths. They are refused early, because resolving a path reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
@@ -95,7 +93,8 @@ HOME_SECRET_PLACES = (
     *(".local/share/kwalletd", ".claude.json", ".codex", ".gemini"),
     *(".bash_history", ".zsh_history", ".python_history"),
 )
-"""The same, but only in the user's own home directory. Projects have harmless files with some of these names."""
+"""More files and folders with secrets, but only in the user's own home directory. In projects, files with some of these
+names are harmless."""
 
 FOLDED_SECRET_PLACES = tuple(place.casefold() for place in SECRET_PLACES)
 PROC_SECRETS = frozenset({"environ", "mem", "auxv"})
@@ -106,15 +105,16 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system can keep a directory open and work in it, even if the directory's path leads elsewhere later."""
+"""Whether this system can keep a directory open and work in it even after the directory's path has changed."""
 
 
 class DiskWorkspace:
     """A :class:`crow.tools.Workspace` on this machine.
 
-    Commands do not get the `keys`. `own` are crow's files; paths that begin with one of them are crow's too, such as
-    the log files beside a database. `own_folders` are crow's folders. Tools can read only what is in the folders
-    `own_readable`. Without a `confiner`, all commands have full access.
+    Commands do not get the `keys` of endpoints in their environment. `own` are crow's files; paths that begin with one
+    of them are crow's too, such as the log files beside a database. `own_folders` are crow's folders. `own_readable`
+    are folders of crow that tools can read; tools can read no other files of crow. Without a `confiner`, all commands
+    have full access.
     """
 
     def __init__(
@@ -387,7 +387,7 @@ class SpawnedCommand:
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process holds the pipe open, this returns 0.2 s after the end of the process."""
+    another process holds the pipe open, return 0.2 s after the end of the process."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -402,7 +402,7 @@ def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may make programs run commands, instruct agents, or hold secrets.
 
     Such files are the insides of a repository's own directory, settings of editors and agents, start-up files of
-    shells, and places of credentials. Names are compared as leniently as the most lenient file system does.
+    shells, and places of credentials. Names count as equal if at least one file system treats them as equal.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
@@ -415,7 +415,7 @@ def is_protected(path: Path) -> bool:
 
 
 def is_secret(path: Path) -> bool:
-    """Whether a resolved path is, or is inside, a place of keys or passwords, whoever's home it is in."""
+    """Whether a resolved path is a place of keys or passwords, or is inside such a place, in any user's home."""
     names = [fold_name(part) for part in path.parts]
     place = f"/{'/'.join(names[1:])}/"
     if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
@@ -435,19 +435,19 @@ def secret_places() -> list[str]:
 
 @lru_cache(maxsize=4)
 def folded_home_secrets(home: str) -> tuple[str, ...]:
-    """The beginnings of paths in `HOME_SECRET_PLACES`, for comparisons without regard to case."""
+    """The places in `HOME_SECRET_PLACES` as path prefixes, case-folded for comparison."""
     places = (os.path.join(os.path.realpath(home), place) for place in HOME_SECRET_PLACES)
     return tuple(f"{place.casefold()}/" for place in places) if os.path.isabs(home) else ()
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
-    """The beginnings of paths at the given ones, and at what these lead to, for comparisons without regard to case."""
+    """The given paths, as they are and with links resolved, as path prefixes, case-folded for comparison."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
 
 def file_id(path: Path) -> tuple[int, int] | None:
-    """The device and number of a file; None if there is no such file."""
+    """The device and inode number of a file; None if there is no such file."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -456,7 +456,7 @@ def file_id(path: Path) -> tuple[int, int] | None:
 
 
 def shared_inode(path: Path) -> tuple[int, int] | None:
-    """The device and number of a regular file that has several names (hard links); None for anything else."""
+    """The device and inode number of a regular file that has several names (hard links); None for anything else."""
     try:
         found = path.stat()
     except (OSError, ValueError):
@@ -465,7 +465,7 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
 
 
 def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-    """For each path with hard links: its names at or below `tops`, and whether there are no others."""
+    """For each path with hard links: its names at or below `tops`, and whether these are all its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
@@ -476,8 +476,8 @@ def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tup
 def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
-    """The names of files at or below `tops`. `wanted` has the number of names to look for by device and number of the
-    file. Looks at up to `limit` entries, in the order of `tops`."""
+    """The names of files at or below `tops`. `wanted` maps the device and inode number of each file to the number of
+    names to look for. Looks at up to `limit` entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit
@@ -555,7 +555,7 @@ def replace_file(path: Path, data: bytes) -> None:
         except BaseException as error:
             with suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=folder)
-            if isinstance(error, OSError):  # name the file that is meant, not the temporary one
+            if isinstance(error, OSError):  # the error must name the target, not the temporary file
                 raise OSError(error.errno, error.strerror, str(path)) from None
             raise
 

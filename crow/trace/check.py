@@ -35,7 +35,7 @@ def check(recording: Iterable[Recorded]) -> CheckResult:
         result.messages += 1
         faults = result.faults if recorded.sender == "agent" else result.client_faults
         if recorded.text is not None:
-            if recorded.sender == "agent":  # the client's broken lines do not count: the agent answers them
+            if recorded.sender == "agent":  # a broken line of the client is no fault: the agent answers with an error
                 faults.append(f"line {recorded.line}: not JSON: {recorded.text[:200]}")
             continue
         try:
@@ -107,7 +107,7 @@ class OrderChecker:
             if method == "session/load":
                 session.loading -= 1
                 session.before = None
-                if session.loading:  # the next replay starts from nothing
+                if session.loading:  # another load is unanswered, and its replay starts from nothing
                     session.calls = {}
         elif method == "session/load":
             session = self._sessions.pop(session_id)
@@ -126,7 +126,7 @@ class OrderChecker:
         if kind in TURN_UPDATES and not (session.prompts or session.loading):
             raise violation(message, "this message belongs to a turn, but no turn is running")
         if kind == "user_message_chunk" and not session.loading:
-            raise violation(message, "the user's own message was sent back outside a load")
+            raise violation(message, "the user's own message was sent back, but no session is being loaded")
         if kind not in ("tool_call", "tool_call_update"):
             return
         call_id = update["toolCallId"]

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
 _PAIRS = ("env", "headers")
-"""Members whose values are all secret. Each is an object, or a list of `{"name": ..., "value": ...}`."""
+"""Names of members that hold only secret values, in an object or in a list of `{"name": ..., "value": ...}`."""
 
 
 class Recorder:

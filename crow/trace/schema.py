@@ -33,7 +33,7 @@ class SchemaChecker:
         where."""
         if not isinstance(message, dict):
             if sender == "client":
-                return  # no violation, since the agent answers it with an error
+                return  # this counts as allowed, because the agent answers it with an error
             raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
             raise violation(message, 'jsonrpc is not "2.0"')
@@ -87,7 +87,7 @@ class SchemaChecker:
 
 
 def check_update(update: Any, message: Any = None) -> None:
-    """Checks a `session/update` payload strictly, according to its kind. :raises Violation: what is wrong."""
+    """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
     if kind not in _update_kinds():
         raise violation(message or update, f"there is no update of kind {kind!r}")
@@ -99,9 +99,11 @@ def check_update(update: Any, message: Any = None) -> None:
 
 
 def validate(name: str, value: Any, *, strict: bool = True, message: Any = None) -> None:
-    """Checks `value` against the definition `name` of the schema. :raises Violation: what is wrong in `message`.
+    """Checks `value`, a part of `message`, against the definition `name` of the schema.
 
-    Strict responses may also contain members of the unstable schema.
+    With `strict`, unknown members are not allowed, but a response may have members of the unstable schema.
+
+    :raises Violation: `value` is not valid; the error quotes `message`.
     """
     is_stable = name in _definitions(STABLE)
     errors = _errors(name, value, strict=strict, file=STABLE if is_stable else UNSTABLE)
@@ -124,7 +126,7 @@ def is_served_by_client(method: str) -> bool:
 def _is_plain_chunk(update: dict[str, Any]) -> bool:
     """Whether `update` is a chunk of plain text with a message id.
 
-    This is the most frequent update. It is valid without a check against the schema.
+    Such updates are the most frequent, and always valid. They need no check against the schema.
     """
     match update:
         case {
@@ -155,7 +157,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
-    packaged = Path(__file__).parent / file  # the place in a wheel; a source tree has one shared copy
+    packaged = Path(__file__).parent / file  # exists only in a wheel; a source tree has one copy for all
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     if strict:

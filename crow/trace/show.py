@@ -50,7 +50,7 @@ def _describe(recorded: Recorded, requests: dict[tuple[Side, str], tuple[str, fl
     """
     message = recorded.message
     if not isinstance(message, dict):
-        return f"(no message) {recorded.text if recorded.text is not None else _json(message)}"
+        return f"(not a message) {recorded.text if recorded.text is not None else _json(message)}"
     method, number = message.get("method"), message.get("id")
     if isinstance(method, str):
         match message.get("params"):

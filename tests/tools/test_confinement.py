@@ -457,13 +457,13 @@ def test_landlock_confines_and_protected_files_are_put_back() -> None:
     assert "the command created .vscode; it was moved to" in output
     assert shared == [1, "t\n"]
     assert hint.startswith(
-        '[Access was "read", which changes nothing but $TMPDIR. To change files in the workspace, use access "write"'
+        '[Access was "read", which lets a command change only $TMPDIR. To change files in the workspace, use access '
     )
     assert left == ["rules\n", "outside\n"]
     assert names == ["AGENTS.md", "new"]
 
 
-ADVICE = 'Use the access "full"; then the user is asked.'
+ADVICE = 'Use the access "full"; the user will be asked.'
 
 
 async def test_nothing_runs_unconfined_if_no_sandbox_works(
@@ -488,7 +488,10 @@ async def test_nothing_runs_unconfined_if_no_sandbox_works(
         "required": (
             "write",
             True,
-            f'shell: The command was not run, because nothing confines it to the access "write": {problem} {ADVICE}',
+            (
+                'shell: The command was not run, because no sandbox can limit it to the access "write": '
+                f"{problem} {ADVICE}"
+            ),
             "",
             problem,
         ),
@@ -566,8 +569,8 @@ def test_a_checkout_that_cannot_replace_protected_files_says_so(sandbox: str, re
     code, hint, none, text = as_user(USERS[0], scenario)
     assert (code, text, none) == (0, "1\n", "")
     assert hint == (
-        "[Protected files stayed as they were: AGENTS.md. So the command may have done only a part, as when git checks "
-        'out another branch. To change them, use access "full".]'
+        "[Protected files stayed as they were: AGENTS.md. So the command may have done only part of its work, for "
+        'example when git checks out another branch. To change these files, use access "full".]'
     )
 
 
@@ -603,7 +606,7 @@ async def test_root_is_told_that_the_workspace_of_another_user_stays_unchanged(
     workspace = DiskWorkspace(root, confiner=KernelConfiner([root], SandboxOptions()))
     status = await workspace.sandbox_status()
     assert not status.name or status.problem == (
-        f"{root} belongs to another user, so confined commands of root cannot write there"
+        f"{root} belongs to another user, so confined commands cannot write there even as root"
     )
 
 

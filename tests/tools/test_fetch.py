@@ -300,7 +300,7 @@ async def test_private_addresses_are_refused_unless_the_user_allows_them(open_bo
                     "http://0.0.0.0/",
                 )
             ]
-    assert ["a private address; the user can allow those" in words for words in refused] == [True] * 6
+    assert ["a private address; the user can allow such addresses" in words for words in refused] == [True] * 6
 
 
 async def test_a_planned_fetch_names_the_normalized_url_for_rules(open_box: OpenBox) -> None:

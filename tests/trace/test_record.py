@@ -66,7 +66,7 @@ async def test_a_recorded_connection_is_valid_and_contains_no_secret(
     assert "-> initialize #1" in shown
     assert "<- session/request_permission #0" in shown
     assert "session/prompt #3 answered after" in shown
-    assert "(no message) {broken …" in shown
+    assert "(not a message) {broken …" in shown
 
 
 def test_bare_messages_of_any_agent_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

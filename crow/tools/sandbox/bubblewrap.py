@@ -26,8 +26,8 @@ code=$?
 set -- /proc/[0-9]*
 [ $# -le 2 ] || echo left >&2
 exit $code"""
-"""Runs the command inside the sandbox. The shell's own standard error tells crow what bubblewrap's exit code does not:
-that the command began, that it left processes running, and that a signal ended it (shells print the signal's name)."""
+"""Runs the command inside the sandbox. bubblewrap's exit code does not show whether the command began, left processes
+running, or was ended by a signal. The shell shows all three on its own standard error (for a signal, its name)."""
 
 MOUNT = """set -e
 mount=$1
@@ -41,15 +41,16 @@ while [ "$count" -gt 0 ]; do
 done
 cd /
 exec "$@\""""
-"""Mounts overlays in a mount namespace of its own, for versions of bubblewrap that cannot do it themselves."""
+"""Mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount overlays themselves."""
 
 View = Literal["mask", "read", "write", "deny", "throwaway"]
 
 
 class ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why it never began; empty if it did, or if it is still unknown.
+    """A command under bubblewrap. `failure` says why the command never began; it is empty if the command began, or if
+    that is not known yet.
 
-    The process that crow started is bubblewrap's outer one. Its death ends all processes of the sandbox at once.
+    The process that crow started is bubblewrap's outer process. When it dies, all processes in the sandbox die at once.
     """
 
     def __init__(self, on_output: Callable[[bytes], None], on_errors: Callable[[bytes], None] | None) -> None:
@@ -82,13 +83,13 @@ class ConfinedProcess(Process):
 
     @property
     def left_others(self) -> bool:
-        """Whether other processes of the command still ran when it ended. They have ended with it."""
+        """Whether the command left other processes running when it ended. They were ended with the sandbox."""
         return "left" in self._lines
 
     def signal(self, number: signal.Signals) -> None:
         """Send SIGKILL to bubblewrap, and any other signal to all processes inside the sandbox."""
         inside = [] if number == KILL else processes_inside(self.pid)
-        if not inside:  # also if the command has not begun yet
+        if not inside:  # the signal is SIGKILL, or the command has not begun yet
             super().signal(KILL)
             return
         for pid in inside:
@@ -101,7 +102,7 @@ class ConfinedProcess(Process):
 
 
 def processes_inside(outer: int) -> list[int]:
-    """The processes in the sandbox of an outer bubblewrap process, without its own inner one."""
+    """The processes in the sandbox of the bubblewrap process `outer`, except for bubblewrap's own inner process."""
     children = child_table() if not os.path.exists(f"/proc/{outer}/task/{outer}/children") else None
     first = children_of(outer, children)
     found, level = [], [pid for parent in first for pid in children_of(parent, children)]
@@ -123,7 +124,7 @@ def children_of(pid: int, table: Mapping[int, Sequence[int]] | None) -> Sequence
 
 
 def child_table() -> dict[int, list[int]]:
-    """All processes by their parents, for kernels that do not list the children of a process."""
+    """Maps each process to its children, for kernels that do not list the children of a process."""
     table: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -136,8 +137,9 @@ def child_table() -> dict[int, list[int]]:
 class Bubblewrap:
     """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
 
-    `overlay` is how commands with the access `read` get a throwaway layer over the workspace: by bubblewrap, by mounts
-    beforehand, or not at all. `program`, `unshare` and `mount` are absolute paths outside of the workspace.
+    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace: bubblewrap makes it
+    (`native`), it is mounted before bubblewrap starts (`mounted`), or they get none (`none`). `program`, `unshare` and
+    `mount` are absolute paths outside of the workspace.
     """
 
     program: str
@@ -205,7 +207,7 @@ class Bubblewrap:
 
 
 def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
-    """bubblewrap's options for the file system, parents before what is inside them."""
+    """bubblewrap's options for the file system. Each directory comes before what is inside it."""
     layers = confinement.layers
     views = path_views(confinement, has_overlay=overlay != "none")
     masks = []
@@ -242,12 +244,12 @@ def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str,
 
 
 def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
-    """Whether the command's own directory for temporary files takes the place of this directory."""
+    """Whether this directory is replaced by the command's own directory for temporary files."""
     return path in TEMPORARY and views[path] == "mask"
 
 
 def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:
-    """How the command sees each path. Later ones win."""
+    """How the command sees each path. If a path is in several lists of the confinement, the last list counts."""
     views: dict[Path, View] = {}
     views |= dict.fromkeys(confinement.masked, "mask")
     views |= dict.fromkeys(confinement.readable, "read")
@@ -267,7 +269,7 @@ def make_layer(layers: Path, number: int) -> tuple[str, str]:
 
 
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
-    """Try bubblewrap with real commands. Return what works, or why nothing does. Blocks for some 20 ms."""
+    """Try bubblewrap with real commands. Return a sandbox that works, or why none does. Blocks for about 20 ms."""
     try:
         name = run([program, "--version"]).stdout.strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
@@ -283,7 +285,7 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def try_out(sandbox: Bubblewrap) -> str:
-    """Run a test command in the sandbox. Return why the sandbox does not confine it; empty if it does."""
+    """Run a test command in the sandbox. Return an empty string if the command is confined, otherwise the problem."""
     with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
         place = Path(os.path.realpath(name))
         for folder in ("inside", "outside", "tree", "temporary", "layers"):
@@ -315,6 +317,6 @@ def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def open_layers(layers: Path) -> None:
-    """Make the kernel's own directories in the layers removable for a user who is not root."""
+    """Change the mode of the kernel's work directories, so that a user who is not root can remove the layers."""
     for path in layers.glob("**/*-work/work"):
         path.chmod(0o700)

@@ -1,4 +1,4 @@
-"""Confines the commands of one session: finds a sandbox, prepares each command, and puts things right after it."""
+"""Confines the commands of one session: finds a sandbox, prepares each command, and cleans up after it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NO_NETWORK = (
     r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
 UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
-"""A line about a protected file: it cannot be replaced, or it was put back."""
+"""Matches a line about a protected file: the command could not replace the file, or crow put it back."""
 NAME = re.compile(r"[^\s'\":;]+")
 MAX_NAMED = 5
 
@@ -71,13 +71,14 @@ class Choice:
 
 
 _probed: dict[str, Sandbox | str] = {}
-"""What works, by program or kind. A text says why it does not work."""
+"""The result of each probe: the sandbox, or why it does not work. The keys are `Landlock`, `Seatbelt` and
+bubblewrap's path."""
 
 _probing = threading.Lock()
 
 
 def choose_sandbox(is_untrusted: Callable[[Path], bool] = lambda _path: False) -> Choice:
-    """Find a sandbox that works, by trying it once in each process. Blocks.
+    """Find a sandbox that works. Each sandbox is tried only once while crow runs. Blocks.
 
     `is_untrusted` tells whether a resolved path is in the workspace: programs from there are not used.
     """
@@ -109,7 +110,7 @@ def probe_bubblewrap(program: str, is_untrusted: Callable[[Path], bool]) -> Sand
 
 
 def probe_landlock() -> Sandbox | str:
-    from crow.tools.sandbox.landlock import Landlock  # imports ctypes: 10 ms
+    from crow.tools.sandbox.landlock import Landlock  # imports ctypes, which takes 10 ms
 
     sandbox = Landlock()
     problem = sandbox.probe()
@@ -193,8 +194,8 @@ class KernelConfiner:
             problem = choice.problem if self.options.enabled != "off" else '`sandbox.enabled` is "off".'
             raise PermissionError(
                 errno.EPERM,
-                f'The command was not run, because nothing confines it to the access "{access}": {problem} '
-                'Use the access "full"; then the user is asked.',
+                f'The command was not run, because no sandbox can limit it to the access "{access}": {problem} '
+                'Use the access "full"; the user will be asked.',
             )
         prepared = await anyio.to_thread.run_sync(self._prepare, choice.sandbox, access, directory, excluded)
         variables = {name: value for name, value in env.items() if name not in REMOVED} | dict(prepared.env)
@@ -238,8 +239,8 @@ class KernelConfiner:
         text = output[-SEARCHED_CHARS:]
         if access == "write" and (names := self._unchanged(text)):
             return (
-                f"[Protected files stayed as they were: {', '.join(names)}. So the command may have done only a part, "
-                'as when git checks out another branch. To change them, use access "full".]'
+                f"[Protected files stayed as they were: {', '.join(names)}. So the command may have done only part of "
+                'its work, for example when git checks out another branch. To change these files, use access "full".]'
             )
         if not has_failed:
             return ""
@@ -247,27 +248,27 @@ class KernelConfiner:
         if not has_network and re.search(NO_NETWORK, text, re.IGNORECASE):
             setting = "" if access == "write" else ' and access "write"'
             return (
-                f'[Access was "{access}", which has no network, also not to services of this machine. If the command '
-                'needs it, use access "full". The user can allow it with `network = true` in [sandbox] of config.toml'
-                f"{setting}.]"
+                f'[Access was "{access}", which has no network and cannot reach services of this machine either. If '
+                'the command needs the network, use access "full". The user can allow it with `network = true` in '
+                f"[sandbox] of config.toml{setting}.]"
             )
         if not re.search(NO_WRITE, text, re.IGNORECASE):
             return ""
-        hidden = " The user's deny rules hide some files from it." if self._denied.has_found else ""
+        hidden = " The user's deny rules hide some files from the command." if self._denied.has_found else ""
         if access == "read":
             return (
-                f'[Access was "read", which changes nothing but $TMPDIR.{hidden} To change files in the workspace, use '
-                'access "write"; for anything else "full".]'
+                f'[Access was "read", which lets a command change only $TMPDIR.{hidden} To change files in the '
+                'workspace, use access "write"; for anything else, use "full".]'
             )
         return (
-            '[Access was "write": only the workspace and $TMPDIR can be written, and not protected files such as '
-            f'.git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
+            '[Access was "write", which lets a command change only the workspace and $TMPDIR, except for protected '
+            f'files such as .git/config or AGENTS.md.{hidden} If the command needs more, use access "full". '
             "The user can allow more directories with `writable` in [sandbox] of config.toml.]"
         )
 
     def _unchanged(self, text: str) -> Sequence[str]:
-        """The protected files of the workspace that a command could not change, by its output; some of them if there
-        are many."""
+        """The protected files of the workspace that a command could not change, judging by its output. If there are
+        many, only some are returned."""
         names: dict[str, None] = {}
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
@@ -323,7 +324,7 @@ class KernelConfiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """The private directories of one session. `kept` is for what commands wrote over protected files."""
+    """The private directories of one session. What commands wrote to protected files is moved to `kept`."""
 
     root: Path
     directories: PrivateDirectories
@@ -332,14 +333,15 @@ class Private:
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
-        """Create the directories, and remove those of processes that have died. :raises OSError:"""
+        """Create the directories, and remove those of sessions whose process has died. :raises OSError:"""
         temporary = Path(os.path.realpath(tempfile.gettempdir()))
         remove_stale(temporary)
         new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))
         lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)
-        root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")  # locked before others see it
+        # only now, with the lock held, does the directory get the name that other sessions search for
+        root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         if caches is not None:
             remove_unused(caches, name)
@@ -380,7 +382,7 @@ def remove_stale(temporary: Path) -> None:
 
 
 def remove_unused(caches: Path, used: str) -> None:
-    """Remove the caches of workspaces that were not used for a month."""
+    """Remove the caches of workspaces that have not been used for a month."""
     with suppress(OSError):
         for path in caches.iterdir():
             if path.name != used and path.stat().st_mtime < time.time() - KEPT_S:
@@ -388,12 +390,12 @@ def remove_unused(caches: Path, used: str) -> None:
 
 
 def remove_later(path: Path) -> None:
-    """Remove a directory in a daemon thread: the exit does not wait for it, and the next session removes the rest."""
+    """Remove a directory in a daemon thread. crow exits without waiting for it; the next session removes the rest."""
     threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory as far as possible, also parts that the owner cannot read."""
+    """Remove as much of a directory as possible, even parts that the owner cannot read."""
 
     def retry(_function: object, name: str, _error: object) -> None:
         with suppress(OSError):

@@ -31,13 +31,13 @@ MAX_DENIED = 500
 
 NOT_SEARCHED = SKIPPED | GIT_FOLDERS
 ANY_NAME = "\1"
-"""Stands for a name that no rule mentions."""
+"""Stands for any name that no rule mentions, to find out whether the rules cover everything in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file or folder. `path` is how it was reached; in `real`, the links to its folder are resolved. `is_denied`: the
-    rules cover the file, or everything that could be in the folder."""
+    """A file, folder or link. `path` is the path by which the search reached it; in `real`, all links above it are
+    resolved. `is_denied`: the rules cover the file, or everything that could be in the folder."""
 
     path: str
     real: str
@@ -49,13 +49,13 @@ class Found:
 class DeniedFiles:
     """The files of a workspace that deny rules cover.
 
-    Searched are the visible trees and the places that the rules name, each down to four folders below it and in at most
-    4,000 folders. Folders of git, of dependencies and of build results (`SKIPPED`) are searched only if a rule names
-    them. A denied file counts with its other names (hard links, and what a link with a denied name leads to), as far as
-    this search finds them.
+    The search covers the visible trees and the places that the rules name. In each of them, it goes down at most four
+    folders and reads at most 4,000 folders. It enters folders of git, of dependencies and of build results (`SKIPPED`)
+    only if a rule names them. It also finds other names of a denied file within these limits: hard links, and the
+    target of a link with a denied name.
 
-    `root` is the directory in which relative patterns begin. The directories `kept` and those above them are never
-    hidden as a whole. The methods block, and may be called from several threads.
+    Relative patterns start at the directory `root`. The directories in `kept` and their parents are never hidden as a
+    whole. The methods block, and may be called from several threads.
     """
 
     def __init__(self, root: Path, kept: Iterable[Path]) -> None:
@@ -68,7 +68,7 @@ class DeniedFiles:
         self._lock = threading.Lock()
 
     def find(self, excluded: ExcludedPaths, trees: Iterable[Path]) -> tuple[Path, ...]:
-        """The denied files and folders in the trees and in the places of the rules, with links resolved.
+        """The denied files and folders in `trees` and in the places that the rules name, with links resolved.
 
         :raises PermissionError: there are too many to hide.
         """
@@ -83,9 +83,9 @@ class DeniedFiles:
         if len(found) > MAX_DENIED:
             raise PermissionError(
                 errno.EACCES,
-                f"The command was not run: the user's deny rules cover {len(found):,} files here, too many to hide "
-                f"from it, such as {found[0]}. A rule for a whole folder, such as read_file(keys/), hides it as one. "
-                'The access "full" hides nothing; then the user is asked',
+                f"The command was not run: the user's deny rules cover {len(found):,} files here, such as {found[0]}. "
+                "These are too many to hide one by one. A rule for a whole folder, such as read_file(keys/), hides "
+                'the folder in one step. The access "full" hides nothing; the user will be asked',
             )
         return tuple(map(Path, found))
 
@@ -157,8 +157,8 @@ class DeniedFiles:
 
 
 def target_of(found: Found, top: str) -> str:
-    """The path to hide. For a link, this is the file that it leads to; empty if that is outside of the searched tree,
-    because a workspace could name any file of the system."""
+    """The path to hide: for a link, the file that it leads to. Empty if that file is outside of the searched tree:
+    otherwise a link in the workspace could make crow hide any file of the system."""
     if found.kind != "link":
         return found.real
     target = os.path.realpath(found.real)

@@ -1,7 +1,7 @@
-"""Confines commands by Landlock and a seccomp filter: what the Linux kernel offers without any program.
+"""Confines commands with Landlock and a seccomp filter, which the Linux kernel offers without any extra program.
 
-A thread that starts a command first gives up its own rights for good, and the command inherits the rest. The thread
-ends when the command runs; crow's other threads stay as they are.
+Before starting a command, a thread gives up most of its own rights for good. The command inherits the rest. The thread
+ends as soon as the command runs; crow's other threads keep their rights.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ class Landlock:
 
     - `throwaway` trees are read-only, and `read_only` paths inside writable trees stay writable: see
       :class:`crow.tools.sandbox.protected.ProtectedFiles`.
-    - Masked directories refuse access instead of being empty. Names, sizes and times of all files can still be asked
-      for by their path, and the list of processes can be seen.
+    - Masked directories refuse access instead of being empty. Commands can still find out whether a path exists, the
+      size and times of the file there, and which processes run.
     - If a file is hidden, nothing can be created directly in the directories that lead to it. If a directory is hidden,
-      those that lead to it cannot be listed either.
-    - Without network there are no internet sockets at all, so that programs cannot talk over the loopback interface
-      either. There are never unix sockets except pairs, and no new pseudo-terminals.
-    - `write` commands can change modes, owners and times of the user's files everywhere; `read` commands only times.
+      the directories that lead to it cannot be listed either.
+    - Without network there are no internet sockets at all, so programs cannot use the loopback interface either. Even
+      with network, there are no unix sockets except socket pairs, and no new pseudo-terminals.
+    - `write` commands can change the modes, owners and times of all files of the user; `read` commands can change only
+      the times.
     - /dev/shm and System V IPC are shared with the user's other programs.
-    - Before ABI 6 (Linux 6.12), commands can signal the user's other processes, also crow.
+    - Before ABI 6 (Linux 6.12), commands can signal the user's other processes, even crow.
     - There is no process namespace: a process that leaves its group and changes its environment outlives the command.
 
     `abi` limits the ABI, for tests.
@@ -96,7 +97,8 @@ class Landlock:
         on_errors: Callable[[bytes], None] | None = None,
         takes_input: bool = False,
     ) -> Process:
-        """See :meth:`crow.tools.sandbox.Sandbox.start`; the last two are as in :func:`crow.tools.process.start`."""
+        """See :meth:`crow.tools.sandbox.Sandbox.start`. For `on_errors` and `takes_input`, see
+        :func:`crow.tools.process.start`."""
 
         process = Process(on_output, on_errors)
         variables = process.marked(env)
@@ -119,8 +121,8 @@ class Landlock:
         return process
 
     def probe(self) -> str:
-        """Try to confine a command. Return why that does not work, in words; empty if it works. Blocks for about 10
-        ms."""
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks for
+        about 10 ms."""
         if not sys.platform.startswith("linux"):
             return "Landlock is a part of Linux"
         reason = missing_architecture() or missing_landlock()
@@ -153,7 +155,7 @@ class Landlock:
     def _restrict_thread(self, confinement: Confinement) -> None:
         """Confine the current thread, and all processes that it starts, for good.
 
-        :raises OSError: it cannot be confined.
+        :raises OSError: the thread cannot be confined.
         """
         abi = min(landlock_abi(), self._max_abi)
         if abi < 1:
@@ -172,7 +174,7 @@ class Landlock:
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
 
     def _find_ruleset(self, confinement: Confinement, abi: int) -> Ruleset:
-        """The kernel's rules for a confinement. They are made again if a path now leads to another file."""
+        """The kernel's rules for a confinement. They are rebuilt if a path now leads to another file."""
         ruleset = self._rulesets.pop(confinement, None)
         if ruleset is not None and not ruleset.is_current():
             ruleset.close()
@@ -189,8 +191,8 @@ class Landlock:
 class Ruleset:
     """A ruleset of the kernel, which any number of threads can apply.
 
-    Rules belong to files, not to paths. `stamps` tell whether the paths still lead to the same files, and whether
-    directories whose entries have a rule each still have the same entries.
+    Rules belong to files, not to paths. `stamps` show whether each path still leads to the same file. In some
+    directories, each entry has its own rule; for these, the stamps also show whether the entries are still the same.
     """
 
     handle: int
@@ -208,7 +210,7 @@ class Ruleset:
     def allow(self, path: str, rights: int, excluded: Sequence[str]) -> None:
         """Allow `rights` for everything at and below a path, except for what is at and below the excluded paths.
 
-        Nothing happens if there is no such path, or if a link is in it.
+        Nothing happens if the path does not exist or contains a link.
         """
         self.stamps.setdefault(path, make_stamp(path, is_listed=False))
         try:
@@ -235,7 +237,7 @@ class Ruleset:
             return
         if not modes.S_ISDIR(mode):
             return
-        if not any(map(os.path.isdir, inner)):  # the right to list holds for all directories below
+        if not any(map(os.path.isdir, inner)):  # the right to list would also hold for excluded directories below
             self._add_rule(handle, rights & READ_DIR)
         self.stamps[path] = make_stamp(path, is_listed=True)
         for name in list_directory(handle):
@@ -250,11 +252,11 @@ class Ruleset:
 
 
 def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
-    """The rules for a confinement. The last component of a listed path may be missing.
+    """The rules for a confinement. The last part of a path need not exist.
 
-    Landlock cannot take away what a rule allows, so the directories that lead to an excluded path get at most a rule to
-    list them, and each of their other entries gets one. What is created there later is not accessible before the next
-    command.
+    Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only
+    one that allows listing it. Each of its other entries gets a rule of its own. What a command creates in such a
+    directory is not accessible before the next command.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS
@@ -279,7 +281,8 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
 
 
 def make_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
-    """What identifies the file at a path and, for a listed directory, its entries; None if there is no file."""
+    """The device and inode number of the file at a path; None if there is no file. With `is_listed`, also the time when
+    the entries of the directory last changed."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -325,7 +328,8 @@ def landlock_abi() -> int:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities of the current thread. Without new privileges, a started program gets none either."""
+    """Give up all capabilities of the current thread. Programs that it starts get none either, because
+    PR_SET_NO_NEW_PRIVS is set."""
     header, data = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24)
     if libc().capset(header, data) != 0:
         raise_error("capset")
@@ -348,13 +352,13 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
 
 @cache
 def libc() -> ctypes.PyDLL:
-    """The C library. Calls keep the interpreter's lock, because they are too short to give it away."""
+    """The C library. Its calls are so short that they do not release the interpreter's lock."""
     library = ctypes.PyDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return library
 
 
 def raise_error(name: str) -> None:
-    """Raise the error of the last call."""
+    """Raise an OSError for the last call of the C library. `name` is the call's name in the message."""
     number = ctypes.get_errno()
     raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -15,11 +15,11 @@ from crow.tools.sandbox.protected import Snapshot
 from crow.tools.workspace import secret_places
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
-"""Directories of other users and programs. /run has the sockets of Docker and of the user's D-Bus, which run commands
-outside the sandbox."""
+"""Directories of other users and programs. /run holds the sockets of Docker and of the user's D-Bus: through these, a
+confined command could run programs outside the sandbox."""
 
 TEMPORARY = ("/run", "/tmp", "/var/tmp")  # noqa: S108
-"""The part of `MASKED` that stays masked even if a workspace contains it."""
+"""The directories in `MASKED` that stay masked even if a workspace contains them."""
 
 SYSTEM = frozenset(
     Path(path)
@@ -38,14 +38,14 @@ TOOLCHAINS = (
     *(".config/git", ".config/mise", ".config/go"),
     *(".cache/node/corepack", ".cache/pre-commit", ".cache/ms-playwright"),
 )
-"""Paths below HOME that programs need to run. Commands can read them."""
+"""Paths below HOME without which some programs cannot run. Commands can read these paths."""
 
 TOOL_VARIABLES = (
     *("CARGO_HOME", "RUSTUP_HOME", "PYENV_ROOT", "NVM_DIR", "VOLTA_HOME", "ASDF_DIR", "ASDF_DATA_DIR", "SDKMAN_DIR"),
     *("GOPATH", "GOROOT", "JAVA_HOME", "MISE_DATA_DIR", "PNPM_HOME", "BUN_INSTALL", "DENO_INSTALL", "VIRTUAL_ENV"),
     *("CONDA_PREFIX", "RBENV_ROOT", "COREPACK_HOME", "PRE_COMMIT_HOME", "PLAYWRIGHT_BROWSERS_PATH"),
 )
-"""Environment variables that may name such a directory elsewhere."""
+"""Environment variables that may name another place for one of the directories in `TOOLCHAINS`."""
 
 FOLDERS = (
     *(".local", ".local/share", ".config", ".config/git", ".cache", ".cache/node", ".cargo", ".gem", ".gradle", ".m2"),
@@ -54,13 +54,14 @@ FOLDERS = (
 """Folders below HOME that contain toolchains or secrets."""
 
 GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Downloads", "Library", "snap"))
-"""Directories in HOME that hold the files of many programs, or of the user. No program needs them as a whole."""
+"""Directories in HOME that hold files of many programs, or the user's own. No program needs all of such a directory."""
 
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
-"""One of these stands beside the `bin` of an installed program."""
+"""An installed program has at least one of these beside its `bin`."""
 
 MAX_READ_ONLY = 32
-"""Each read-only path costs a command some 0.3 ms. The changes of others are undone after the command."""
+"""Each read-only path costs a command about 0.3 ms. Changes to protected paths beyond this number are undone after the
+command."""
 
 CACHES = {
     "XDG_CACHE_HOME": ("xdg", ".cache"),
@@ -78,15 +79,16 @@ CACHES = {
     "COMPOSER_CACHE_DIR": ("composer", ".cache/composer"),
     "CARGO_HOME": ("cargo", ".cargo"),
 }
-"""Variables that move a cache to the commands' own directory, with its name there and its usual place below HOME."""
+"""For each variable that says where a cache is: the cache's name in the commands' own directory, and its usual place
+below HOME."""
 
 WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
-"""Variables that move what tests and linters write into the workspace, with the name of the new place. They are set for
-commands that cannot write there at all."""
+"""For each variable that moves a tool's files out of the workspace: the name of the directory that they go to. Only
+commands that cannot write into the workspace at all get these variables."""
 
 PYTEST_CACHE = "pytest"
-"""The new place of pytest's cache, for which pytest takes an option. The directory must exist: otherwise pytest would
-make it and change its mode, which is not allowed everywhere."""
+"""The name of the directory for pytest's cache, which an option of pytest sets. The directory must exist: otherwise
+pytest would create it and change its mode, which not every sandbox allows."""
 
 KEPT_PLACES = {
     "COREPACK_HOME": ".cache/node/corepack",
@@ -94,7 +96,8 @@ KEPT_PLACES = {
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
     "GRADLE_RO_DEP_CACHE": ".gradle/caches",
 }
-"""Installed programs that would be searched below XDG_CACHE_HOME or GRADLE_USER_HOME."""
+"""For each variable that says where programs or dependencies are installed: that place below HOME. Without these
+variables, tools would look below the new XDG_CACHE_HOME or GRADLE_USER_HOME."""
 
 REMOVED = (
     *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
@@ -107,8 +110,8 @@ REMOVED = (
 class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places.
 
-    `own` are crow's files and directories, which no confined command can see. `caches` is the directory in which each
-    workspace gets a directory for caches of its commands; None if they have none.
+    `own` are crow's files and directories, which no confined command can see. In `caches`, each workspace gets a
+    directory for the caches of its commands. If `caches` is None, these caches last only as long as the session.
     """
 
     enabled: Literal["auto", "off", "required"] = "auto"
@@ -131,7 +134,7 @@ class PrivateDirectories:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlaces:
-    """Places that exist. `stamp` has the times of change of the folders that contain them."""
+    """The toolchains and secret places that exist. `stamp` has the times when the searched folders last changed."""
 
     stamp: tuple[int, ...]
     toolchains: tuple[Path, ...]
@@ -140,8 +143,7 @@ class FoundPlaces:
 
 @dataclass(frozen=True, slots=True)
 class OuterRepository:
-    """A repository whose worktree contains a root, if the git directory `common` is outside of all roots. `tree` is the
-    worktree."""
+    """A repository whose worktree `tree` contains a root, and whose git directory `common` is outside of all roots."""
 
     tree: Path
     common: Path
@@ -167,10 +169,13 @@ class Policy:
         return Path(home) if os.path.isabs(home) and os.path.isdir(home) else None
 
     def problems(self) -> tuple[str, ...]:
-        """Sentences about directories that commands cannot use, although they should be able to."""
+        """One sentence for each directory that commands should be able to use, but cannot."""
         foreign = [root for root in self.roots if is_foreign(root)]
         return (
-            *(f"{root} belongs to another user, so confined commands of root cannot write there" for root in foreign),
+            *(
+                f"{root} belongs to another user, so confined commands cannot write there even as root"
+                for root in foreign
+            ),
             *self._problems_of_settings(),
         )
 
@@ -183,13 +188,13 @@ class Policy:
         )
 
     def writable_roots(self) -> tuple[Path, ...]:
-        """The directories that commands with the access `write` can write: the workspace, those of the settings, and
-        git's own directories of repositories around the workspace."""
+        """The directories that commands with the access `write` can change: the workspace, the writable directories of
+        the settings, and the git directories of repositories around the workspace."""
         common = [repository.common for repository in self._outer_repositories()]
         return tuple(dict.fromkeys([*self.roots, *self._named(self.options.writable, is_writable=True), *common]))
 
     def searched_trees(self) -> tuple[Path, ...]:
-        """The visible trees of the user in which deny rules hide files."""
+        """The user's trees that commands can see. They are searched for files that the deny rules hide."""
         named = [*self._named(self.options.readable), *self._named(self.options.writable, is_writable=True)]
         return (*self.roots, *(repository.tree for repository in self._outer_repositories()), *named)
 
@@ -201,7 +206,7 @@ class Policy:
         denied: Sequence[Path] = (),
     ) -> Confinement:
         """What a command with this access may see and change. For `write`, `snapshot` has the protected paths. `denied`
-        are more paths to hide."""
+        are additional paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -239,10 +244,10 @@ class Policy:
     def environment(
         self, access: ConfinedAccess, private: PrivateDirectories, *, has_overlay: bool = False
     ) -> dict[str, str]:
-        """Variables that a confined command gets in addition: private places for temporary files and caches.
+        """Additional variables for a confined command: private places for temporary files and caches.
 
-        A cache that the command can write anyway stays where it is. `has_overlay`: a `read` command can write into the
-        workspace, and its writes are discarded.
+        A cache that the command can write to anyway stays where it is. `has_overlay`: a `read` command can write into
+        the workspace, and its writes are discarded.
         """
         home = self.home or Path(os.sep)
         writable = self.writable_roots() if access == "write" else ()
@@ -257,7 +262,7 @@ class Policy:
             downloads = Path(self.env.get("GOMODCACHE") or home / CACHES["GOMODCACHE"][1], "cache", "download")
             others = self.env.get("GOPROXY") or "https://proxy.golang.org,direct"
             variables["GOPROXY"] = ",".join([downloads.as_uri(), others if has_network else "off"])
-        if self._outer_repositories():  # git must find it although the workspace is mounted by itself
+        if self._outer_repositories():  # git must look outside of the workspace, which is a mount of its own
             variables["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
         if access == "read" and not has_overlay:
             variables |= {name: str(private.caches / directory) for name, directory in WORKSPACE_CACHES.items()}
@@ -269,7 +274,7 @@ class Policy:
         return variables
 
     def _found_places(self, home: Path | None) -> FoundPlaces:
-        """Toolchains and secret places. They are searched again only if something was created or removed."""
+        """Toolchains and secret places. The search is repeated only if something was created or removed."""
         folders = [Path("/etc"), *(() if home is None else (home, *(home / name for name in FOLDERS)))]
         stamp = tuple(modified_ns(folder) for folder in (*folders, *self.options.own))
         if not self._places or self._places[0].stamp != stamp:
@@ -278,7 +283,8 @@ class Policy:
         return self._places[0]
 
     def create_own(self) -> None:
-        """Create those of crow's own directories that a command could create otherwise. :raises OSError:"""
+        """Create crow's own directories that are in trees where commands can write. Otherwise a command could create
+        them first. :raises OSError:"""
         roots = self.writable_roots()
         for path in self.options.own:
             if not path.suffix and is_inside(Path(os.path.realpath(path)), roots):
@@ -352,7 +358,8 @@ class Policy:
         return tuple(dict.fromkeys(found))
 
     def _find_repository(self, root: Path) -> OuterRepository | None:
-        """The repository that git would use in this root; None if it is inside a root, or should not be shown."""
+        """The repository that git would use in this root. None if its git directory is inside a root, or if commands
+        must not see it."""
         tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
@@ -362,8 +369,8 @@ class Policy:
         return OuterRepository(tree, common)
 
     def _may_show(self, tree: Path, root: Path) -> bool:
-        """Whether commands may see a whole tree because a root is in it. HOME, collections such as ~/.config, and
-        directories of the system or of several users are too much."""
+        """Whether commands may see a whole tree because a root is in it. They may not see all of HOME, of a collection
+        such as ~/.config, or of a directory that belongs to the system or to several users."""
         if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
             return False
         if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in MASKED):
@@ -381,9 +388,9 @@ def is_repository(path: Path) -> bool:
 
 
 def linked_repository(tree: Path) -> Path | None:
-    """The repository of a linked worktree, if that repository itself says that the worktree is its own.
+    """The repository of a linked worktree, if the repository itself confirms that the worktree belongs to it.
 
-    The `.git` file in the worktree alone proves nothing: the workspace is hostile.
+    The `.git` file in the worktree alone proves nothing, because the workspace may be hostile.
     """
     try:
         own = linked_path(tree / ".git", "gitdir: ")
@@ -398,7 +405,8 @@ def linked_repository(tree: Path) -> Path | None:
 
 
 def linked_path(file: Path, prefix: str = "") -> Path | None:
-    """The path that a file of git contains, with links resolved except for the last part; None if it contains none."""
+    """The path that a file of git contains; None if the file contains no path. Links are resolved, except for the last
+    part of the path."""
     if os.path.islink(file) or not os.path.isfile(file):
         return None
     with file.open("rb") as opened:
@@ -409,7 +417,8 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether crow runs as root in another user's directory. Confined commands have none of root's powers."""
+    """Whether crow runs as root in another user's directory. Confined commands cannot write there, because they have
+    none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
     except (OSError, AttributeError):
@@ -417,7 +426,7 @@ def is_foreign(root: Path) -> bool:
 
 
 def modified_ns(path: Path) -> int:
-    """When something in a directory was created or removed; 0 if it does not exist."""
+    """The time when something in a directory was last created or removed; 0 if the directory does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -446,7 +455,8 @@ def is_inside(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def is_general(place: Path, home: Path) -> bool:
-    """Whether a directory has more than programs: HOME, a directory above it, or a collection such as ~/.config."""
+    """Whether a directory holds other things besides programs: HOME, a directory above HOME, or a collection such as
+    ~/.config."""
     return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
 
 
@@ -474,21 +484,22 @@ def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> b
 
 def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """The protected paths that must be read-only, and the git directories that stay writable but must keep their
-    place. These are at most `MAX_READ_ONLY`, those of repositories first.
+    place. There are at most `MAX_READ_ONLY` read-only paths; those of repositories come first.
 
-    Links are left out: nothing can be mounted on a link. `ProtectedFiles` puts them back.
+    Links are left out, because nothing can be mounted on a link. `ProtectedFiles` puts links back.
     """
     states = {} if snapshot is None else snapshot.states
     repositories = {path for path, state in states.items() if state.is_repository and state.kind == "directory"}
     folders = set(repositories)
     for path in repositories:
-        while (path := os.path.dirname(path)) in states:  # modules, worktrees and the folders in them
+        while (path := os.path.dirname(path)) in states:  # such as a repository's modules and worktrees
             folders.add(path)
     read_only = [
         path for path, state in states.items() if path not in folders and state.kind != "link" and not state.is_mutable
     ]
     whole = set(read_only)
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]
-    repositories |= {os.path.dirname(path) for path, state in states.items() if state.is_mutable}  # where it is a root
+    # a repository that was scanned as an ordinary folder, such as a root, is known only by its mutable parts
+    repositories |= {os.path.dirname(path) for path, state in states.items() if state.is_mutable}
     tops.sort(key=lambda path: (not is_inside(path, map(Path, repositories)), len(path.parts)))
     return tuple(tops[:MAX_READ_ONLY]), tuple(map(Path, sorted(folders)))

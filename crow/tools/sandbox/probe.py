@@ -20,7 +20,7 @@ OUTPUT_CHARS = 500
 def try_confinement(run: RunConfined) -> str:
     """Try to read and write where a confined command must not, and to write where it may.
 
-    Returns why the sandbox does not work, in words; empty if it works.
+    Returns an empty string if the sandbox works, otherwise the problem in words.
     """
     with tempfile.TemporaryDirectory(prefix="crow-probe-") as name:
         directory = Path(os.path.realpath(name))

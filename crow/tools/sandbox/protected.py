@@ -34,8 +34,8 @@ ALL_BYTES = 20_000_000
 MAX_SEARCHED = 100_000
 ROUNDS = 6
 SETTLED_NS = 50_000_000
-"""Some file systems' clocks tick this slowly, so a file that has just changed may change again without a new time of
-change."""
+"""Some file systems' clocks advance only in steps of this length. So a file that changes twice in quick succession may
+keep its time of change."""
 
 SKIPPED = frozenset(
     (
@@ -55,9 +55,9 @@ class FileState:
     """The state of one protected path.
 
     `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: as long as the stamp stays the same, so does the content (not
-    so for a file that has just changed). `is_repository`: the path is a repository's own directory. `is_mutable`: the
-    content may change and only the existence is protected, as with HEAD of a repository.
+    link's target; None if it is not kept. `is_settled`: if the content changes, the stamp changes too (this is not
+    certain if the file has only just changed). `is_repository`: the path is a repository's own directory. `is_mutable`:
+    the content may change and only the existence is protected, as with HEAD of a repository.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ class FileState:
     is_mutable: bool = False
 
     def is_like(self, other: FileState) -> bool:
-        """Whether everything that matters is equal. The mode is not compared."""
+        """Whether kind and content are equal. The mode is not compared, nor is content that may change."""
         if self.kind != other.kind:
             return False
         if self.is_mutable or self.kind in ("directory", "other"):
@@ -82,8 +82,8 @@ class FileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What a pass needs to know about an ordinary folder: the paths in it. `stamp` is None if the folder may have
-    changed unnoticed."""
+    """The paths that a scan found in an ordinary folder. `stamp` is None if the folder must be read again, because it
+    may have changed unnoticed."""
 
     stamp: tuple[int, ...] | None
     folders: tuple[str, ...]
@@ -93,7 +93,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The protected paths before a command. Commands that run at the same time share the states."""
+    """The states of the protected paths before a command. Commands that run at the same time share them."""
 
     states: dict[str, FileState] = field(repr=False)
 
@@ -101,17 +101,17 @@ class Snapshot:
 class ProtectedFiles:
     """The protected files of a workspace, which commands under a weak sandbox could change.
 
-    It watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four folders
-    below it, in at most 4,000 folders. In a repository's own directory, these are config, hooks, info, and the same of
-    its modules and worktrees; objects, refs, HEAD, index and info/refs stay free. Created protected files count too, as
-    does a repository that is created.
+    This class watches the names that :func:`crow.tools.workspace.is_protected` protects: in each root and down to four
+    folders below it, in at most 4,000 folders. In a repository's own directory, the watched names are config, hooks and
+    info, also for each of its submodules and worktrees. Commands may change objects, refs, HEAD, index and info/refs.
+    Protected files and repositories that a command creates are watched too.
 
-    Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link, more
-    than 5,000 protected entries, and extended attributes. Changes of files over 1 MB, or beyond 20 MB in all, are
-    reported but cannot be put back.
+    Not watched: deeper folders, folders of dependencies and build results (`SKIPPED`), anything behind a link,
+    protected entries after the first 5,000, and extended attributes. Changes of files over 1 MB, and of files after the
+    first 20 MB in all, are reported but cannot be put back.
 
-    `kept` is the directory for what commands wrote. Commands must not be able to write there. All methods block, and
-    may be called from several threads.
+    What commands wrote is moved to the directory `kept`. Commands must not be able to write there. All methods block,
+    and may be called from several threads.
     """
 
     def __init__(self, roots: Iterable[Path], kept: Path) -> None:
@@ -125,8 +125,8 @@ class ProtectedFiles:
     def snapshot(self) -> Snapshot:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
 
-        If another command is already running, this reuses the states from before that command. Otherwise the changes
-        that it has made so far would become part of the state to put back.
+        If another command is already running, this reuses the states from before that command. Otherwise `put_back`
+        would keep what that command has already changed.
         """
         with self._lock:
             running = next(iter(self._active), None)
@@ -138,8 +138,8 @@ class ProtectedFiles:
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
         """Undo what has changed since the snapshot. Return one sentence for each path.
 
-        With `only_created`, leave changed and removed paths alone, because the command could not have changed them.
-        Links are the exception. What the command wrote is moved to `kept`.
+        With `only_created`, undo only what was created, because the command could not change or remove other paths.
+        Links are the exception: changed and removed links are put back too. What the command wrote is moved to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -152,8 +152,8 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Note that the user allowed a change of this path, or of any path, while commands run. `put_back` then leaves
-        the path as it is now."""
+        """Note that the user allowed a change of this path (None: of any path) while commands run. `put_back` will
+        leave the path as it is now."""
         with self._lock:
             if not self._active:
                 return
@@ -167,7 +167,7 @@ class ProtectedFiles:
                         del states[changed]
 
     def _scan(self, before: Mapping[str, FileState] | None = None) -> dict[str, FileState]:
-        """The states of the protected paths now, also of those that were protected before."""
+        """The current states of the protected paths, including the paths in `before` that still exist."""
         scan = Scan(self._states, self._listings, opens_folders=before is not None)
         for root in self._roots:
             scan.add_root(root)
@@ -208,8 +208,8 @@ class Scan:
             level = below
 
     def add_known(self, before: Mapping[str, FileState]) -> None:
-        """Add what was protected before and still exists, even if a command has created so much that it is beyond the
-        limits now."""
+        """Add the paths in `before` that still exist. A command may have created so much that the limits would now
+        leave these paths out."""
         for path in before.keys() - self.states.keys():
             self._add_one(path, is_repository=before[path].is_repository, is_mutable=before[path].is_mutable)
 
@@ -350,7 +350,7 @@ class Scan:
 class Undo:
     """Undoes the changes since a snapshot, in rounds: one change can hide others.
 
-    A file called HEAD decides what else is protected beside it, so it is put right before everything else.
+    A file called HEAD decides what else is protected beside it, so changes of such files are undone first.
     """
 
     def __init__(
@@ -377,10 +377,11 @@ class Undo:
     def report_unstable(self, current: Mapping[str, FileState]) -> None:
         """Report what still differs after the last round."""
         for path in self._differences(current):
-            self._say(path, "the command still changes {}; a process that it started is running; end that process")
+            self._say(path, "the command keeps changing {}: a process that it started still runs, so end that process")
 
     def _differences(self, current: Mapping[str, FileState]) -> list[str]:
-        """The paths to undo, folders before their content. What is inside a created folder moves with it."""
+        """The paths whose changes must be undone, folders before their content. The content of a created folder is left
+        out, because it moves with the folder."""
         created = {path for path in current if path not in self._before}
         differences = {path for path in created if os.path.dirname(path) not in created}
         for path, before in self._before.items():
@@ -435,7 +436,7 @@ class Undo:
             raise OSError(errno.EFBIG, f"{state}Its content was not kept")
 
     def _restore_moved_repositories(self, current: Mapping[str, FileState]) -> bool:
-        """Move repositories' directories back that the command renamed. Return whether there were any."""
+        """If the command renamed repositories' directories, move them back. Return whether it renamed any."""
         is_changed = False
         for path, before in self._before.items():
             if before.kind != "directory" or not before.is_repository or path in self._given_up:
@@ -454,7 +455,9 @@ class Undo:
                 self._say(path, f"the command moved {{}} to {self._shown(found)}; it was moved back")
             except OSError as error:
                 self._given_up.add(path)
-                self._say(path, f"the command moved {{}} to {self._shown(found)}: {error.strerror}")
+                self._say(
+                    path, f"the command moved {{}} to {self._shown(found)}; it stays there, because: {error.strerror}"
+                )
         return is_changed
 
     def _find_folder(self, identity: tuple[int, ...]) -> str | None:
@@ -468,14 +471,14 @@ class Undo:
                     if not entry.is_dir(follow_symlinks=False):
                         continue
                     if entry.inode() == inode and entry.stat(follow_symlinks=False).st_dev == device:
-                        is_one = os.path.lexists(os.path.join(entry.path, "HEAD"))  # inodes are used again
+                        is_one = os.path.lexists(os.path.join(entry.path, "HEAD"))  # inode numbers are reused
                         return entry.path if is_one else None
                     queue.append(entry.path)
         return None
 
     def _keep(self, path: str, *, stays: bool = False) -> str:
-        """Move what is at the path to `kept`. If it `stays`, it keeps its place until it is replaced. Return the new
-        place, as it is shown to the model."""
+        """Move what is at the path to `kept`. If it `stays`, only copy it, because the caller will replace it. Return
+        the new place, as it is shown to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         target = self._kept / os.path.relpath(path, root)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -499,7 +502,7 @@ class Undo:
 
 
 def quick_fold(name: str) -> str:
-    """:func:`crow.tools.workspace.fold_name`, faster for ordinary names."""
+    """The same as :func:`crow.tools.workspace.fold_name`, but faster for ordinary names."""
     return name.lower() if name.isascii() and ":" not in name and name[-1] not in " ." else fold_name(name)
 
 
@@ -527,7 +530,7 @@ def kind_of(mode: int) -> Kind:
 
 
 def make_stamp(found: os.stat_result) -> tuple[int, ...]:
-    """What changes whenever a file changes."""
+    """The metadata that show whether a file has changed."""
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
@@ -552,7 +555,7 @@ def set_mode(path: str, state: FileState) -> None:
         found, place = os.fstat(handle), f"/proc/self/fd/{handle}"
         if kind_of(found.st_mode) != state.kind:
             raise OSError(errno.ELOOP, "The path now leads elsewhere", path)
-        if not hasattr(os, "O_PATH"):  # then `opened` gives an ordinary handle
+        if not hasattr(os, "O_PATH"):  # without O_PATH, `opened` returns an ordinary handle
             os.fchmod(handle, state.mode)
             return
         if (found.st_uid, found.st_gid) != state.owner:
@@ -575,7 +578,7 @@ def opened(path: str) -> Iterator[int]:
 
 
 def move(path: str, target: str) -> None:
-    """Move a file or folder. Links in the path to it are not followed, nor links inside a folder."""
+    """Move a file or folder. Links in its path and links inside the folder are not followed."""
     place = Path(path)
     with open_folder(place.parent) as folder:
         name = place.name if folder is not None else path

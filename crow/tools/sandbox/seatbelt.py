@@ -73,12 +73,13 @@ class Seatbelt:
         on_errors: Callable[[bytes], None] | None = None,
         takes_input: bool = False,
     ) -> Process:
-        """See :meth:`crow.tools.sandbox.Sandbox.start`; the last two are as in :func:`crow.tools.process.start`."""
+        """See :meth:`crow.tools.sandbox.Sandbox.start`. For `on_errors` and `takes_input`, see
+        :func:`crow.tools.process.start`."""
         command = confined_command(argv, confinement)
         return await start(command, cwd=cwd, env=env, on_output=on_output, on_errors=on_errors, takes_input=takes_input)
 
     def probe(self) -> str:
-        """Try to confine a command. Return why that does not work, in words; empty if it works. Blocks."""
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks."""
         if sys.platform != "darwin":
             return "Seatbelt is a part of macOS"
         if not os.access(PROGRAM, os.X_OK):
@@ -102,7 +103,7 @@ def run_confined(argv: Sequence[str], confinement: Confinement) -> subprocess.Co
 
 
 def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]:
-    """The command line that runs `argv` confined. Paths are passed as parameters, so that no path is taken for a
+    """The command line that runs `argv` confined. Paths are passed as parameters, so that no path can be mistaken for a
     rule."""
     profile, parameters = make_profile(confinement)
     definitions = [part for name, path in parameters.items() for part in ("-D", f"{name}={path}")]
@@ -119,7 +120,7 @@ def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
     profile.add("allow file-write*", "subpath", writable)
     profile.add("deny file-write*", "subpath", confinement.read_only)
     profile.add("deny file-read-data file-read-xattr file-write*", "subpath", confinement.hidden)
-    # renaming a directory would take what is protected inside it out of reach of the rules
+    # if a command could rename a directory above a protected path, the rules would no longer cover that path
     above = set(folders_above((*confinement.read_only, *confinement.hidden), writable))
     profile.add("deny file-write-unlink", "literal", sorted(above))
     text = BASICS + "".join(profile.rules) + DEVICES + (NETWORK if confinement.has_network else "")
@@ -127,14 +128,14 @@ def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
 
 
 class Profile:
-    """The rules for paths."""
+    """Collects the rules for paths, and the parameters that hold the paths."""
 
     def __init__(self) -> None:
         self.rules: list[str] = []
         self.parameters: dict[str, str] = {}
 
     def add(self, rule: str, match: str, paths: Iterable[Path]) -> None:
-        """Add a rule for paths; none if there are no paths."""
+        """Add a rule for these paths. Without paths, add none."""
         filters = []
         for path in paths:
             name = f"PATH_{len(self.parameters)}"

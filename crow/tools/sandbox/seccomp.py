@@ -1,7 +1,7 @@
 """The system calls that confined commands may not use, as a seccomp filter.
 
 Landlock leaves these open: sockets other than TCP, changes of modes and owners, the kernel's keys, and limits of other
-processes. The calls that enlarge the kernel's attack surface without need are refused too, as containers do.
+processes. The filter also refuses calls that needlessly enlarge the kernel's attack surface; containers do the same.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 }
 
 ALWAYS_REFUSED = (
-    *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # they would open sockets past this filter
+    *("io_uring_setup", "io_uring_enter", "io_uring_register"),  # these can open sockets that no filter sees
     *("add_key", "request_key", "keyctl"),  # the user's keys are in the kernel's keyrings
     *("bpf", "perf_event_open", "userfaultfd", "setns", "open_by_handle_at", "pidfd_getfd"),
     *("mount", "umount2", "pivot_root", "open_tree", "open_tree_attr", "move_mount", "mount_setattr"),
@@ -115,15 +115,15 @@ def missing_architecture() -> str:
 def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: bool) -> bytes:
     """The filter for this machine as an array of BPF instructions.
 
-    `checks_truncate`: Landlock holds back `truncate` (since its ABI 3). TCP is not left to Landlock: without network,
-    there are no internet sockets at all, because Landlock misses TCP Fast Open, Multipath TCP and `listen` without
-    `bind`. Unix sockets are refused even with network: D-Bus or Docker would run commands outside the sandbox. What
-    stays: `socketpair`, and reading the network interfaces by netlink.
+    `checks_truncate`: Landlock itself checks calls of `truncate` (since its ABI 3). Without network, the filter refuses
+    all internet sockets, because Landlock's rules for TCP miss TCP Fast Open, Multipath TCP and `listen` without
+    `bind`. Unix sockets are refused even with network: through them, D-Bus or Docker would run commands outside the
+    sandbox. A command may always call `socketpair`, and read the network interfaces by netlink.
     """
     architecture = ARCHITECTURES[platform.machine()]
     program = Program(architecture)
     refused = dict.fromkeys(ALWAYS_REFUSED, errno.EPERM)
-    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}  # a filter cannot look into their arguments
+    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}  # a filter cannot read the structs they point to
     if access == "read":
         refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
     if not checks_truncate:
@@ -135,7 +135,7 @@ def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: b
     program.refuse_bits("clone", 0, CLONE_NEWUSER)
     program.refuse_bits("unshare", 0, CLONE_NEWUSER)
     program.refuse_values("ioctl", 1, (TIOCSTI, TIOCLINUX))
-    program.refuse_values("kill", 0, (0xFFFFFFFF,))  # every process of the user
+    program.refuse_values("kill", 0, (0xFFFFFFFF,))  # -1, which signals every process of the user
     program.limits_of_others()
     program.truncating_read("open", 1)
     program.truncating_read("openat", 2)
@@ -143,7 +143,7 @@ def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: b
 
 
 class Program:
-    """A BPF program under construction. The accumulator holds the call's number between two blocks."""
+    """A BPF program under construction. At the start of each block, the accumulator holds the call's number."""
 
     def __init__(self, architecture: int) -> None:
         self._column = 0 if architecture == X86_64 else 1
@@ -157,7 +157,7 @@ class Program:
             self._add(RETURN, FAIL | errno.ENOSYS)
 
     def refuse(self, name: str, error: int) -> None:
-        """Refuse a call whatever its arguments are."""
+        """Refuse a call, whatever its arguments are."""
         self._block(name, [(RETURN, FAIL | error, 0, 0)])
 
     def refuse_bits(self, name: str, argument: int, bits: int) -> None:
@@ -171,7 +171,7 @@ class Program:
 
     def socket(self, families: tuple[int, ...]) -> None:
         """Allow only sockets of these families, and netlink sockets that list the network interfaces."""
-        # jump over what is left of the comparisons, the two instructions for netlink, and the refusal
+        # a match jumps over the remaining comparisons, the two other instructions for netlink, and the refusal
         jumps = [(JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
         self._block(
             "socket",
@@ -187,7 +187,7 @@ class Program:
         )
 
     def limits_of_others(self) -> None:
-        """Refuse to set resource limits of another process: a limit on processor time would kill it."""
+        """Refuse to set the resource limits of another process: a limit on processor time could kill that process."""
         block = [self._load(0), (JUMP_IF_EQUAL, 0, 5, 0)]
         block += [self._load(2), (JUMP_IF_EQUAL, 0, 0, 2), self._load(2, upper=True), (JUMP_IF_EQUAL, 0, 1, 0)]
         self._block("prlimit64", [*block, *self._verdicts()])
@@ -199,7 +199,7 @@ class Program:
         self._block(name, [*block, *self._verdicts()])
 
     def end(self) -> bytes:
-        """The whole program, which allows everything else."""
+        """Complete the program and return it. It allows every call that no block refuses."""
         self._add(RETURN, ALLOW)
         return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, value, yes, no in self._code)
 
@@ -215,7 +215,8 @@ class Program:
 
     @staticmethod
     def _load(argument: int, *, upper: bool = False) -> tuple[int, int, int, int]:
-        """Load the lower or upper half of a call's argument; the kernel ignores the upper one of an int."""
+        """Load the lower or upper half of a call's argument. If the argument is an int, the kernel ignores the upper
+        half."""
         return (LOAD, ARGUMENTS + 8 * argument + (4 if upper else 0), 0, 0)
 
     @staticmethod

@@ -54,7 +54,7 @@ class ChildTransport(asyncio.SubprocessTransport):
             self._pipes[0], _ = await self._loop.connect_write_pipe(asyncio.Protocol, child.stdin)
 
     def _watch(self) -> None:
-        """Wait for the child's end: by a file descriptor of the child, else in a thread."""
+        """Watch for the child's end: with a pidfd if the system has it, otherwise in a thread."""
         try:
             handle = os.pidfd_open(self._child.pid)
         except (AttributeError, OSError):
@@ -115,7 +115,7 @@ class ChildTransport(asyncio.SubprocessTransport):
                 pipe.close()
         if self._child.poll() is None:
             self._child.kill()
-            # the event loop may end before it sees the child's end
+            # the event loop may be closed before it notices that the child has ended
             threading.Thread(target=self._child.wait, name="wait for a child", daemon=True).start()
 
 
@@ -131,14 +131,14 @@ class PipeProtocol(asyncio.Protocol):
         self._process.pipe_data_received(self._fd, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by asyncio when the pipe has ended."""
+        """Called by asyncio when the pipe is closed."""
         self._process.pipe_connection_lost(self._fd, exc)
 
 
 async def start_in_thread(start: Callable[[], subprocess.Popen[bytes]], process: Process) -> None:
-    """Start a child in a new thread, which ends when the child runs, and connect the child to the event loop.
+    """Start a child in a new thread, and connect it to the event loop. The thread ends as soon as the child runs.
 
-    What the thread does to itself, such as giving up rights, holds for the child and for no other thread.
+    What the thread does to itself, such as giving up rights, affects the child but no other thread.
 
     :raises OSError: the child could not be started.
     """
@@ -167,7 +167,7 @@ async def start_in_thread(start: Callable[[], subprocess.Popen[bytes]], process:
 
 
 def kill_child(started: asyncio.Future[subprocess.Popen[bytes]]) -> None:
-    """End a child whose starter was cancelled before it got the child."""
+    """Kill a child if its caller was cancelled while the child was being started."""
     if started.exception() is None:
         threading.Thread(target=discard, args=(started.result(),), name="end a child", daemon=True).start()
 
