@@ -21,6 +21,7 @@ from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
@@ -131,6 +132,7 @@ class Wiring:
             templates=self._templates,
             settings=self._settings_of_sessions,
             hooks=lambda: self._hooks,
+            user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
         )
 
     async def close(self) -> None:

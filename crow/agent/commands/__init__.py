@@ -14,6 +14,7 @@ from typing import TypeAlias
 from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.instructions import InstructionSource
 from crow.agent.permissions import Rule
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Entry, StopReason, User
@@ -94,7 +95,8 @@ class CommandContext:
 
     `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
     `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
-    before all entries). `run_prompt` stores a prompt and answers it. A handler may set `follow_up`.
+    before all entries). `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that
+    `compactor` has read. A handler may set `follow_up`.
     """
 
     branch: Branch
@@ -109,6 +111,7 @@ class CommandContext:
     move: Callable[[int | None, str], Awaitable[None]]
     run_prompt: Callable[[User], Awaitable[StopReason]]
     toolbox: Callable[[], Awaitable[Toolbox]]
+    instructions: Callable[[], Sequence[InstructionSource]]
     follow_up: FollowUp | None = None
 
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import Limits
+from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines
@@ -51,6 +52,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
     else:
         used = gauge.used()
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
+        done += f"\n{describe_sources(context.instructions())}\n"
     await gauge.tell()
     return f"{done}\n{gauge.context_window.describe(gauge.info)}"
 
