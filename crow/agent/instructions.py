@@ -254,6 +254,20 @@ def read_start(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
+def append_text(file: Path, before: bytes | None, added: bytes) -> None:
+    """Append `added` to the user's own file, which may be a link. A new file has mode 0600. Blocks.
+
+    :raises OSError: the file is no longer as in `before`, or cannot be written.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as opened:
+        if opened.read() != (before or b""):
+            raise OSError("somebody changed the file just now")
+        opened.write(added)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
 def describe_sources(sources: Sequence[InstructionSource]) -> str:
     """List the sources in Markdown, for the user."""
     if not sources:

@@ -60,6 +60,8 @@ MODES = {
 SECTIONS = ("date", "mode", "servers", "skills", "instructions")
 """The sections whose text may change during a session."""
 
+TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(SECTIONS)})\b)", re.IGNORECASE)
+
 
 def facts_now(
     mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
@@ -138,6 +140,11 @@ def tagged(name: str, text: str) -> str:
 
 def empty_section(name: str) -> str:
     return f"({name}: none any more)"
+
+
+def without_tags(text: str) -> str:
+    """Return text of others in which nothing looks like a reminder or like a section of the system message."""
+    return TAG.sub("‹", text)
 
 
 def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:

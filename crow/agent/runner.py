@@ -140,6 +140,7 @@ class TurnRunner:
             run_prompt=self._run_user,
             toolbox=self.tools.toolbox,
             instructions=lambda: self._briefing.sources,
+            user_instructions=self._adapters.user_instructions,
         )
         body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
         (entry,) = await self._branch.record([NewEntry(body=body)])

@@ -170,6 +170,7 @@ async def opened(
     servers: Sequence[McpServer] = (),
     open_tools: OpenToolbox | None = None,
     compaction: CompactionPolicy | None = None,
+    user_instructions: Path | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
@@ -199,6 +200,7 @@ async def opened(
             info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
             settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
+            user_instructions=user_instructions,
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(60):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from crow.agent import Client
@@ -69,6 +70,8 @@ COMMANDS = (
         "allow RULE, deny RULE or forget NUMBER",
     ),
     CommandSpec("search", "Search all sessions", "words"),
+    CommandSpec("bring", "Give the model a summary of another session", "session"),
+    CommandSpec("remember", "Add a note to AGENTS.md here, or to your own", "text, or --user text"),
     CommandSpec("usage", "Show the tokens that this session used"),
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
@@ -96,7 +99,7 @@ class CommandContext:
     `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
     `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
     before all entries). `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that
-    `compactor` has read. A handler may set `follow_up`.
+    `compactor` has read, and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
     """
 
     branch: Branch
@@ -112,6 +115,7 @@ class CommandContext:
     run_prompt: Callable[[User], Awaitable[StopReason]]
     toolbox: Callable[[], Awaitable[Toolbox]]
     instructions: Callable[[], Sequence[InstructionSource]]
+    user_instructions: Path | None
     follow_up: FollowUp | None = None
 
 
