@@ -73,6 +73,8 @@ class Rule:
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
         if call.asks_once:
+            if self.is_pattern and name == "skill":  # consent to a skill is consent to a text that the user has seen
+                return False
             return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
         asked = call.command_access or "full"
         if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
