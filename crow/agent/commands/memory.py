@@ -133,8 +133,10 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
         summary = await summarise(summary_job(projection.context().messages, compactor, row.id), compactor.model)
         how = summary.method
     text, title = without_tags(summary.text), title_of(row)
-    reminder = BROUGHT.format(id=row.id, summary=as_data(f"{without_tags(describe(row))}\n{text}"))
-    shown = SHOWN.format(title=title, id=row.id, how=HOW.get(how, ""), summary=text)
+    reminder = BROUGHT.format(
+        id=without_tags(on_one_line(row.id)), summary=as_data(f"{without_tags(describe(row))}\n{text}")
+    )
+    shown = SHOWN.format(title=title, id=on_one_line(row.id), how=HOW.get(how, ""), summary=text)
     await context.branch.record(
         [
             NewEntry(

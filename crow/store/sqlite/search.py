@@ -84,10 +84,10 @@ class SearchMethods(UsesDatabase):
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
         limits = asdict(scope)
         if session_id is None:
-            ids = _indexed(sql, match) if match else _all_messages(sql, limits)
+            ids = _indexed(sql, match, limits) if match else _all_messages(sql, limits)
         else:
             path = path_ids(sql, leaf)
-            ids = common_ids(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
+            ids = common_ids(_indexed(sql, match, limits), path) if match else islice(path, _MOST_PATH_ENTRIES)
         titles = _titles(sql, match, session_id, limits) if words else ()
         found = chain(titles, _texts(sql, ids, session_id, limits))
         hits = (_hit(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
@@ -160,6 +160,12 @@ _IN_SCOPE = (
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
 )
 
+# Skips entries of other directories without reading their texts. An entry of a deleted session may belong to a fork.
+_MAYBE_IN_DIRECTORY = (
+    "(:cwd IS NULL OR NOT EXISTS (SELECT 1 FROM sessions o WHERE o.id = e.session AND o.conversation = e.conversation"
+    " AND o.deleted_ms IS NULL AND o.cwd <> :cwd))"
+)
+
 
 def _patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
@@ -210,14 +216,20 @@ def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object
     return next((str(session_id) for session_id, leaf in rows if is_on_path(sql, leaf, entry_id)), None)
 
 
-def _indexed(sql: Connection, match: str) -> Iterator[int]:
+def _indexed(sql: Connection, match: str, limits: Mapping[str, object]) -> Iterator[int]:
     """Return the entries that match in the index, newest first."""
-    query = "SELECT rowid FROM entries_fts WHERE entries_fts MATCH ? AND rowid > 0 ORDER BY rowid DESC"
-    return (row[0] for row in sql.execute(query, (match,)))
+    query = (
+        "SELECT f.rowid FROM entries_fts f JOIN entries e ON e.id = f.rowid"
+        f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} ORDER BY f.rowid DESC"
+    )
+    return (row[0] for row in sql.execute(query, {"match": match, **limits}))
 
 
 def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int]:
-    query = f"SELECT e.id FROM entries e WHERE e.kind IN ('user', 'assistant') AND {_IN_SCOPE} ORDER BY e.id DESC"
+    query = (
+        f"SELECT e.id FROM entries e WHERE e.kind IN ('user', 'assistant') AND {_MAYBE_IN_DIRECTORY} AND {_IN_SCOPE}"
+        " ORDER BY e.id DESC"
+    )
     return (row[0] for row in sql.execute(query, limits))
 
 

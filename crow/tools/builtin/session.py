@@ -49,7 +49,11 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
     what = f"entry {query.entry}" if query.entry is not None else code(query.words) if query.words else "by time"
     if query.scope == "this":
         return session_call(f"Recall {what}", "think")
-    place = f"the sessions of {context.workspace.cwd}" if query.scope == "workspace" else "all stored sessions"
+    place = (
+        f"the sessions of {in_title(str(context.workspace.cwd))}"
+        if query.scope == "workspace"
+        else "all stored sessions"
+    )
     where = f"session {in_title(query.session)}" if query.session is not None else place
     return PlannedCall(
         announcement=Announcement(title=f"Recall {what} from {where}", kind="search"),
