@@ -261,11 +261,11 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
         words = f"{learned.tokens:,} tokens {scope}, learned on {learned.learned_on} from {learned.source}"
         advice = (
             "A learned window only makes compaction happen earlier. To drop it, use /context forget in a session, or "
-            "set model.context_window (or that of [models.NAME])."
+            "set context_window in [model] or [models.NAME]."
         )
         return Finding(check, "warning", words, advice)
     if window is None:
-        advice = "Set model.context_window (or that of [models.NAME]) to the size the server was started with."
+        advice = "Set context_window in [model] or [models.NAME] to the size that the server was started with."
         return Finding(check, "warning", f"not known: crow assumes {DEFAULT_WINDOW:,} tokens", advice)
     if window < 16_000:
         advice = "Compaction will be frequent. Start the server with a larger context: 32,000 tokens or more."

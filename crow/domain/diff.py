@@ -19,7 +19,8 @@ _MAX_QUADRATIC = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file with its context: the number of its first line (from 1) and its text, old and new."""
+    """A changed region of a file, with the unchanged lines around it. For the file before and after the change, it has
+    the region's text and the number of its first line (from 1)."""
 
     old_line: int
     new_line: int

@@ -58,7 +58,7 @@ class RequestParams(dict[str, Any]):
 
 
 class ClientConnection(Protocol):
-    """The connection to one client. An editor's is :class:`crow.frontend.connection.EditorConnection`."""
+    """The connection to one client. For an editor, this is :class:`crow.frontend.connection.EditorConnection`."""
 
     async def run(self, handle: Handler) -> None:
         """Calls `handle` in a task of its own for each request and notification, until the client is gone.

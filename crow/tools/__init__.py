@@ -71,22 +71,25 @@ NOTHING_EXCLUDED = ExcludedPaths()
 class PlannedCall:
     """A call as it would run.
 
-    `is_outside` means that the call touches a path that is outside the workspace after links are resolved. `argument`
-    is what a permanent permission would cover besides the tool's name: the command line of `shell`, the URL of `fetch`,
-    else None. `rule_paths` are the paths by which permission rules may name the touched file, with links resolved: the
-    absolute path and, inside cwd, also the relative one. `rule_tool` is the tool whose rules apply, if it is not the
-    called one. `fault` is the error message for the model; a call with a fault must not run.
+    Which files it touches, with links resolved:
+        `is_outside`: one of them is outside the workspace. `rule_paths`: the paths by which permission rules may name
+        the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: more paths of that
+        file, which only deny rules use: the path as it was given, and hard links to the file. `has_hard_links`: the
+        file has several names. `has_unknown_names`: some of these names were not found. `excluded`: what a search or a
+        confined command must leave out; the agent fills this in.
 
-    `other_paths` are more paths of the touched file, which only deny rules use: the path as it was given, and hard
-    links to the file. `has_hard_links`: the file has several names. `has_unknown_names`: some of its names were not
-    found. `excluded`: what a search or a confined command must leave out; the agent adds it.
+    What decides whether the user is asked:
+        `argument`: what a permanent permission would cover besides the tool's name: the command line of `shell`, the
+        URL of `fetch`, else None. `rule_tool`: the tool whose rules apply, if it is not the called one.
+        `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_read_only`:
+        the user's configuration declares this external tool read-only. `asks_once`: the user must be asked unless they
+        have already allowed exactly this `argument`; their permission lasts for the session. `review_text`: the text
+        that the user should read before they answer. `command_access`: what the kernel will let a command do; `full`
+        if nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
 
-    `is_protected` means that the call writes to a path whose protection is `ask`, or reads a secret place. `is_barrier`
-    means that the call writes files, so nothing may run in parallel. `is_read_only` means that the user's configuration
-    declares this external tool read-only. `asks_once` means that the user must be asked unless they have already
-    allowed exactly this `argument`; their permission lasts for the session. `review_text` is the text that the user
-    should read before they answer. `command_access` is what the kernel will let a command do: `full` if nothing
-    confines commands, None for other calls. `requested_access` is the access that the model asked for.
+    How it runs:
+        `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes
+        files, so nothing may run in parallel.
     """
 
     announcement: Announcement

@@ -435,6 +435,21 @@ def test_more_protected_files_than_can_be_mounted_are_put_back() -> None:
 
 
 @pytest.mark.usefixtures("no_bubblewrap")
+def test_a_refused_socket_under_landlock_is_explained_as_a_lack_of_network() -> None:
+    async def scenario(place: Place) -> Any:
+        workspace = place.open()
+        code, output = await run(workspace, "read", f"{sys.executable} -c 'import socket; socket.socket()'")
+        hint = workspace.explain_failure("read", output, has_failed=code != 0)
+        await workspace.close()
+        return output, hint
+
+    output, hint = as_user(USERS[0], scenario)
+    assert "Network is unreachable" in output
+    assert 'use access "full"' in hint
+    assert "`network = true`" in hint
+
+
+@pytest.mark.usefixtures("no_bubblewrap")
 def test_landlock_confines_and_protected_files_are_put_back() -> None:
     async def scenario(place: Place) -> Any:
         workspace = place.open()

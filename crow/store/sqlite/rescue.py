@@ -74,7 +74,8 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
     open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
-    # fails while another connection reads, but this connection can read the log even after its removal
+    # This fails while another connection is reading. That does no harm: this connection can still read the log
+    # after the log file is removed.
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     remove_files(path, suffixes=("-wal", "-shm"))

@@ -123,10 +123,10 @@ SHELL_SPEC = tool_spec(
     command=argument("string", "The command line.", minLength=1),
     access=argument(
         "string",
-        f"What the command may do. {DEFAULT_ACCESS}: look, compute, run tests and linters; only changes in "
-        "$TMPDIR stay, no network. write: change files in the working directory; no network. full: everything, such as "
-        f"installing packages, pushing, or writing elsewhere; the user is asked. Default {DEFAULT_ACCESS}; choose the "
-        "least that works.",
+        f"What the command may do. {DEFAULT_ACCESS}: look, compute, run tests and linters; changes outside $TMPDIR are "
+        "discarded or refused; no network. write: change files in the working directory; no network. full: everything, "
+        "such as installing packages, pushing, or writing elsewhere; the user is asked. "
+        f"Default {DEFAULT_ACCESS}; choose the least that works.",
         enum=["read", "write", "full"],
     ),
     timeout_s=argument(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Literal
 
 from crow.tools.process import KILL, Process, start
 from crow.tools.sandbox import Confinement
+from crow.tools.sandbox.probe import try_confinement
 
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")
 PROBE_S = 10.0
@@ -181,6 +181,13 @@ class Bubblewrap:
             make=ConfinedProcess,
         )
 
+    def problem(self) -> str:
+        """Try to confine a command. Return an empty string if that works, otherwise the problem in words. Blocks."""
+        return try_confinement(
+            lambda argv, confinement: run(self.command_line(argv, confinement, cwd=Path("/"))),
+            has_overlay=self.has_overlay,
+        )
+
     def command_line(self, argv: Sequence[str], confinement: Confinement, *, cwd: Path) -> list[str]:
         """The command line that starts a confined command."""
         layers, trees = confinement.layers, confinement.throwaway
@@ -271,52 +278,26 @@ def make_layer(layers: Path, number: int) -> tuple[str, str]:
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
     """Try bubblewrap with real commands. Return a sandbox that works, or why none does. Blocks for about 20 ms."""
     try:
-        name = run([program, "--version"]).stdout.strip() or "bubblewrap"
+        name = run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
         plain = Bubblewrap(program=program, name=name, unshare=unshare or "", mount=mount or "")
-        if version >= OVERLAY_VERSION and not try_out(native := replace(plain, overlay="native")):
+        if version >= OVERLAY_VERSION and not (native := replace(plain, overlay="native")).problem():
             return native
-        if unshare and mount and not try_out(mounted := replace(plain, overlay="mounted")):
+        if unshare and mount and not (mounted := replace(plain, overlay="mounted")).problem():
             return mounted
-        problem = try_out(plain)
+        problem = plain.problem()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         problem = str(error)
     return f"{program} does not work here: {problem}" if problem else plain
 
 
-def try_out(sandbox: Bubblewrap) -> str:
-    """Run a test command in the sandbox. Return an empty string if the command is confined, otherwise the problem."""
-    with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
-        place = Path(os.path.realpath(name))
-        for folder in ("inside", "outside", "tree", "temporary", "layers"):
-            (place / folder).mkdir()
-        confinement = Confinement(
-            access="read",
-            readable=(place,),
-            writable=(place / "inside",),
-            throwaway=(place / "tree",) if sandbox.has_overlay else (),
-            temporary=place / "temporary",
-            layers=place / "layers" if sandbox.has_overlay else None,
-        )
-        script = 'cd "$1"; echo 1 >inside/a; { echo 1 >outside/a; } 2>/dev/null; [ "$2" = none ] || echo 1 >tree/a'
-        argv = ["/bin/sh", "-c", script, "sh", str(place), sandbox.overlay]
-        ran = run(sandbox.command_line(argv, confinement, cwd=place))
-        open_layers(place / "layers")
-        if ran.returncode:
-            return " ".join(ran.stderr.split()) or f"exit code {ran.returncode}"
-        if (place / "outside" / "a").exists() or (place / "tree" / "a").exists():
-            return "a command wrote where it must not"
-        return "" if (place / "inside" / "a").exists() else "a command could not write where it may"
-
-
-def run(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command line and keep its output. :raises OSError: :raises subprocess.SubprocessError:"""
+def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a command line to its end. :raises OSError: :raises subprocess.SubprocessError:"""
     return subprocess.run(  # noqa: S603
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_S, check=False, errors="replace"
+        argv,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PROBE_S,
     )
-
-
-def open_layers(layers: Path) -> None:
-    """Change the mode of the kernel's work directories, so that a user who is not root can remove the layers."""
-    for path in layers.glob("**/*-work/work"):
-        path.chmod(0o700)

@@ -32,7 +32,7 @@ from crow.tools.sandbox.policy import (
     Policy,
     PrivateDirectories,
     SandboxOptions,
-    is_inside,
+    is_inside_any,
 )
 from crow.tools.sandbox.protected import ProtectedFiles, Snapshot
 from crow.tools.sandbox.seatbelt import Seatbelt
@@ -273,7 +273,7 @@ class KernelConfiner:
         for line in list(filter(UNCHANGED.search, text.splitlines()))[:MAX_NAMED]:
             for word in NAME.findall(line):
                 path = Path(os.path.normpath(self._policy.roots[0] / word))
-                if is_inside(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
+                if is_inside_any(path, self._policy.writable_roots()) and os.path.lexists(path) and is_protected(path):
                     names[word] = None
         return tuple(names)
 
@@ -287,7 +287,7 @@ class KernelConfiner:
     async def _choose(self) -> Choice:
         roots = self._policy.roots
         if self._choice is None:
-            self._choice = await anyio.to_thread.run_sync(choose_sandbox, lambda path: is_inside(path, roots))
+            self._choice = await anyio.to_thread.run_sync(choose_sandbox, lambda path: is_inside_any(path, roots))
         return self._choice
 
     def _prepare(

@@ -201,7 +201,9 @@ class Ruleset:
 
     def is_current(self) -> bool:
         """Whether the rules still fit the paths."""
-        return all(make_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items())
+        return all(
+            directory_stamp(path, is_listed=len(stamp or ()) > 2) == stamp for path, stamp in self.stamps.items()
+        )
 
     def close(self) -> None:
         """Free the ruleset. Confined processes keep their confinement."""
@@ -212,7 +214,7 @@ class Ruleset:
 
         Nothing happens if the path does not exist or contains a link.
         """
-        self.stamps.setdefault(path, make_stamp(path, is_listed=False))
+        self.stamps.setdefault(path, directory_stamp(path, is_listed=False))
         try:
             handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -239,7 +241,7 @@ class Ruleset:
             return
         if not any(map(os.path.isdir, inner)):  # the right to list would also hold for excluded directories below
             self._add_rule(handle, rights & READ_DIR)
-        self.stamps[path] = make_stamp(path, is_listed=True)
+        self.stamps[path] = directory_stamp(path, is_listed=True)
         for name in list_directory(handle):
             try:
                 child = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
@@ -280,7 +282,7 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     return ruleset
 
 
-def make_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
+def directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
     """The device and inode number of the file at a path; None if there is no file. With `is_listed`, also the time when
     the entries of the directory last changed."""
     try:

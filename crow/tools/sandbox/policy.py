@@ -211,10 +211,10 @@ class Policy:
         masked = self._masked(home)
         found = self._found_places(home)
         hidden = tuple(dict.fromkeys([*found.hidden, *denied]))
-        readable = [path for path in found.toolchains if is_inside(path, masked)]
+        readable = [path for path in found.toolchains if is_inside_any(path, masked)]
         readable += self._named(self.options.readable)
         trees = (repository.tree for repository in self._outer_repositories())
-        readable += [tree for tree in trees if not is_inside(tree, self.roots)]
+        readable += [tree for tree in trees if not is_inside_any(tree, self.roots)]
         has_network = access == "write" and self.options.network
         if has_network:
             readable += existing([RESOLVER])
@@ -225,7 +225,7 @@ class Policy:
             read_only, folders = protected_parts(snapshot)
             own_writable += [*writable, *folders, *folders_above((*read_only, *folders, *hidden), writable)]
         else:
-            throwaway = tuple(root for root in self.roots if not is_inside(root, set(self.roots) - {root}))
+            throwaway = tuple(root for root in self.roots if not is_inside_any(root, set(self.roots) - {root}))
             readable += [path for path in writable if path not in self.roots]
         visible = (*readable, *own_writable, *throwaway)
         return Confinement(
@@ -255,7 +255,7 @@ class Policy:
         has_network = access == "write" and self.options.network
         for name, (directory, place) in CACHES.items():
             usual = Path(self.env.get(name) or home / place)
-            if is_inside(usual, writable) or (name == "CARGO_HOME" and not has_network):
+            if is_inside_any(usual, writable) or (name == "CARGO_HOME" and not has_network):
                 continue
             variables[name] = str(private.caches / directory)
         if "GOMODCACHE" in variables:
@@ -287,7 +287,7 @@ class Policy:
         them first. :raises OSError:"""
         roots = self.writable_roots()
         for path in self.options.own:
-            if not path.suffix and is_inside(Path(os.path.realpath(path)), roots):
+            if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
@@ -298,7 +298,8 @@ class Policy:
         kept = (
             place
             for place in places
-            if place not in SYSTEM and (place in temporary or not is_inside(place, self.roots) or place in self.roots)
+            if place not in SYSTEM
+            and (place in temporary or not is_inside_any(place, self.roots) or place in self.roots)
         )
         return tuple(dict.fromkeys(kept))
 
@@ -316,7 +317,7 @@ class Policy:
     def _program_places(self, paths: Iterable[str], home: Path) -> Iterator[Path]:
         own = self.writable_roots()
         for place in filter(None, map(literal, paths)):
-            if os.path.isdir(place) and not is_general(place, home) and not is_inside(place, own):
+            if os.path.isdir(place) and not is_general(place, home) and not is_inside_any(place, own):
                 yield place
 
     def _named(self, entries: Iterable[str], *, is_writable: bool = False) -> Iterator[Path]:
@@ -364,7 +365,7 @@ class Policy:
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
         common = tree / ".git" if is_repository(tree / ".git") else linked_repository(tree)
-        if common is None or is_inside(common, self.roots):
+        if common is None or is_inside_any(common, self.roots):
             return None
         return OuterRepository(tree, common)
 
@@ -449,7 +450,7 @@ def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
             yield place
 
 
-def is_inside(path: Path, roots: Iterable[Path]) -> bool:
+def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
     """Whether the path is one of the roots or below one."""
     return any(path.is_relative_to(root) for root in roots)
 
@@ -479,7 +480,7 @@ def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path
 
 def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> bool:
     """Whether a command would see the path: nothing masks it, or it is in a visible tree."""
-    return is_inside(path, visible) or not is_inside(path, masked)
+    return is_inside_any(path, visible) or not is_inside_any(path, masked)
 
 
 def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
@@ -501,5 +502,5 @@ def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[
     tops = [Path(path) for path in read_only if os.path.dirname(path) not in whole]
     # a repository that was scanned as an ordinary folder, such as a root, is known only by its mutable parts
     repositories |= {os.path.dirname(path) for path, state in states.items() if state.is_mutable}
-    tops.sort(key=lambda path: (not is_inside(path, map(Path, repositories)), len(path.parts)))
+    tops.sort(key=lambda path: (not is_inside_any(path, map(Path, repositories)), len(path.parts)))
     return tuple(tops[:MAX_READ_ONLY]), tuple(map(Path, sorted(folders)))

@@ -17,28 +17,49 @@ RunConfined: TypeAlias = Callable[[Sequence[str], Confinement], "subprocess.Comp
 OUTPUT_CHARS = 500
 
 
-def try_confinement(run: RunConfined) -> str:
+def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
     """Try to read and write where a confined command must not, and to write where it may.
 
-    Returns an empty string if the sandbox works, otherwise the problem in words.
+    With `has_overlay`, also try that changes to a throwaway tree are possible but do not last. Returns an empty string
+    if the sandbox works, otherwise the problem in words.
     """
-    with tempfile.TemporaryDirectory(prefix="crow-probe-") as name:
+    with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
         directory = Path(os.path.realpath(name))
-        allowed, forbidden = directory / "allowed", directory / "forbidden"
-        allowed.mkdir()
-        forbidden.mkdir()
+        allowed, forbidden, throwaway, layers = (
+            directory / part for part in ("allowed", "forbidden", "tree", "layers")
+        )
+        for folder in (allowed, forbidden, throwaway, layers):
+            folder.mkdir()
         (forbidden / "file").write_text("secret")
-        confinement = Confinement(access="write", masked=(directory,), temporary=allowed)
-        script = 'echo > "$1/file"; cat "$2/file"; echo > "$2/file"; true'
+        confinement = Confinement(
+            access="write",
+            masked=(directory,),
+            temporary=allowed,
+            throwaway=(throwaway,) if has_overlay else (),
+            layers=layers if has_overlay else None,
+        )
+        script = 'echo > "$1/file"; cat "$2/file"; echo > "$2/file"; [ -z "$3" ] || echo > "$3/file"'
         try:
-            ended = run(["/bin/sh", "-c", script, "sh", str(allowed), str(forbidden)], confinement)
-        except OSError as error:
-            return f"a confined command cannot be started: {error.strerror}"
+            ended = run(
+                ["/bin/sh", "-c", script, "sh", str(allowed), str(forbidden), str(throwaway) if has_overlay else ""],
+                confinement,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"a confined command cannot be started: {getattr(error, 'strerror', None) or error}"
+        make_removable(layers)
         output = ended.stdout.decode(errors="replace")
         if ended.returncode:
-            return f"a confined command failed: {output[-OUTPUT_CHARS:].strip()}"
+            return f"a confined command failed: {output[-OUTPUT_CHARS:].strip() or f'exit code {ended.returncode}'}"
         if "secret" in output.split():
             return "a confined command could read a file that was masked"
         if (forbidden / "file").read_text() != "secret":
             return "a confined command could write to a file that was masked"
+        if (throwaway / "file").exists():
+            return "what a confined command wrote to a throwaway tree has lasted"
         return "" if (allowed / "file").exists() else "a confined command could not write to its temporary directory"
+
+
+def make_removable(layers: Path) -> None:
+    """Change the mode of the kernel's work directories, so that a user who is not root can remove the layers."""
+    for path in layers.glob("**/*-work/work"):
+        path.chmod(0o700)

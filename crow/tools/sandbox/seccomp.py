@@ -170,7 +170,8 @@ class Program:
         self._block(name, [self._load(argument), *jumps, *reversed(self._verdicts())])
 
     def socket(self, families: tuple[int, ...]) -> None:
-        """Allow only sockets of these families, and netlink sockets that list the network interfaces."""
+        """Allow only sockets of these families, and netlink sockets that list the network interfaces. Others fail with
+        ENETUNREACH, so that programs name the network as the cause."""
         # a match jumps over the remaining comparisons, the two other instructions for netlink, and the refusal
         jumps = [(JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
         self._block(
@@ -181,7 +182,7 @@ class Program:
                 (JUMP_IF_EQUAL, int(socket.AF_NETLINK), 0, 2),
                 self._load(2),
                 (JUMP_IF_EQUAL, NETLINK_ROUTE, 1, 0),
-                (RETURN, FAIL | errno.EACCES, 0, 0),
+                (RETURN, FAIL | errno.ENETUNREACH, 0, 0),
                 (RETURN, ALLOW, 0, 0),
             ],
         )

@@ -36,6 +36,15 @@ def test_a_sandbox_that_allows_too_little_is_found_out() -> None:
     assert found == "a confined command could not write to its temporary directory"
 
 
+def test_a_change_to_a_throwaway_tree_that_lasts_is_found_out() -> None:
+    def hide(argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
+        script = argv[2].replace("cat", "true").replace('echo > "$2/file"', "true")
+        return run([*argv[:2], script, *argv[3:]])
+
+    found = try_confinement(hide, has_overlay=True)
+    assert found == "what a confined command wrote to a throwaway tree has lasted"
+
+
 def test_failures_are_told_in_words() -> None:
     def missing(argv: Sequence[str], confinement: Confinement) -> subprocess.CompletedProcess[bytes]:
         return run([str(Path(os.sep) / "no" / "such" / "program")])
