@@ -18,7 +18,7 @@ from crow.agent.branch import Branch
 from crow.domain import entries
 from crow.domain.errors import NoSuchSession
 from crow.domain.rendering import on_one_line, parts_text
-from crow.store import Scope, SessionRow, Store
+from crow.store import Hit, Scope, SessionRow, Store, hits_by_session
 from crow.store.transcript import fenced, time_text
 from crow.tools import RecallQuery, RecallScope
 
@@ -110,15 +110,10 @@ class BranchLog:
         cwd = self._branch.row.cwd if query.scope == "workspace" else None
         scope = Scope(cwd=cwd, since_ms=query.since_ms, before_ms=query.before_ms)
         hits = await self._store.search(query.words, scope=scope, limit=limit)
-        lines: dict[str, list[str]] = {}
-        for hit in hits:
-            if hit.session not in lines:
-                row = await self._session(hit.session, query.scope)
-                lines[hit.session] = [] if row is None else [describe(row)]
-            if lines[hit.session] and hit.kind != "title":
-                text = " ".join(hit.snippet.split())
-                lines[hit.session].append(f"  entry {hit.entry} ({hit.kind}, {time_text(hit.created_ms)}): {text}")
-        found = [line for session in lines.values() for line in session]
+        found: list[str] = []
+        for session_id, group in hits_by_session(hits).items():
+            row = await self._session(session_id, query.scope)
+            found += [] if row is None else [describe(row), *(hit_line(hit) for hit in group if hit.kind != "title")]
         if not found:
             words = f"No matches for {quoted(query.words)}" if query.words else NOTHING_THEN.removesuffix(".")
             return f"{words} {PLACES[query.scope]}. Titles, prompts and answers were searched."
@@ -153,6 +148,10 @@ def describe(row: SessionRow) -> str:
     """Name a session in one line: id, title, directory, and the time of its newest entry."""
     title, cwd = json.dumps(on_one_line(row.title or "untitled"), ensure_ascii=False), on_one_line(row.cwd)
     return f"session {on_one_line(row.id)} {title} in {cwd}, changed {time_text(row.updated_ms)}"
+
+
+def hit_line(hit: Hit) -> str:
+    return f"  entry {hit.entry} ({hit.kind}, {time_text(hit.created_ms)}): {' '.join(hit.snippet.split())}"
 
 
 def as_data(text: str) -> str:

@@ -127,10 +127,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     from crow.cli import admin, sessions
 
     parser.description = (
-        "List sessions, the newest first, or run a command on them. ID is the id of a session, its alias, or the first"
-        " characters of its id."
+        "List sessions, the last used first, or run a command on them. ID is the id of a session, its alias, or the"
+        " first characters of its id."
     )
-    parser.set_defaults(run=sessions.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
     def add(name: str, run: sessions.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
@@ -144,17 +145,31 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         words = "only sessions of DIR (default: the current directory)"
         command.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
 
-    listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
+    def add_limits(command: argparse.ArgumentParser) -> None:
+        add_cwd(command)
+        for name, value, words in (
+            ("--model", "NAME", "only models whose name contains NAME"),
+            ("--since", "AGE", "only from then on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01"),
+            ("--until", "AGE", "only up to then; a date includes the whole day"),
+        ):
+            command.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
+
+    listing = add("list", sessions.list_sessions, "list sessions, the last used first, as without a command")
     for each in (parser, listing):
         # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
-        add_cwd(each)
+        add_limits(each)
+        words = "only sessions of the Git repository that contains DIR (default: .), in all its directories"
+        each.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+        each.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+        words = "only sessions with this tag; give it again for sessions that have several"
+        each.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
             ("--archived", "archived", "only archived sessions"),
             (
                 "--continue",
                 "newest",
-                "print the id of the newest session of --cwd (default: .), for crow run --session ID",
+                "print the id of the newest session of --cwd (default: .), for crow run --session",
             ),
         ):
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
@@ -171,10 +186,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
     for each in (search, stats):
-        add_cwd(each)
-        each.add_argument("--model", metavar="NAME", help="only models whose name contains NAME")
-        each.add_argument("--since", metavar="DATE", help="only from this day or time on, such as 2026-11-01")
-        each.add_argument("--until", metavar="DATE", help="only up to this day, inclusive")
+        add_limits(each)
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -201,6 +213,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     imported.set_defaults(creates_database=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
+    rename = add("rename", admin.rename, "set the title of a session", "1")
+    rename.add_argument("title", metavar="TITLE", nargs="+", help="the new title")
+    tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
+    tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
+    tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")

@@ -203,6 +203,14 @@ class Hit:
     created_ms: int
 
 
+def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
+    """Group hits by session. The session of the first hit comes first."""
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        groups.setdefault(hit.session, []).append(hit)
+    return groups
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
     """What a scan found, newest first. If `stopped_at` is None, the scan read the whole path; otherwise it read no

@@ -152,7 +152,7 @@ def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path, caps
         return capsys.readouterr().out
 
     lines = [line.split("\t") for line in run("sessions").stdout.decode().splitlines()]
-    assert [(line[0], *line[2:]) for line in lines] == [
+    assert [(line[0], *line[2:5]) for line in lines] == [
         ("s2", "1", "/two", "second prompt"),
         ("s1", "1", "/one", "first prompt"),
     ]

@@ -281,6 +281,11 @@ async def test_programs_keep_metadata_with_a_session(crow: StartCrow, place: Pat
         assert await listed() == {session: {"task": "42", "from": {"bot": "x", "user": "ann"}}}
         await prompt("/usage", {"from": "mail"})
         await send("session/load", {"task": "43"}, sessionId=session, **at_place)
+        for command in ("/tag work", "/archive", "/usage"):
+            await prompt(command, {})
+        assert await listed() == {}
+        await prompt("/archive undo", {"tags": {"bot": True}})
+        assert await listed() == {session: {"task": "43", "from": "mail", "tags": {"bot": True, "work": True}}}
         deep: object = 1
         for _ in range(9):
             deep = [deep]
@@ -298,7 +303,7 @@ async def test_programs_keep_metadata_with_a_session(crow: StartCrow, place: Pat
         await prompt("two", {"a": "y" * 9_000})
         with pytest.raises(RpcError, match="at most 16,384 fit"):
             await prompt("never asked", {"b": "y" * 9_000})
-        await prompt("three", {"a": None})
+        await prompt("three", {"a": None, "tags": None})
         assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
         fork = (await send("session/fork", {"task": None}, sessionId=session, **at_place))["sessionId"]
     async with crow(endpoint=endpoint) as agent:

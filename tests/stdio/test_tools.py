@@ -29,12 +29,14 @@ def shown(updates: list[dict[str, Any]]) -> str:
 
 
 def ended(updates: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Status and text of the finished calls."""
-    return [
-        (update["status"], "".join(part["content"].get("text", "") for part in update.get("content", ())))
-        for update in updates
-        if update["sessionUpdate"] in ("tool_call", "tool_call_update") and update["status"] in ("completed", "failed")
-    ]
+    """Status and text of the finished calls, in the order in which they were announced. Calls may run in parallel."""
+    calls = [update for update in updates if update["sessionUpdate"] in ("tool_call", "tool_call_update")]
+    found: dict[str, tuple[str, str] | None] = {call["toolCallId"]: None for call in calls}
+    for call in calls:
+        if call["status"] in ("completed", "failed"):
+            text = "".join(part["content"].get("text", "") for part in call.get("content", ()))
+            found[call["toolCallId"]] = call["status"], text
+    return [each for each in found.values() if each is not None]
 
 
 async def test_a_configured_server_asks_the_user_through_the_editor(
@@ -145,7 +147,7 @@ async def test_a_task_is_one_call_and_its_calls_belong_to_the_session(
     assert titles == ["Task: Read", "Read README.md"]
     assert [entry["sessionId"] for entry in listed["sessions"]] == [session]
     assert told == "A nest."
-    assert "It is about a nest." in [text for _, text in ended(updates)][-1]
+    assert "It is about a nest." in ended(updates)[0][1]
 
 
 async def test_a_session_searches_brings_and_remembers_with_one_question_each(

@@ -53,6 +53,8 @@ COMMANDS = (
     CommandSpec("label", "Name this place so that you can return to it", "name"),
     CommandSpec("fork", "Start another session from here or from another place", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
+    CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags, or remove and tags"),
+    CommandSpec("archive", "Hide this session from the list of sessions, or put it back", "undo", is_literal=True),
     CommandSpec(
         "compact",
         "Replace older messages with a summary to free context; nothing is deleted",

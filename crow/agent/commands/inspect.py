@@ -18,6 +18,7 @@ from crow.domain.entries import CallRef, File, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
+from crow.store import hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
 
@@ -120,13 +121,17 @@ def state_of(server: ServerStatus) -> str:
 async def search(context: CommandContext, argument: str) -> str:
     if not argument:
         raise ArgumentError("`/search` needs words, such as `/search broken pipe`. It searches all sessions.")
-    lines = []
-    for hit in await context.store.search(argument, limit=MAX_HITS):
-        place = "this session" if hit.session == context.branch.row.id else f"session `{hit.session}`"
-        when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
-        snippet = " ".join(hit.snippet.split())
-        lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry} in {place}, {when:%Y-%m-%d %H:%M})")
-    return "\n".join(lines) or f"No matches for “{argument}” in any session."
+    sections = []
+    for session_id, hits in hits_by_session(await context.store.search(argument, limit=MAX_HITS)).items():
+        title = (await context.store.session(session_id)).title
+        named = f"**{quoted(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
+        lines = ["This session:" if session_id == context.branch.row.id else f"{named}:"]
+        for hit in hits:
+            when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
+            snippet = " ".join(hit.snippet.split())
+            lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry}, {when:%Y-%m-%d %H:%M})")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections) or f"No matches for “{argument}” in any session."
 
 
 async def usage(context: CommandContext, _: str) -> str:
