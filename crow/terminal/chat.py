@@ -22,6 +22,7 @@ from crow.domain.rendering import on_one_line, safe
 from crow.frontend.frames import RequestError
 from crow.runtime import importing
 from crow.settings import OFFLINE, Loaded
+from crow.store import SessionRow
 from crow.terminal.connection import (
     OpenedSession,
     Params,
@@ -57,7 +58,7 @@ from crow.terminal.render import (
     usage_of,
     wrapped,
 )
-from crow.terminal.screen import Screen, interrupts
+from crow.terminal.screen import Screen, interrupts, quoted
 
 CAPABILITIES: Mapping[str, Any] = {
     "session": {"notices": {}, "compaction": {}},
@@ -214,6 +215,8 @@ class Chat:
                         raise error_of(error) from None
                     await self._say_importable()
                     await self._talk()
+                    if (row := await self._row()).has_prompt:
+                        await self._say(how_to_return(row))
             except asyncio.CancelledError:
                 return 130
             finally:
@@ -261,24 +264,27 @@ class Chat:
         message = "\nYou: " if self._look.has_words else "\n> "
         while True:
             await self._refresh_sessions()
+            self._block = ""
             try:
                 text = await self._keyboard.prompt(message)
             except EOFError:
-                await self._write("\n" if not self._look.has_styles else "")
                 return
             self._block = ""
             name, _, argument = text.strip().partition(" ")
             match name:
                 case "":
                     continue
-                case "/exit" | "/quit":
+                case "/exit":
                     return
                 case "/session":
                     await self._go_to(argument.strip())
                     continue
                 case "/help" if not argument:
                     await self._show_markdown("help", PLAIN_HELP if self._look.has_words else HELP)
+            alias = (await self._row()).alias if name == "/new" else None
             await self._prompt(text)
+            if alias is not None:  # it is now the name of a new session
+                await self._go_to(alias)
 
     async def _prompt(self, text: str) -> None:
         assert self._connection is not None, "the chat has begun"
@@ -310,11 +316,7 @@ class Chat:
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
-            row = await self._connection.store.session(before)
-            named = f", named {row.alias}" if row.alias else ""
-            await self._say(
-                f"This session is {before}{named}. Come back with: crow chat --session {row.alias or before}"
-            )
+            await self._say(f"This session is {before}. {how_to_return(await self._row())}")
             return
         self._options.session, self._options.newest, self._options.model, self._options.mode = name, False, None, None
         try:
@@ -326,6 +328,10 @@ class Chat:
         if self._session.id != before:
             with suppress(RequestError):
                 await self._connection.call("session/close", {"sessionId": before})
+
+    async def _row(self) -> SessionRow:
+        assert self._connection is not None, "the chat has begun"
+        return await self._connection.store.session(self._session.id)
 
     async def _refresh_sessions(self) -> None:
         assert self._connection is not None, "the chat has begun"
@@ -437,6 +443,8 @@ class Chat:
     async def _choose(self, keys: Mapping[str, str]) -> str:
         for key, words in keys.items():
             await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
+        if not self._look.has_words:
+            await self._write(f"  {self._look.paint('bold', 'Esc')}  dismiss\n")
         return await self._keyboard.key(keys.keys())
 
     async def _cancel_turn(self) -> None:
@@ -459,8 +467,11 @@ class Chat:
                     self._plan = update["entries"]
                     await self._begin_block("plan", plan_of(self._look, update["entries"]))
             case "notice":
-                words = " ".join(filter(None, [update["title"], update.get("description")]))
-                await self._say(words, is_warning=update.get("severity") != "info")
+                title, words = update["title"], update.get("description")
+                mark = "" if title.endswith((".", "!", "?", ":")) else ":"
+                await self._say(
+                    f"{title}{mark} {words}" if words else title, is_warning=update.get("severity") != "info"
+                )
             case "compaction_update" if update["status"] == "in_progress" and "summary" not in update:
                 await self._say("Compacting the context")
             case "compaction_update" if update["status"] == "failed":
@@ -593,6 +604,11 @@ class Chat:
                 await self._say(f"({hidden} lines before)")
             await self._show_markdown("", "\n".join(lines[hidden:]))
         self._block = "turn"
+
+
+def how_to_return(row: SessionRow) -> str:
+    """How to come back to this session."""
+    return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
 
 
 def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]]]:

@@ -1,9 +1,9 @@
-"""A form of an MCP server, whose fields the user fills in at the terminal."""
+"""The fields of an MCP server's form, as the user fills them in at the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crow.terminal.answer import AnswerSchema
@@ -14,6 +14,7 @@ _CHECKED = (
 )
 """The keywords that are checked here. Others, such as `pattern`, may take long to check; the server checks them."""
 
+_KINDS = ("string", "number", "integer", "boolean", "array")
 _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
 
 
@@ -59,6 +60,14 @@ class FormField:
             raise ValueError(problem.partition(": ")[2])
         return value
 
+    def takes(self, typed: str) -> bool:
+        """Whether the field takes what was typed."""
+        try:
+            self.value_of(typed)
+        except ValueError:
+            return False
+        return True
+
     def _convert(self, text: str) -> Any:
         match self.kind:
             case "boolean":
@@ -87,19 +96,20 @@ class FormField:
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
-    """The fields of a form, in order."""
+    """The fields of a form, in order. A default that its field would not take is left out."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     properties = schema.get("properties")
     found = []
     for name, field in properties.items() if isinstance(properties, dict) else ():
-        if not isinstance(field, dict):
+        kind, items = (field.get("type", "string"), field.get("items")) if isinstance(field, dict) else (None, None)
+        if kind not in _KINDS:
             continue
-        kind, items = str(field.get("type", "string")), field.get("items")
         choices = _choices(items if kind == "array" and isinstance(items, dict) else field)
         title, description = str(field.get("title") or name), str(field.get("description") or "")
         default = field.get("default")
-        found.append(FormField(name, title, description, kind, name in names, default, choices, field))
+        one = FormField(name, title, description, kind, name in names, default, choices, field)
+        found.append(one if one.takes(one.default_text) else replace(one, default=None))
     return found
 
 

@@ -194,6 +194,7 @@ class LineEditor:
             tempfile_suffix=".md",
             reserve_space_for_menu=6,
         )
+        self._is_aside = False
 
     async def prompt(self, message: str) -> str:
         """See `Keyboard`."""
@@ -211,8 +212,15 @@ class LineEditor:
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
         """See `Keyboard`."""
-        async with in_terminal():
+        if self._is_aside:  # a nested in_terminal would wait for the outer one for ever
             yield
+            return
+        async with in_terminal():
+            self._is_aside = True
+            try:
+                yield
+            finally:
+                self._is_aside = False
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

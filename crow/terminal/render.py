@@ -288,7 +288,7 @@ def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], 
     return None
 
 
-_FENCE = re.compile(r"( {0,12})(`{3,}|~{3,})([^`]*)$")
+_FENCE = re.compile(r"( {0,12})(`{3,}|~{3,})[ \t]*([\w+#.{}=\t -]*)$")
 _HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+|$)")
 _ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
 _QUOTE = re.compile(r" {0,3}(?:> ?)+")
