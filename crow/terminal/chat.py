@@ -181,10 +181,8 @@ class Chat:
         self._look = look_of(os.environ, is_plain=options.plain)
         self._screen = Screen(is_animated=self._look.has_styles)
         self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
-        history, self._is_first = open_history(loaded.paths.data_dir / "chat_history")
         self._keyboard: Keyboard = PlainKeyboard()
-        if self._look.has_styles:
-            self._keyboard = LineEditor(self._choices, history, self._status)
+        self._is_first = False
         self._connection: TerminalConnection | None = None
         self._session = OpenedSession("", "", {}, is_new=True)
         self._interrupts = 0
@@ -209,6 +207,7 @@ class Chat:
                     self._connection = connection
                     if not (self._options.session or self._options.newest):
                         await self._check_model(connection)
+                    self._open_keyboard()
                     try:
                         await self._open(cwd)
                     except RequestError as error:
@@ -228,6 +227,11 @@ class Chat:
             await connection.call("authenticate", {"methodId": "configured"})
         except RequestError as error:
             raise NoModel(str(error)) from None
+
+    def _open_keyboard(self) -> None:
+        history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
+        if self._look.has_styles:
+            self._keyboard = LineEditor(self._choices, history, self._status)
 
     async def _open(self, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""

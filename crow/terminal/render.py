@@ -96,8 +96,8 @@ def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
 
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
 _PIECES = re.compile(rf"([ \t]+|[{_WIDE}])")
-_WORD_COLUMNS = 60
-"""A longer word is written before it is complete."""
+_WORD_CHARS = 60
+"""A longer word is written in parts of this size."""
 
 
 class WrappedText:
@@ -108,8 +108,9 @@ class WrappedText:
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._out: list[str] = []
+        self._out: list[Segment] = []
         self._word: list[Segment] = []
+        self._size = 0
         self._space = ""
         self.column = 0
         self.lead: Sequence[Segment] = ()
@@ -126,14 +127,18 @@ class WrappedText:
             is_wide = len(piece) == 1 and cell_len(piece) > 1
             if is_wide:
                 self._end_word()
-            self._word.append((tone, piece))
-            if is_wide or sum(len(part) for _, part in self._word) > _WORD_COLUMNS:
-                self._end_word()
+            rest = piece
+            while rest:
+                part, rest = rest[: _WORD_CHARS - self._size], rest[_WORD_CHARS - self._size :]
+                self._word.append((tone, part))
+                self._size += len(part)
+                if is_wide or self._size == _WORD_CHARS:
+                    self._end_word()
 
     def put_unbroken(self, tone: Tone, text: str) -> None:
         """Append text that is not broken."""
         self._end_word()
-        self._out.append(self._look.paint(tone, self._space + text))
+        self._out.append((tone, self._space + text))
         self.column += cell_len(self._space + text)
         self._space = ""
 
@@ -141,7 +146,7 @@ class WrappedText:
         """End the line. Spaces at its end are dropped."""
         self._end_word()
         self._space = ""
-        self._out.append("\n")
+        self._out.append(("", "\n"))
         self.column = 0
 
     def end(self) -> None:
@@ -152,7 +157,7 @@ class WrappedText:
 
     def take(self) -> str:
         """What is new since the last call."""
-        text = "".join(self._out)
+        text = "".join(self._look.paint(tone, part) for tone, part in _joined(self._out))
         self._out.clear()
         return text
 
@@ -162,12 +167,13 @@ class WrappedText:
         width = sum(cell_len(safe(text)) for _, text in self._word)
         lead = sum(cell_len(text) for _, text in self.lead)
         if self.column + len(self._space) + width > self._look.prose_columns and self.column > lead:
-            self._out.append("\n" + "".join(self._look.paint(tone, text) for tone, text in self.lead))
+            self._out += [("", "\n"), *self.lead]
             self.column, self._space = lead, ""
-        self._out.append(self._space + "".join(self._look.paint(tone, text) for tone, text in _joined(self._word)))
+        is_same_tone = self._out and self._out[-1][0] == self._word[0][0]
+        self._out += [(self._word[0][0] if is_same_tone else "", self._space), *self._word]
         self.column += len(self._space) + width
         self._word.clear()
-        self._space = ""
+        self._size, self._space = 0, ""
 
 
 def wrapped(look: Look, tone: Tone, text: str) -> str:
@@ -307,7 +313,7 @@ class MarkdownStream:
         self._look = look
         self._tone: Tone = tone
         self._text = WrappedText(look)
-        self._held = ""
+        self._held = self._return = ""
         self._line_tone: Tone = tone
         self._is_in_line = False
         self._last = ""
@@ -318,12 +324,15 @@ class MarkdownStream:
 
     def feed(self, text: str) -> str:
         """Add a part of the text. Return what can be shown now."""
-        self._held += text
+        text = self._return + text
+        self._return = "\r" if text.endswith("\r") else ""  # it may belong to a line end
+        self._held += text.removesuffix("\r").replace("\r\n", "\n")
         self._read(is_end=False)
         return self._text.take()
 
     def end(self) -> str:
         """The text is complete: return the rest. It ends with a line end if anything was shown."""
+        self._held += self._return
         self._read(is_end=True)
         self._show_table()
         self._text.end()
@@ -351,7 +360,7 @@ class MarkdownStream:
             self._show_table()
         if is_whole and (needs_whole or not start.strip() or _RULE.match(line)):
             self._held = self._held[newline + 1 :] if newline >= 0 else ""
-            self._show_line(line.rstrip("\r"))
+            self._show_line(line)
             return True
         self._begin_block(line)
         return True
@@ -401,13 +410,15 @@ class MarkdownStream:
         self._space_out()
         self._is_in_line, self._last, self._line_tone = True, "", self._tone
         taken, lead, marks = 0, "", ""
+        tone = self._tone
         if found := _HEADING.match(line):
             taken, self._line_tone = found.end(), self._tone or "title"
             marks = "Heading: " if self._look.has_words else "" if self._look.has_styles else f"{found[1]} "
         elif found := _QUOTE.match(line):
             taken = found.end()
-            marks = "Quote: " if self._look.has_words else "│ "
-            lead = "│ "
+            lead = "│ " if self._look.has_styles else "> "
+            marks = "Quote: " if self._look.has_words else lead
+            tone = "dim"
         elif found := _ITEM.match(line):
             taken = found.end()
             bullet = found[2] if found[2][0].isdigit() or self._look.has_words or not self._look.has_styles else "•"
@@ -418,15 +429,15 @@ class MarkdownStream:
             spaces = len(line) - len(line.lstrip(" \t"))
             taken, marks = spaces, line[:spaces].replace("\t", "    ")[:40]
             lead = marks
-        self._text.lead = [("dim" if "│" in lead else "", lead)] if lead else ()
+        self._text.lead = [(tone, lead)] if lead else ()
         if marks:
-            self._text.put_unbroken("dim" if "│" in marks else self._tone, marks)
+            self._text.put_unbroken(tone, marks)
         self._held = self._held[taken:]
 
     def _continue_line(self, *, is_end: bool) -> bool:
         """Show what is clear of the line. Return False if more text is needed."""
         newline = self._held.find("\n")
-        line = self._held[:newline].rstrip("\r") if newline >= 0 else self._held
+        line = self._held[:newline] if newline >= 0 else self._held
         segments, taken = inline(line, before=self._last, is_end=is_end or newline >= 0)
         for tone, text in segments:
             self._text.put(self._tone or tone or self._line_tone, text)
