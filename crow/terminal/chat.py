@@ -74,6 +74,13 @@ REPLAYED_LINES = 16
 """A resumed session shows at most this many lines of the last message of each turn."""
 
 REPLAYED_UPDATES = 4_000
+HISTORY_UPDATES = frozenset(
+    {
+        *("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"),
+        *("compaction_update", "compaction_summary_chunk"),
+    }
+)
+"""The updates of which a replayed history consists."""
 
 OWN_COMMANDS = {
     "exit": "Leave; the session is kept",
@@ -209,7 +216,7 @@ class Chat:
                         await self._check_model(connection)
                     self._open_keyboard()
                     try:
-                        await self._open(cwd)
+                        await self._open(self._options, cwd)
                     except RequestError as error:
                         raise error_of(error) from None
                     await self._say_importable()
@@ -217,6 +224,9 @@ class Chat:
                     if (row := await self._row()).has_prompt:
                         await self._say(how_to_return(row))
             except asyncio.CancelledError:
+                if self._session.id:
+                    with suppress(OSError):
+                        print(f"\nCome back with: crow chat --session {self._session.id}")
                 return 130
             finally:
                 self._screen.clear()
@@ -233,21 +243,24 @@ class Chat:
         if self._look.has_styles:
             self._keyboard = LineEditor(self._choices, history, self._status)
 
-    async def _open(self, cwd: str | None) -> None:
+    async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
         """Open the session that the options name, and show the end of its history."""
         assert self._connection is not None, "the chat has begun"
         self._replayed = deque(maxlen=REPLAYED_TURNS)
-        opened = await open_session(self._connection, self._loaded, self._options, cwd, is_replayed=True)
-        turns, self._replayed = self._replayed, None
-        self._session, self._choices.cwd = opened, Path(opened.cwd)
+        try:
+            opened = await open_session(self._connection, self._loaded, options, cwd, is_replayed=True)
+            turns = self._replayed
+        finally:
+            self._replayed = None
+        self._session, self._choices.cwd, self._plan = opened, Path(opened.cwd), None
         self._calls.clear()
-        self._usage, self._plan = "", None
         self._take_options(opened.response["configOptions"])
-        name = f" · session {self._options.session}" if self._options.session else ""
+        self._mode = options.mode or self._mode  # --mode is set after the session was opened
+        name = f" · session {options.session}" if options.session else ""
         await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
         if opened.is_new:
-            keys = "Enter sends, Ctrl-D leaves" if self._look.has_words else "Enter sends, Alt-Enter breaks the line"
-            await self._say(f"{keys}, /help lists the commands.")
+            keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
+            await self._say(f"Enter sends, {keys}, /help lists the commands.")
         for turn in turns:
             await self._show_turn(turn)
 
@@ -322,11 +335,10 @@ class Chat:
         if not name:
             await self._say(f"This session is {before}. {how_to_return(await self._row())}")
             return
-        self._options.session, self._options.newest, self._options.model, self._options.mode = name, False, None, None
+        options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
         try:
-            await self._open(None)
+            await self._open(options, None)
         except (ArgumentError, RequestError) as error:
-            self._replayed = None
             await self._show_problem(str(error))
             return
         if self._session.id != before:
@@ -346,7 +358,8 @@ class Chat:
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
         """Ctrl-C: the first cancels the turn, the second leaves."""
         if not self._is_prompting or self._connection is None:
-            self._keyboard.interrupt()
+            if not self._keyboard.interrupt():
+                main.cancel()
             return
         self._interrupts += 1
         if self._interrupts > 1:
@@ -364,11 +377,11 @@ class Chat:
 
     async def update(self, params: Params) -> None:
         """See `TerminalClient`."""
-        if self._replayed is not None:
+        if self._replayed is not None and params["update"]["sessionUpdate"] in HISTORY_UPDATES:
             self._keep(params["update"])
-        elif params["sessionId"] == self._session.id or not self._session.id:
-            async with self._writing:
-                await self._show(params["update"])
+            return
+        async with self._writing:
+            await self._show(params["update"])
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
         """See `TerminalClient`."""
@@ -381,7 +394,7 @@ class Chat:
                 keys = _keys_of(options)
                 for key, option in keys.items():
                     await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
-                escape = "any other line" if self._look.has_words else "Esc"
+                escape = "Esc" if self._look.has_styles else "any other line"
                 await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
                 typed = await self._keyboard.key(keys.keys())
                 self._block = "tool"
@@ -447,8 +460,8 @@ class Chat:
     async def _choose(self, keys: Mapping[str, str]) -> str:
         for key, words in keys.items():
             await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
-        if not self._look.has_words:
-            await self._write(f"  {self._look.paint('bold', 'Esc')}  dismiss\n")
+        escape = "Esc" if self._look.has_styles else "any other line"
+        await self._write(f"  {self._look.paint('bold', escape)}  dismiss\n")
         return await self._keyboard.key(keys.keys())
 
     async def _cancel_turn(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import in_terminal
+from prompt_toolkit.application import get_app_or_none, in_terminal
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -77,8 +77,8 @@ class Keyboard(Protocol):
         """A context manager in which typed keys are not shown. They are read by the next prompt."""
         ...
 
-    def interrupt(self) -> None:
-        """Ctrl-C was pressed while no turn ran."""
+    def interrupt(self) -> bool:
+        """Ctrl-C was pressed while no turn ran. Return False if nothing is being read."""
         ...
 
 
@@ -228,8 +228,9 @@ class LineEditor:
         with _without_echo(sys.stdin.fileno()):
             yield
 
-    def interrupt(self) -> None:
-        """See `Keyboard`. The line editor reads Ctrl-C as a key."""
+    def interrupt(self) -> bool:
+        """See `Keyboard`. While the line editor runs, it reads Ctrl-C as a key."""
+        return get_app_or_none() is not None
 
 
 class PlainKeyboard:
@@ -281,10 +282,13 @@ class PlainKeyboard:
         """See `Keyboard`."""
         yield
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> bool:
         """See `Keyboard`."""
-        if self._interrupted is not None and not self._interrupted.done():
+        if self._interrupted is None:
+            return False
+        if not self._interrupted.done():
             self._interrupted.set_exception(Interrupted())
+        return True
 
     async def _read(self, message: str) -> str:
         self._message = message

@@ -48,8 +48,9 @@ def test_a_chat_streams_markdown_asks_in_place_and_continues_tomorrow(shell: She
         assert terminal.wait() == 0
     assert "\x1b]0;" not in terminal.shown
     assert '"write\\na.txt"' in shell.asked(0)
-    with shell.in_terminal("chat", "--session", "work") as terminal:
+    with shell.in_terminal("chat", "--session", "work", "--mode", "auto") as terminal:
         again = terminal.wait_for(READY)
+        assert "crow · fake-model · auto · " in again
         assert "write … (+1 lines)" in again
         assert "(1 tool call)" in again
         terminal.type(f"hello again{ENTER}")
@@ -76,6 +77,17 @@ def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(shell: Shell) -> None:
         assert terminal.wait() == 130
     assert "half of it" in shell.asked()
     assert "not this" not in shell.asked()
+
+
+def test_sigterm_during_a_turn_leaves_and_says_how_to_come_back(shell: Shell) -> None:
+    shell.endpoint.script(Reply(steps=(sse(chunk({"role": "assistant", "content": "half \n"}), done=False), HANG)))
+    with shell.in_terminal("chat", "--plain") as terminal:
+        terminal.wait_for("You: ")
+        terminal.type("say it\n")
+        terminal.wait_for("half")
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.wait() == 130
+    assert "crow chat --session crow-" in terminal.shown
 
 
 def test_escape_at_a_question_stops_the_turn(shell: Shell) -> None:
@@ -153,6 +165,9 @@ def test_new_goes_on_in_the_session_that_has_the_name_now(shell: Shell) -> None:
         terminal.wait_for(READY)
         terminal.type(f"/new{ENTER}")
         terminal.wait_for("session work")
+        terminal.wait_for(READY)
+        terminal.type(f"/session crow-ffff{ENTER}")
+        terminal.wait_for('No session "crow-ffff".')
         terminal.wait_for(READY)
         terminal.type(f"the new words{ENTER}")
         terminal.wait_for("Hello there.")
