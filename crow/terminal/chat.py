@@ -480,7 +480,8 @@ class Chat:
             case "tool_call" | "tool_call_update":
                 await self._show_call(update)
             case "plan":
-                if update["entries"] != self._plan:
+                is_whole = isinstance(update["entries"], list)  # a note replaces a plan that is too large
+                if is_whole and update["entries"] != self._plan:
                     self._plan = update["entries"]
                     await self._begin_block("plan", plan_of(self._look, update["entries"]))
             case "notice":
@@ -653,8 +654,10 @@ def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]
 
 
 def _question_lines(look: Look, text: str) -> list[str]:
-    """The lines of a text in a question. The fences around code are left out."""
+    """The lines of a text in a question. A bar replaces the fences around code, so that no line of it looks like an
+    option."""
     fence, lines = "", []
+    bar = look.paint("dim", "" if look.has_words else "│ " if look.has_styles else "| ")
     for line in text.splitlines():
         ticks = len(line) - len(line.lstrip("`"))
         if not fence and ticks >= 3:
@@ -662,7 +665,7 @@ def _question_lines(look: Look, text: str) -> list[str]:
         elif fence and line == fence:
             fence = ""
         elif fence:
-            lines.append(f"  {look.paint('code', line)}\n")
+            lines.append(f"  {bar}{look.paint('code', line)}\n")
         elif line:
             lines.append(f"  {look.paint('dim', line)}\n")
     return lines

@@ -34,6 +34,8 @@ DIFF_LINES = 40
 OUTPUT_LINES = 8
 """At most this many lines at the end of a finished call's output are shown."""
 
+PLAN_STEPS = 50
+
 Tone: TypeAlias = Literal[
     "", "dim", "bold", "title", "italic", "strike", "code", "added", "removed", "place", "bad", "good"
 ]
@@ -554,13 +556,15 @@ def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
         "pending": ("dim", "○", "open"),
     }
     lines = [look.paint("bold", "Plan")]
-    for entry in entries:
+    hidden = max(0, len(entries) - PLAN_STEPS)
+    for entry in entries[:PLAN_STEPS]:
         tone, symbol, word = marks.get(entry.get("status", ""), marks["pending"])
         if not look.has_styles and not look.has_words:
             symbol = {"✓": "[x]", "▸": "[>]", "○": "[ ]"}[symbol]
         mark = f"{word}:" if look.has_words else symbol
         step = on_one_line(str(entry.get("content", "")))
         lines.append(f"  {look.paint(tone, mark)} {look.paint('dim' if word == 'done' else '', step)}")
+    lines += [look.paint("dim", f"  ... ({hidden} more steps)")] if hidden else []
     return "".join(f"{line}\n" for line in lines)
 
 

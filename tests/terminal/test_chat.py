@@ -240,7 +240,7 @@ def permission_request(lines: int) -> dict[str, Any]:
 
 def test_a_question_shows_the_whole_command_with_a_key_for_each_option() -> None:
     words, options = question_of(PLAIN, permission_request(3))
-    assert words.splitlines() == ["Allow this? echo", "  echo 0", "  echo 1", "  echo 2", "  It is confined."]
+    assert words.splitlines() == ["Allow this? echo", "  | echo 0", "  | echo 1", "  | echo 2", "  It is confined."]
     assert list(_keys_of(options)) == ["y", "a", "w", "n", "d"]
 
 
