@@ -88,6 +88,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     run = add("run", _run, "run one prompt: the answer on stdout, what happens on stderr", [settings])
     if "run" in arguments:
         _add_run_arguments(run)
+    chat = add("chat", _chat, "talk with crow at the terminal", [settings])
+    if "chat" in arguments:
+        _add_chat_arguments(chat)
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
     # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
@@ -119,6 +122,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
     with importing():
         from crow.terminal.run import add_arguments
+
+    add_arguments(parser)
+
+
+def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    from crow.runtime import importing
+
+    with importing():
+        from crow.terminal.chat import add_arguments
 
     add_arguments(parser)
 
@@ -295,6 +307,14 @@ def _run(options: argparse.Namespace) -> int:
 
     _load_and_log(options)
     return run_prompt(lambda: _load(options), options)
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from crow.login import log_in
+    from crow.terminal.chat import run_chat
+
+    _load_and_log(options)
+    return run_chat(lambda: _load(options), options, lambda loaded: _run_async(log_in(loaded)))
 
 
 def _login(options: argparse.Namespace) -> int:

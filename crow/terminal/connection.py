@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
 
 from crow import adapters
+from crow.agent.permissions import MODES
 from crow.app import Wiring
-from crow.domain.errors import CrowError, UserError
+from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.frontend import frames
 from crow.frontend.agent import AUTH_REQUIRED, PROTOCOL_VERSION, RESOURCE_NOT_FOUND, serve
 from crow.frontend.client import Handler, RequestParams
@@ -238,6 +243,95 @@ async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
         if (row := await store.session_by_alias(name)) is not None or not name.startswith(ID_PREFIX):
             return row
         return await store.session(await SessionAdmin(store).find(name))
+    finally:
+        await store.close()
+
+
+def add_session_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose the session and its workspace."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--session", metavar="NAME|ID", help="continue this session, or start one with this new NAME")
+    which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
+    parser.add_argument(
+        "--cwd", metavar="DIR", help="the workspace (default: the current directory, or that of --session)"
+    )
+
+
+def check_session_options(options: argparse.Namespace) -> str | None:
+    """Check --mode and --cwd, and return the directory of --cwd. :raises ArgumentError: one of them cannot be used."""
+    if options.mode is not None and options.mode not in MODES:
+        raise ArgumentError(f'--mode is "{options.mode}"; expected {", ".join(MODES)}.')
+    if options.cwd is None:
+        return None
+    if not os.path.isdir(options.cwd):
+        raise ArgumentError(f'--cwd is "{options.cwd}", which is not an existing directory.')
+    return str(Path(options.cwd).resolve())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """An open session. `response` is the response to the request that opened it. `is_new`: it has no messages yet."""
+
+    id: str
+    cwd: str
+    response: Params
+    is_new: bool
+
+
+async def open_session(
+    connection: TerminalConnection,
+    loaded: Loaded,
+    options: argparse.Namespace,
+    cwd: str | None,
+    *,
+    is_replayed: bool = False,
+) -> OpenedSession:
+    """Open the session that the options name. With `is_replayed`, a stored session sends its history first.
+
+    :raises ArgumentError: there is no such session. :raises RequestError: it cannot be opened.
+    """
+    here, is_fork = cwd or os.getcwd(), getattr(options, "fork", False)
+    meta: dict[str, Any] = {}
+    known: str | None = None
+    if options.newest:
+        known = await _newest_session(connection, here)
+    elif options.session:
+        found = await find_session(loaded, options.session)
+        if found is not None:
+            known, here = found.id, cwd or found.cwd
+        elif is_fork:
+            raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list them.')
+        else:
+            meta["crow"] = {"alias": options.session}
+    params: dict[str, Any] = {"cwd": here, "mcpServers": []}
+    if known is None:
+        opened = await connection.call("session/new", params | ({"_meta": meta} if meta else {}))
+        return OpenedSession(opened["sessionId"], here, opened, is_new=True)
+    meta = {"_meta": {"model": options.model}} if options.model else {}
+    method = "session/fork" if is_fork else "session/load" if is_replayed else "session/resume"
+    opened = await connection.call(method, params | meta | {"sessionId": known})
+    session_id = opened["sessionId"] if is_fork else known
+    session = {"sessionId": session_id}
+    if is_fork and options.model:
+        value = {"configId": "model", "value": options.model}
+        await connection.call("session/set_config_option", session | value)
+    if options.mode:
+        await connection.call("session/set_mode", session | {"modeId": options.mode})
+    return OpenedSession(session_id, here, opened, is_new=False)
+
+
+async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
+    listed = await connection.call("session/list", {"cwd": cwd})
+    if not listed["sessions"]:
+        raise ArgumentError(f"No session in {cwd} to continue. Leave out --continue to start one.")
+    return str(listed["sessions"][0]["sessionId"])
+
+
+async def session_ids(loaded: Loaded) -> tuple[str, ...]:
+    """The ids of all stored sessions."""
+    store = await adapters.open_store(loaded)
+    try:
+        return await SessionAdmin(store).ids()
     finally:
         await store.close()
 
