@@ -1,4 +1,7 @@
-"""Generates the schemas beside this file; `--check` only reports those that differ, and then fails."""
+"""Generates the schemas beside this file, the text of `crow --help` and the manual page.
+
+`--check` only reports those that differ, and then fails.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from crow.cli import whole_parser
+from crow.cli.reference import describe, main_help, manual
 from crow.settings import Settings, values
 from crow.settings.values import Section
 from crow.store.codec import KINDS
@@ -50,16 +55,18 @@ class WithoutTitles(GenerateJsonSchema):
 
 
 def generate() -> dict[str, str]:
-    """The text of every generated file, by name."""
+    """The text of every generated file, by its path in the repository."""
     settings: JsonSchemaValue = {
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
     }
     _describe(settings)
     return {
-        "config.schema.json": _text(settings),
-        "export.schema.json": _text(_export_schema()),
-        "store.sql": schema(),
+        "schemas/config.schema.json": _text(settings),
+        "schemas/export.schema.json": _text(_export_schema()),
+        "schemas/store.sql": schema(),
+        "crow/cli/help.txt": main_help(whole_parser()),
+        "docs/crow.1": manual(describe(whole_parser())),
     }
 
 
@@ -141,19 +148,19 @@ def _text(value: JsonSchemaValue) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    here = Path(__file__).parent
+    root = Path(__file__).parents[1]
     stale = [
         name
         for name, text in generate().items()
-        if not (here / name).exists() or (here / name).read_text("utf-8") != text
+        if not (root / name).exists() or (root / name).read_text("utf-8") != text
     ]
     if arguments == ["--check"]:
         for name in stale:
-            print(f"schemas/{name} is out of date; run `make schemas`", file=sys.stderr)
+            print(f"{name} is out of date; run `make schemas`", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
-        (here / name).write_text(generate()[name], "utf-8")
-        print(f"wrote schemas/{name}")
+        (root / name).write_text(generate()[name], "utf-8")
+        print(f"wrote {name}")
     return 0
 
 
