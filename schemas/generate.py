@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from crow.cli import whole_parser
-from crow.cli.reference import describe, main_help, manual
+from crow.cli.reference import describe, manual
 from crow.settings import Settings, values
 from crow.settings.values import Section
 from crow.store.codec import KINDS
@@ -65,7 +66,7 @@ def generate() -> dict[str, str]:
         "schemas/config.schema.json": _text(settings),
         "schemas/export.schema.json": _text(_export_schema()),
         "schemas/store.sql": schema(),
-        "crow/cli/help.txt": main_help(whole_parser()),
+        "crow/cli/help.txt": _help(),
         "docs/crow.1": manual(describe(whole_parser())),
     }
 
@@ -141,6 +142,18 @@ def _close(name: str, definition: dict[str, Any]) -> None:
 def _tag(definition: dict[str, Any], kind: str) -> None:
     definition["properties"] = {"type": {"const": kind}, **definition["properties"]}
     definition["required"] = ["type", *definition["required"]]
+
+
+def _help() -> str:
+    """The text of `crow --help` in a terminal with 80 columns."""
+    columns = os.environ.pop("COLUMNS", None)
+    os.environ["COLUMNS"] = "80"
+    try:
+        return whole_parser().format_help()
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
 
 
 def _text(value: JsonSchemaValue) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -312,18 +311,6 @@ def _fish_value(argument: Argument) -> str:
 def _fish(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def main_help(parser: argparse.ArgumentParser) -> str:
-    """Return the text of `crow --help`, 80 columns wide."""
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "80"
-    try:
-        return parser.format_help()
-    finally:
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
 
 
 def manual(root: Command) -> str:

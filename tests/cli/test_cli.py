@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from crow import __version__
+from crow.agent.permissions import MODES
 from crow.cli import main, whole_parser
 from crow.cli.reference import describe
 from crow.domain.messages import Text
@@ -311,6 +312,11 @@ def test_every_command_and_option_is_in_each_completion_script_and_in_the_manual
         for flag in (flag for option in command.options for flag in option.flags):
             assert (flag if shell != "fish" else f"-{flag}".replace("---", "-l ").replace("--", "-s ")) in script
             assert flag in manual
+
+
+def test_the_words_of_a_completion_are_those_that_crow_takes() -> None:
+    run = next(command for command in describe(whole_parser()).commands if command.path[-1] == "run")
+    assert next(option.words for option in run.options if "--mode" in option.flags) == MODES
 
 
 def test_a_completion_for_no_shell_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +483,25 @@ async def test_a_load_during_a_permission_request_shows_the_call_as_pending(crow
 
 
 # close and delete
+
+
+async def test_empty_sessions_of_an_ended_process_are_removed_and_open_ones_work(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    async with crow() as agent, crow() as dead:
+        await dead.initialize()
+        theirs, shared = await dead.new_session(place), await dead.new_session(place)
+        mine = await opened(agent, place)
+        await agent.load_session(shared, place)
+        await dead.kill()
+        command = [sys.executable, "-P", "-m", "crow", "sessions", "vacuum"]
+        await anyio.run_process(command, env={**os.environ, "CROW_HOME": str(home)})
+        with pytest.raises(RpcError) as raised:
+            await agent.load_session(theirs, place)
+        assert raised.value.code == -32002
+        assert theirs in str(raised.value)
+        for session in (mine, shared):
+            assert await agent.prompt(session, "say hello") == {"stopReason": "end_turn"}
 
 
 async def test_delete_cancels_the_turn_and_succeeds_for_unknown_ids(
