@@ -53,7 +53,7 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
         from crow.frontend.connection import EditorConnection
 
     adapters.protect_process(loaded)
-    with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
+    with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
@@ -310,8 +310,8 @@ def find_hooks(group: str) -> list[NamedHook]:
 
 
 @contextmanager
-def _recorder(loaded: Loaded) -> Iterator[Recorder | None]:
-    """Records the connection if CROW_TRACE names a file."""
+def recording(loaded: Loaded) -> Iterator[Recorder | None]:
+    """Yield the recorder of the connection, or None if CROW_TRACE names no file."""
     if loaded.paths.trace is None:
         yield None
         return

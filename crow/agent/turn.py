@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import anyio
 
@@ -31,10 +31,9 @@ from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
-from crow.llm import Request, ThoughtLevel, cost_of
+from crow.llm import THOUGHT_LEVELS, Request, cost_of
 from crow.tools import PlannedCall, Toolbox
 
-THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 THINKS_S = 0.05
 """If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time the request

@@ -1,8 +1,8 @@
 """The command line: parses the arguments and runs the command.
 
 Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
-rich 20 ms. So `crow --help` takes little longer than argparse. A failure prints one sentence on stderr. The exit code
-is 2 if the user can correct the failure, else 1; `crow run` also uses other exit codes.
+rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the failure, else 1;
+`crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from crow import __version__
-from crow.domain.errors import CrowError, UserError
+from crow.domain.errors import ArgumentError, CrowError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -114,7 +114,18 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
     )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
+    completion = add("completion", _completion, "print a completion script for bash, zsh or fish")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
+    completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
+    add("man", _man, "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command."""
+    from crow.cli.reference import describe
+
+    return _parser([command.path[-1] for command in describe(_parser(())).commands])
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -372,6 +383,39 @@ def _trace(options: argparse.Namespace) -> int:
         print(f"(not answered when the recording ended: {', '.join(result.unanswered)})")
     print(f"{result.messages} messages, {len(result.faults)} faults")
     return 1 if result.faults else 0
+
+
+def _completion(options: argparse.Namespace) -> None:
+    from crow.cli.reference import completion, describe, matching_sessions
+
+    if options.sessions is not None:  # the scripts call this while the user types
+        for name, title in matching_sessions(_run_async(_session_names()), options.sessions):
+            print(f"{name}\t{title}")
+        return
+    if options.shell is None:
+        raise ArgumentError("crow completion needs the name of a shell: bash, zsh or fish.")
+    print(completion(options.shell, describe(whole_parser())), end="")
+
+
+async def _session_names() -> list[tuple[str, str | None, str]]:
+    """The id, alias and title of the newest sessions."""
+    from crow.adapters import SqliteStore
+    from crow.cli.reference import MAX_SESSIONS
+    from crow.domain.rendering import title_line
+    from crow.settings.load import find_paths
+
+    store = await SqliteStore.open_to_read(find_paths(os.environ).database)
+    try:
+        page = await store.sessions(limit=MAX_SESSIONS)
+    finally:
+        await store.close()
+    return [(row.id, row.alias, title_line(row.title or "", 60)) for row in page.rows]
+
+
+def _man(_options: argparse.Namespace) -> None:
+    from crow.cli.reference import describe, manual
+
+    print(manual(describe(whole_parser())), end="")
 
 
 def _config(options: argparse.Namespace) -> None:

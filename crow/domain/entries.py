@@ -272,10 +272,15 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A change to the session that applies from this entry on."""
+    """A label, or a change to the session that applies from this entry on.
 
-    about: Literal["model", "mode", "title", "label"]
+    For `model` and `thought_level`, `previous` is the value before the change; the thought level "" is the endpoint's
+    default. Going back to before this entry restores `previous`.
+    """
+
+    about: Literal["model", "thought_level", "mode", "label"]
     value: str
+    previous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

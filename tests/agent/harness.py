@@ -171,8 +171,10 @@ async def opened(
     open_tools: OpenToolbox | None = None,
     compaction: CompactionPolicy | None = None,
     user_instructions: Path | None = None,
+    models: Sequence[str] = (),
 ) -> AsyncIterator[Opened]:
-    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
+    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions.
+    `models` are the names to choose from."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -199,6 +201,7 @@ async def opened(
             model=named,
             info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
+            models=models,
             settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
             user_instructions=user_instructions,
         )

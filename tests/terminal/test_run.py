@@ -56,6 +56,20 @@ def test_json_lines_are_updates_of_the_protocol_and_one_result(shell: Shell) -> 
     assert {line["params"]["sessionId"] for line in lines} == {result["sessionId"]}
 
 
+def test_a_trace_has_every_message_of_the_connection_and_no_secret(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "sk-abcdefgh12345"}))
+    shell.endpoint.script(write, text("No."))
+    trace = shell.place / "trace.jsonl"
+    shell.env["CROW_TRACE"] = str(trace)
+    assert shell.crow("run", "write a.txt")[0] == 4
+    code, out, _ = shell.crow("trace", "check", "trace.jsonl")
+    assert (code, out.splitlines()[-1].split(", ")[1]) == (0, "0 faults")
+    _, shown, _ = shell.crow("trace", "show", "trace.jsonl")
+    for words in ("-> initialize", "-> session/prompt", "session/prompt #3 answered", "<- session/request_permission"):
+        assert words in shown
+    assert "sk-abcdefgh" not in trace.read_text()
+
+
 def test_a_schema_asks_again_until_it_accepts_the_answer(shell: Shell) -> None:
     (shell.place / "schema.json").write_text('{"type": "object", "required": ["a"]}')
     shell.endpoint.script(text("It is one."), text('{"b": 1}'), text('Here:\n```json\n{"a": [1]}\n```'))

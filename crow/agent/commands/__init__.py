@@ -100,8 +100,9 @@ class CommandContext:
 
     `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
     `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
-    before all entries). `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that
-    `compactor` has read, and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
+    before all entries) and returns a sentence about restored options, or an empty string. `run_prompt` stores a prompt
+    and answers it. `instructions` returns the instruction files that `compactor` has read, and `user_instructions` is
+    the path of the user's own file. A handler may set `follow_up`.
     """
 
     branch: Branch
@@ -113,7 +114,7 @@ class CommandContext:
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]
-    move: Callable[[int | None, str], Awaitable[None]]
+    move: Callable[[int | None, str], Awaitable[str]]
     run_prompt: Callable[[User], Awaitable[StopReason]]
     toolbox: Callable[[], Awaitable[Toolbox]]
     instructions: Callable[[], Sequence[InstructionSource]]

@@ -9,6 +9,7 @@ from functools import partial
 import anyio.to_thread
 
 from crow.agent import new_session_id
+from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.permissions import (
@@ -45,6 +46,9 @@ async def fork(context: CommandContext, argument: str) -> str:
     made = await context.store.fork_session(
         row.id, new_session_id(), entry=place.entry, cwd=row.cwd, additional_directories=row.additional_directories
     )
+    options = await options_at(context.store, row, context.branch.leaf, place.entry)
+    if usable := usable_options(options, context.models):
+        await context.store.update_session(made.id, option_changes(made, usable))
     titled = f", {quoted(made.title)}" if made.title else ""
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
