@@ -24,10 +24,10 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow
+from crow.store import Scope, SessionRow, UsageTotal
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
-from crow.store.sqlite.search import GROUPS, Group, UsageTotal
+from crow.store.sqlite.search import GROUPS, Group
 from crow.store.transcript import Transcript, message_text, time_text
 
 LISTED = 20
