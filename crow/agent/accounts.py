@@ -24,7 +24,8 @@ def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
         usage,
         input_tokens=sent if usage.input_tokens is None else usage.input_tokens,
         output_tokens=made if usage.output_tokens is None else usage.output_tokens,
-        is_estimated=True,
+        is_input_estimated=usage.input_tokens is None,
+        is_output_estimated=usage.output_tokens is None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -37,8 +36,6 @@ _MAX_WINDOW = 1_000_000_000
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
-_LISTING_AGE_S = 24 * 3600.0
-"""After this time, the list of models is read again, because prices change."""
 
 
 _PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
@@ -106,10 +103,10 @@ def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
     return value
 
 
-def facts_of(offered: Offered, *, read_at_s: float) -> Mapping[str, object]:
-    """Return what to store about a listed model. `read_at_s` (Unix time) is when the list was read."""
+def facts_of(offered: Offered) -> Mapping[str, object]:
+    """Return what to store about a listed model."""
     stated = {key: value for key, value in asdict(offered).items() if key != "name" and value is not None}
-    return {"listed": {**stated, "read_at": int(read_at_s)}}
+    return {"listed": stated}
 
 
 class EndpointFacts:
@@ -127,8 +124,6 @@ class EndpointFacts:
         self._listed: Offered | None = None
         self._filled = 0
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
-        read_at = _number(listed.get("read_at")) if isinstance(listed, Mapping) else None
-        self._listed_at_s = read_at or 0.0
         self._max_output = limit if isinstance(limit, int) and limit > 0 else None
         self.dialect = endpoint.dialect
         for part in refused if isinstance(refused, (list, tuple)) else ():
@@ -183,27 +178,20 @@ class EndpointFacts:
         """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
         contain the model."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
-        self._listed_at_s = time.time()
-        await self._store(facts_of(self._listed, read_at_s=self._listed_at_s))
+        await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
         """Forget the listed context window if a request was longer. Return whether to read the list of models: it was
-        never read, prices may have changed, or the window is filling up and the server may have changed its size."""
+        never read, or the window is filling up and the server may have changed its size."""
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
         if self._listed is not None and window is not None and used > window:
             await self.set_listed(replace(self._listed, context_window=None))
             window = None
-        is_priced = self._endpoint.input_price is not None or self._endpoint.output_price is not None
-        if self._endpoint.context_window is not None and is_priced:
+        if self._endpoint.context_window is not None:
             return False
         if self._listed is None:
             return True
-        if abs(time.time() - self._listed_at_s) > _LISTING_AGE_S:
-            self._listed_at_s = time.time()  # if the list cannot be read, try again a day later
-            return True
-        if self._endpoint.context_window is not None:
-            return False
         if window is None or used * 2 < window:
             return False
         self._filled += 1

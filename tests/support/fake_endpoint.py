@@ -186,6 +186,10 @@ class FakeEndpoint:
         """Add replies to the next requests."""
         self._script.extend(replies)
 
+    def answer_with(self, reply: Reply | Callable[[Recorded], Reply]) -> None:
+        """Replace the reply that is sent after the script."""
+        self._otherwise = reply
+
     @property
     def asked(self) -> list[Recorded]:
         """The chat completion requests so far."""

@@ -285,7 +285,7 @@ class SessionState:
         assert body is not None
         more = {
             "cache_write_tokens": usage.cache_write_tokens if usage is not None else None,
-            "estimated": 1 if usage is not None and usage.is_estimated else None,
+            "estimated": (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None,
         }
         columns["checksum"] = checksum(
             body.encode(), (*columns.values(), *(value for value in more.values() if value is not None))
@@ -464,7 +464,9 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
         return None
     names = (*USAGE_COLUMNS, "cache_write_tokens")
     counts: dict[str, Any] = {name: _storable(count) for name in names if (count := getattr(usage, name)) is not None}
-    return Usage(**counts, is_estimated=usage.is_estimated) if counts else None
+    if not counts:
+        return None
+    return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
 
 
 def _storable_cost(cost: float | None) -> float | None:

@@ -481,7 +481,9 @@ def _entry_of(row: Sequence[Any], load: Load) -> Entry:
     usage = None
     if any(count is not None for count in (*counts, row[19])):
         known = dict(zip(USAGE_COLUMNS, counts, strict=True))
-        usage = Usage(**known, cache_write_tokens=row[19], is_estimated=bool(row[20]))
+        estimated = row[20] if isinstance(row[20], int) else 0
+        flags = {"is_input_estimated": bool(estimated & 1), "is_output_estimated": bool(estimated & 2)}
+        usage = Usage(**known, cache_write_tokens=row[19], **flags)
     values = (*row[:5], body, row[7], usage, *row[12:15])
     return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
 

@@ -224,7 +224,7 @@ async def test_unconfigured_window_never_refuses(window: int | None) -> None:
     await place.branch.record([NewEntry(body=SYSTEM), NewEntry(body=user("q" * 700_000))])
     for _ in range(3):
         await place.compactor.make_room()
-    assert len(place.stored()) <= 2 + 2  # the prompt entry and the message, perhaps a checkpoint with its prompt
+    assert len(place.stored()) <= 2 + 3  # the prompt entry and the message, perhaps a request, a prompt, a checkpoint
     place.model.info = replace(CONFIGURED, context_window=900)
     with pytest.raises(TurnError, match="context_window is 900 tokens in your configuration"):
         await place.renewed().make_room()

@@ -1,5 +1,5 @@
--- Tokens that were written to the provider's cache, and 1 if crow estimated the counts of this entry. NULL in entries
--- that older versions wrote.
+-- Tokens that were written to the provider's cache; and what crow estimated because the endpoint did not report it: 1 for
+-- the input, 2 for the output, 3 for both. NULL in entries that older versions wrote.
 ALTER TABLE entries ADD COLUMN cache_write_tokens INTEGER;
 ALTER TABLE entries ADD COLUMN estimated INTEGER;
 
