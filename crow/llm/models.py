@@ -96,6 +96,14 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def _is_possible(name: str, value: object) -> bool:
+    """Whether a stored value can be the limit or price of this name."""
+    if name in _PRICES:
+        price = None if isinstance(value, str) else _number(value)
+        return price is not None and price >= 0
+    return type(value) is int and _MIN_WINDOW <= value <= _MAX_WINDOW
+
+
 def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
     value: object = item
     for key in place:
@@ -124,16 +132,14 @@ class EndpointFacts:
         self._listed: Offered | None = None
         self._filled = 0
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
-        self._max_output = limit if isinstance(limit, int) and limit > 0 else None
+        self._max_output = limit if type(limit) is int and 0 < limit <= _MAX_WINDOW else None
         self.dialect = endpoint.dialect
         for part in refused if isinstance(refused, (list, tuple)) else ():
             if isinstance(part, str):
                 self.dialect = self.dialect.refusing(part)
         if isinstance(listed, Mapping):
             known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
-            limits: dict[str, Any] = {
-                key: value for key, value in known.items() if isinstance(value, (int, float)) and 0 <= value < math.inf
-            }
+            limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
             self._listed = Offered(name=endpoint.model, **limits)
 
     @property

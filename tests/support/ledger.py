@@ -14,7 +14,7 @@ import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,38 +214,40 @@ class Driver:
             self.kinds[kind] = self.kinds.get(kind, 0) + 1
             self._since = len(self._agent.log)
             try:
-                response = await ways[kind](mark)
+                call = await ways[kind](mark)
+                with suppress(RpcError) if kind == "failed" else nullcontext():
+                    await call.result()
                 assert self.ledger.scripts == []
-                self._check(mark, response)
+                self._check(mark, call)
             except BaseException as error:
                 error.add_note(f"in turn {number} ({kind}) of session {mark}")
                 raise
             self.turns += 1
 
-    async def _plain(self, mark: str) -> Any:
+    async def _plain(self, mark: str) -> Call:
         self._script(self.ledger.answer(self._text(), thought=self._chance.choice(("", "Let me think."))))
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _tool(self, mark: str) -> Any:
+    async def _tool(self, mark: str) -> Call:
         read = ("read_file", {"path": "README.md"})
         self._script(self.ledger.answer("I look.", call=read), self.ledger.answer(self._text()))
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _refused(self, mark: str) -> Any:
+    async def _refused(self, mark: str) -> Call:
         self._script(
             lambda _: fake.failing(503, "Overloaded", headers={"Retry-After": "0"}), self.ledger.answer(self._text())
         )
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _broken(self, mark: str) -> Any:
+    async def _broken(self, mark: str) -> Call:
         self._script(self.ledger.answer("", ending="broken"), self.ledger.answer(self._text()))
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _empty(self, mark: str) -> Any:
+    async def _empty(self, mark: str) -> Call:
         self._script(self.ledger.answer(""), self.ledger.answer(self._text()))
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _continued(self, mark: str) -> Any:
+    async def _continued(self, mark: str) -> Call:
         gate, words = Gate(), f"A part of number {self.turns} ends here."
         self._script(
             self.ledger.answer(words, before_end=gate, ending="cut"), self.ledger.answer(f" And on. {self._text()}")
@@ -253,17 +255,17 @@ class Driver:
         call = await self._start(mark)
         await self._agent.wait_for_text(self._sessions[mark], words, since=self._since)
         gate.open()
-        return await call.result()
+        return call
 
-    async def _cancelled(self, mark: str) -> Any:
+    async def _cancelled(self, mark: str) -> Call:
         words = f"Number {self.turns} is about to be cancelled."
         self._script(self.ledger.answer(words, ending="hang"))
         call = await self._start(mark)
         await self._agent.wait_for_text(self._sessions[mark], words, since=self._since)
         await self._agent.notify("session/cancel", {"sessionId": self._sessions[mark]})
-        return await call.result()
+        return call
 
-    async def _task(self, mark: str) -> Any:
+    async def _task(self, mark: str) -> Call:
         self._script(
             self.ledger.answer("I delegate.", call=self._task_call()),
             self.ledger.answer("", ending="broken"),
@@ -271,9 +273,9 @@ class Driver:
             self.ledger.answer(self._text()),
             self.ledger.answer("The task is done."),
         )
-        return await self._prompt(mark)
+        return await self._start(mark)
 
-    async def _cancelled_task(self, mark: str) -> Any:
+    async def _cancelled_task(self, mark: str) -> Call:
         words = f"Task {self.turns} is about to be cancelled."
         self._script(
             self.ledger.answer("I delegate.", call=self._task_call()), self.ledger.answer(words, ending="hang")
@@ -281,22 +283,19 @@ class Driver:
         call = await self._start(mark)
         await self._agent.wait_for(lambda message: words in json.dumps(message), since=self._since)
         await self._agent.notify("session/cancel", {"sessionId": self._sessions[mark]})
-        return await call.result()
+        return call
 
-    async def _failed(self, mark: str) -> Any:
+    async def _failed(self, mark: str) -> Call:
         self._script(lambda _: fake.failing(400, "That is no good"))
-        try:
-            return await self._prompt(mark)
-        except RpcError:
-            return {}
+        return await self._start(mark)
 
-    async def _compact(self, mark: str) -> Any:
-        return await self._agent.prompt(self._sessions[mark], "/compact")
+    async def _compact(self, mark: str) -> Call:
+        return await self._agent.start_prompt(self._sessions[mark], "/compact")
 
-    async def _undo(self, mark: str) -> Any:
-        return await self._agent.prompt(self._sessions[mark], "/undo")
+    async def _undo(self, mark: str) -> Call:
+        return await self._agent.start_prompt(self._sessions[mark], "/undo")
 
-    async def _switch(self, mark: str) -> Any:
+    async def _switch(self, mark: str) -> Call:
         option = {"sessionId": self._sessions[mark], "configId": "model", "value": self._chance.choice(list(MODELS))}
         await self._agent.request("session/set_config_option", option)
         return await self._plain(mark)
@@ -310,13 +309,10 @@ class Driver:
     def _text(self) -> str:
         return "words and more words " * self._chance.choice((1, 5, 50, 400))
 
-    async def _prompt(self, mark: str) -> Any:
-        return await (await self._start(mark)).result()
-
     async def _start(self, mark: str) -> Call:
         return await self._agent.start_prompt(self._sessions[mark], f"mark:{mark} number {self.turns}")
 
-    def _check(self, mark: str, response: Any) -> None:
+    def _check(self, mark: str, call: Call) -> None:
         """Compare what the last turn added."""
         charges, self._checked = self.ledger.charges[self._checked :], len(self.ledger.charges)
         rows = self._rows(f"id > {self._newest_entry}")
@@ -330,8 +326,8 @@ class Driver:
         assert len(rows) == len(charges)
         self._newest_entry = max([self._newest_entry, *(row["id"] for row in rows)])
         self.estimated += sum(row["estimated"] is not None for row in rows)
-        if response:
-            assert response.get("usage") == usage_of(rows)
+        if call.outcome.exception() is None:
+            assert self._agent.usage(call) == usage_of(rows)
         self._check_cost(mark)
 
     def _check_cost(self, mark: str) -> None:
