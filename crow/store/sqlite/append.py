@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
+from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.sqlite.connection import insert
@@ -410,7 +411,8 @@ def _close_turn(state: SessionState, owner: str) -> list[Entry]:
         detail = f"{readable(state.owner)} ended in the middle of this turn"
         answer = _saved_draft(state)
         if answer is not None:
-            entries.append(state.add(NewEntry(body=answer, model=state.model), turn=state.turn))
+            model, usage = _estimated_usage(state, answer)
+            entries.append(state.add(NewEntry(body=answer, model=model, usage=usage), turn=state.turn))
         if not _has_ended(state):
             entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
     for seq, dead, parts, message_id in _orphans(state, owner):
@@ -436,6 +438,20 @@ def _saved_draft(state: SessionState) -> Assistant | None:
     if not text and not thought:
         return None
     return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
+
+
+def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
+    """Return the model of an unfinished answer, and an estimate of what its request used: the input and output of the
+    request before it, and the text that was saved. Without a request before it, the input stays unknown."""
+    row = state.sql.execute(
+        "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
+        " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
+        (state.session_id, state.conversation),
+    ).fetchone()
+    model, sent = row or (state.model, None)
+    made = estimate_text(answer.text) + estimate_text(answer.thought)
+    usage = Usage(input_tokens=sent, output_tokens=made, is_input_estimated=sent is not None, is_output_estimated=True)
+    return str(model), usage
 
 
 def _has_ended(state: SessionState) -> bool:
