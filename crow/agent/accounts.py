@@ -31,6 +31,8 @@ def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
 
 def usage_of_answer(answer: Answer, *, sent: int) -> Usage:
     """Return the usage of the request that gave `answer`. `sent` is the estimated size of that request in tokens."""
+    if answer.usage is not None and answer.usage.output_tokens is not None:
+        return complete_usage(answer.usage, sent=sent, made=0)
     texts = (answer.text, answer.thought, *(text for call in answer.calls for text in (call.name, call.arguments)))
     return complete_usage(answer.usage, sent=sent, made=sum(map(estimate_text, texts)))
 

@@ -114,6 +114,8 @@ class ChatStream:
 
     def attempts(self) -> tuple[Attempt, ...]:
         """Each time that the endpoint accepted the request. One that it answered only with an error does not count."""
+        if self._answer is not None:
+            return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
 
     def _end_attempt(self, error: errors.ModelError) -> None:

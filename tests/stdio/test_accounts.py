@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
+import pytest
 
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
@@ -77,6 +78,36 @@ async def test_a_turn_cancelled_before_any_text_still_reports_what_it_used(
         await agent.notify("session/cancel", {"sessionId": session})
         assert await call.result() == {"stopReason": "cancelled"}
         assert agent.usage(call) == {"totalTokens": 700, "inputTokens": 700, "outputTokens": 0}
+
+
+async def test_a_program_that_runs_agents_finds_tokens_and_cost_where_it_looks(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    """Benchmark runners such as Harbor read the response to the one prompt, and the newest cost."""
+    await anyio.Path(home).mkdir()
+    await anyio.Path(home / "config.toml").write_text(SETTINGS)
+    report = {
+        "prompt_tokens": 1200,
+        "completion_tokens": 80,
+        "prompt_tokens_details": {"cached_tokens": 900},
+        "completion_tokens_details": {"reasoning_tokens": 30},
+    }
+    call = {"index": 0, "id": "c", "function": {"name": "read_file", "arguments": '{"path": "README.md"}'}}
+    ends = [fake.chunk({"tool_calls": [call]}, finish="tool_calls"), fake.chunk({"content": "Twigs."}, finish="stop")]
+    endpoint.script(*(fake.Reply(steps=(fake.sse(end, {"choices": [], "usage": report}),)) for end in ends))
+    async with crow(endpoint=endpoint, env={"CROW_MODEL": "alpha"}) as agent:
+        session = await started(agent, place)
+        prompt = await agent.start_prompt(session, "what is in it?")
+        await prompt.result()
+        assert agent.usage(prompt) == {
+            "totalTokens": 2560,
+            "inputTokens": 2400,
+            "outputTokens": 160,
+            "thoughtTokens": 60,
+            "cachedReadTokens": 1800,
+        }
+        newest = agent.updates(session, "usage_update")[-1]
+        assert newest["cost"] == {"amount": pytest.approx(0.00474), "currency": "USD"}
 
 
 async def test_a_command_without_requests_reports_no_usage(
