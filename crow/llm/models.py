@@ -101,7 +101,7 @@ def _is_possible(name: str, value: object) -> bool:
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0
-    return type(value) is int and _MIN_WINDOW <= value <= _MAX_WINDOW
+    return type(value) is int and 0 < value <= _MAX_WINDOW
 
 
 def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
