@@ -200,6 +200,8 @@ class Projection:
                     self.plan, self.mode = body.plan, body.mode
             case kinds.Note() | kinds.File() | kinds.Remark() | kinds.Command() | kinds.Mask() | kinds.Restore():
                 pass
+            case kinds.ModelRequest():
+                pass
             case _ as never:
                 assert_never(never)
 

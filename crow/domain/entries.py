@@ -239,6 +239,17 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
+
+    Its `purpose` is an `answer` that never came (the request failed, was sent again, or was cancelled before any text),
+    or a `summary` of the conversation.
+    """
+
+    purpose: Literal["answer", "summary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
     """A skill that the model loaded."""
 
@@ -293,7 +304,7 @@ class TurnEnd:
 
 TurnBody: TypeAlias = Prompt | User | Assistant | Started | File | ToolResult | TurnEnd
 ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder
-SessionBody: TypeAlias = Remark | Command | Note
+SessionBody: TypeAlias = Remark | Command | Note | ModelRequest
 Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
 

@@ -101,6 +101,8 @@ class ModelOptions(Section):
     """US dollars per million input tokens; used to show the cost of sessions."""
     cached_price: Price | None = None
     """US dollars per million cached input tokens."""
+    cache_write_price: Price | None = None
+    """US dollars per million input tokens that are written to the provider's cache."""
     output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None

@@ -511,6 +511,7 @@ _BODIES: Mapping[str, Record] = {
     "command": record(entries.Command),
     "note": record(entries.Note, about="label"),
     "turn_end": record(entries.TurnEnd, stop="error"),
+    "request": record(entries.ModelRequest, purpose="answer"),
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}

@@ -98,6 +98,7 @@ def test_each_body_has_one_kind_and_kinds_never_change() -> None:
         "command",
         "note",
         "turn_end",
+        "request",
     ]
 
 

@@ -18,7 +18,7 @@ from crow.domain.entries import CallRef, File, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
-from crow.store import hits_by_session
+from crow.store import UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
 
@@ -135,12 +135,45 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def usage(context: CommandContext, _: str) -> str:
-    row = await context.store.session(context.branch.row.id)  # the branch's row may be outdated
-    messages = (await context.store.count_messages((row.id,)))[row.id]
-    cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
-    cost = f", {row.cost:.4f} US dollars" if row.cost else ""
+    session_id = context.branch.row.id
+    messages = (await context.store.count_messages((session_id,)))[session_id]
+    totals = await context.store.usage_by_model(session_id)
     count = f"{messages:,} message{'s' * (messages != 1)}"
-    return f"This session used {row.tokens_in:,} input tokens{cached}, {row.tokens_out:,} output tokens{cost}; {count}."
+    lines = [f"This session used {used(sum_of(totals))}; {count}."]
+    if len(totals) > 1:
+        lines += ["", *(f"- {total.model or 'unknown model'}: {used(total)}" for total in totals)]
+    if estimated := sum(total.estimated for total in totals):
+        which = "1 request is" if estimated == 1 else f"{estimated:,} requests are"
+        lines += ["", f"The tokens of {which} estimated, because the endpoint did not report them."]
+    return "\n".join(lines)
+
+
+def sum_of(totals: Sequence[UsageTotal]) -> UsageTotal:
+    """Add up the totals of several models."""
+    costs = [total.cost for total in totals if total.cost is not None]
+    return UsageTotal(
+        requests=sum(total.requests for total in totals),
+        tokens_in=sum(total.tokens_in for total in totals),
+        tokens_out=sum(total.tokens_out for total in totals),
+        tokens_cached=sum(total.tokens_cached for total in totals),
+        tokens_reasoning=sum(total.tokens_reasoning for total in totals),
+        tokens_cache_written=sum(total.tokens_cache_written for total in totals),
+        estimated=sum(total.estimated for total in totals),
+        cost=sum(costs) if costs else None,
+    )
+
+
+def used(total: UsageTotal) -> str:
+    """Return the tokens and the cost of a total in words."""
+    cached = [f"{total.tokens_cached:,} from the provider's cache"] if total.tokens_cached else []
+    cached += [f"{total.tokens_cache_written:,} written to it"] if total.tokens_cache_written else []
+    thought = f" ({total.tokens_reasoning:,} for reasoning)" if total.tokens_reasoning else ""
+    cost = f", {total.cost:.4f} US dollars" if total.cost else ""
+    requests = f"{total.requests:,} request{'s' * (total.requests != 1)}"
+    of_these = f" ({', '.join(cached)})" if cached else ""
+    return (
+        f"{total.tokens_in:,} input tokens{of_these}, {total.tokens_out:,} output tokens{thought} in {requests}{cost}"
+    )
 
 
 async def export(context: CommandContext, argument: str) -> str:

@@ -223,7 +223,8 @@ class Gauge:
         report = report_of(newest, info.endpoint)
         counted = report.tokens if report is not None and report.is_believed(calibration) else None
         sent = round(newest.estimate * clamped(calibration))
-        if counted is None and newest.usage is not None and newest.usage.input_tokens:
+        usage = newest.usage
+        if counted is None and usage is not None and usage.input_tokens and not usage.is_input_estimated:
             sent = 0  # if the count is not believable, the estimate may be wrong too
         await self.context_window.on_answer(info, sent=sent, counted=counted)
         tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
@@ -331,9 +332,11 @@ class Report:
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
     """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report; it means
-    that the provider did not count."""
+    that the provider did not count. Counts that crow estimated are no report either."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
+        return None
+    if usage.is_input_estimated:
         return None
     tokens, cached = usage.input_tokens or 0, usage.cached_tokens or 0
     if not tokens or not entry.estimate:
@@ -406,6 +409,7 @@ def anchored(context: Context, anchor: Report, scale: float) -> int | None:
     else:
         return None
     # reasoning is not sent back, or only as an opaque field that the next report will count
-    said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if usage.output_tokens else None
+    is_reported = usage.output_tokens and not usage.is_output_estimated
+    said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if is_reported else None
     answer = context.estimates[index] * scale if said is None else max(0, said)
     return round(anchor.tokens + answer + sum(context.estimates[index + 1 :]) * scale)

@@ -40,7 +40,7 @@ async def test_prompt_that_does_not_fit_is_stored_before_the_context_is_compacte
     async with opened(tmp_path, model) as run:
         await talked(run, 4)
         kinds = [kind for kind in await run.kinds() if kind != "Reminder"]
-        assert kinds[-4:] == ["User", "Checkpoint", "Assistant", "TurnEnd"]
+        assert kinds[-5:] == ["User", "ModelRequest", "Checkpoint", "Assistant", "TurnEnd"]
         (checkpoint,) = await checkpoints(run)
         assert (checkpoint.summary, checkpoint.reason) == (SUMMARY, "threshold")
         measured = [event.used for event in run.client.events if isinstance(event, ContextMeasured)]
