@@ -253,6 +253,7 @@ class Turn:
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
                 announcements=tuple(plan.announcement for plan in plans),
+                cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
             ),
             model=info.name,
             usage=answer.usage,

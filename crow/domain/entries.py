@@ -97,7 +97,8 @@ class Assistant:
 
     `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
     that was shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is
-    empty if nothing was shown, or if an older version stored the entry.
+    empty if nothing was shown, or if an older version stored the entry. If `cut` is set, the model sees about that many
+    characters of the arguments of all calls together; the calls themselves run with the whole arguments.
     """
 
     text: str
@@ -109,6 +110,7 @@ class Assistant:
     reasoning_field: str | None = None
     endpoint: str = ""
     announcements: tuple[Announcement, ...] = ()
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
