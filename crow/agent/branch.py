@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import anyio
 
@@ -15,10 +16,12 @@ from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text
+from crow.llm import ThoughtLevel
 from crow.store import SessionChanges, Store, Tail
 
 logger = logging.getLogger(__name__)
 
+THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 TITLE_CHARS = 80
 
@@ -64,6 +67,11 @@ class Branch:
     def plan(self) -> tuple[PlanItem, ...]:
         """The newest plan."""
         return self.projection.plan
+
+    @property
+    def thought_level(self) -> ThoughtLevel | None:
+        """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
+        return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 import anyio
 
@@ -31,10 +31,9 @@ from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
-from crow.llm import Request, ThoughtLevel, cost_of
+from crow.llm import Request, cost_of
 from crow.tools import PlannedCall, Toolbox
 
-THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 THINKS_S = 0.05
 """If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time the request
@@ -198,13 +197,13 @@ class Turn:
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
     async def _ask_once(self, before: str) -> tuple[int, Assistant, Sequence[PlannedCall]]:
-        context, row = self._branch.context(), self._branch.row
+        context = self._branch.context()
         request = Request(
             messages=context.messages,
             tools=context.tools,
             max_output_tokens=self._gauge.max_output_tokens(),
-            cache_key=row.id,
-            thought_level=next((level for level in THOUGHT_LEVELS if level == row.config.get("thought_level")), None),
+            cache_key=self._branch.row.id,
+            thought_level=self._branch.thought_level,
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._is_listening = True

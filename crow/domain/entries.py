@@ -72,13 +72,15 @@ class PlanItem:
 class Prompt:
     """The system message and tool specs, built for `cwd` and `model`. They are sent unchanged until another prompt
     entry replaces them. `recorded_here` is false for an imported entry. Such an entry is never sent, because the next
-    turn begins with a new prompt entry."""
+    turn begins with a new prompt entry. `reason` tells the user why the entry was written, such as `the model changed
+    from a to b`. It is empty if an older version stored the entry, or if the entry was stored with a checkpoint."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
     model: str
     recorded_here: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,3 +271,12 @@ async def test_a_turn_whose_every_call_has_huge_arguments_goes_on(tmp_path: Path
         assert written == contents
         stored = [entry.body.calls for entry in await run.log() if isinstance(entry.body, Assistant)]
         assert [json.loads(one.arguments)["content"] for calls in stored for one in calls] == contents
+
+
+async def test_summary_is_asked_for_with_the_thought_level_of_the_session(tmp_path: Path) -> None:
+    model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await run.session.branch.set_option("thought_level", "high")
+        await talked(run, 4)
+        assert len(await checkpoints(run)) == 1
+        assert [request.thought_level for request in model.requests] == ["high"] * 5
