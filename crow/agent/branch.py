@@ -16,7 +16,7 @@ from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text
-from crow.llm import ThoughtLevel
+from crow.llm import ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, Store, Tail
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Branch:
         self._pending_end: tuple[NewEntry, ...] = ()
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
+        self._refused: dict[str, tuple[str, ...]] = {}
         self.turn = 0
         self._stand_on(tail)
 
@@ -72,6 +73,15 @@ class Branch:
     def thought_level(self) -> ThoughtLevel | None:
         """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
+
+    def watch_refused(self, info: ModelInfo) -> None:
+        """Remember what the endpoint has refused before the first request to it."""
+        self._refused.setdefault(info.endpoint, info.refused)
+
+    def newly_refused(self, info: ModelInfo) -> tuple[str, ...]:
+        """Return the parts of messages that the endpoint has refused since the last call, or since `watch_refused`."""
+        known, self._refused[info.endpoint] = self._refused.get(info.endpoint, ()), info.refused
+        return tuple(part for part in info.refused if part not in known)
 
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""

@@ -27,7 +27,7 @@ from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
 from crow.domain import errors
-from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Entry, NewEntry, Note, Reminder, StopReason, ToolResult, TurnEnd, User
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
@@ -206,6 +206,7 @@ class Turn:
             thought_level=self._branch.thought_level,
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
+        self._branch.watch_refused(self._model.info)
         self._is_listening = True
         try:
             async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as stream:
@@ -215,6 +216,8 @@ class Turn:
                 await anyio.sleep_forever()
             self._is_listening = False
         self._answer = answer
+        if refused := self._branch.newly_refused(self._model.info):
+            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(refused)))])
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
             async with after_delay(PLAN_S, self._save_draft):

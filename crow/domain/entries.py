@@ -276,9 +276,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A change to the session that applies from this entry on."""
+    """A change to the session that applies from this entry on. A note about the `dialect` names the parts of messages
+    that the endpoint has just refused: crow leaves them out from now on."""
 
-    about: Literal["model", "mode", "title", "label"]
+    about: Literal["model", "mode", "title", "label", "dialect"]
     value: str
 
 

@@ -20,6 +20,7 @@ from crow.domain.entries import (
     Entry,
     File,
     Mask,
+    Note,
     Prompt,
     Restore,
     ToolResult,
@@ -70,7 +71,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     """Say, for the user, when and why the requests last changed other than at their end. `moves` come newest first."""
-    newest = next((entry for entry in reversed(entries) if isinstance(entry.body, BREAKS)), None)
+    newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
     move = moves[0] if moves else None
     if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
         reason, where, created_ms = reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
@@ -85,8 +86,14 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     )
 
 
+def is_break(body: Body) -> bool:
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about == "dialect")
+
+
 def reason_of_break(body: Body) -> str:
     match body:
+        case Note(value=value):
+            return f"the endpoint refused a part of the messages ({value}), so crow leaves it out"
         case Checkpoint():
             return "a compaction replaced older messages"
         case Mask():

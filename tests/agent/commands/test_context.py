@@ -9,7 +9,7 @@ import pytest
 from crow.agent.commands.inspect import breakdown, last_break, picture
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.domain.conversation import Projection
-from crow.domain.entries import Body, Checkpoint, Mask, Prompt, Restore
+from crow.domain.entries import Body, Checkpoint, Mask, Note, Prompt, Restore
 from crow.domain.messages import ToolSpec
 from crow.store import Move
 from tests.support.paths import PathBuilder, result_of, said, user
@@ -79,6 +79,11 @@ def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
             [PROMPT, Checkpoint(compaction_id="k", summary="S", first_kept=None), Restore(entry=2)],
             [],
             "a compaction was undone (entry 3,",
+        ),
+        (
+            [PROMPT, user("q"), Note(about="dialect", value="reasoning"), Note(about="mode", value="ask")],
+            [],
+            "the endpoint refused a part of the messages (reasoning), so crow leaves it out (entry 3,",
         ),
         ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),
         ([PROMPT, user("q"), PROMPT], [moved(9, 3, "redo")], "the session moved to another entry (redo) ("),
