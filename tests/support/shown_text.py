@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from crow.domain.messages import Answer, AssistantMessage, ToolSpec
 from crow.domain.rendering import NO_ANSWER, interrupted_text
 from crow.domain.replay import Replay
 from crow.llm import ModelInfo, Request
+from crow.llm.dialect import Dialect
+from crow.llm.encode import Encoder
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.stream import ChatStream, RetryTiming
@@ -185,7 +188,9 @@ def check_log(log: Sequence[Entry], events: Sequence[Event]) -> None:
     newest = {each.body.message_id for each in log if isinstance(each.body, Assistant) and each.turn == log[-1].turn}
     assert {each for each in newest if stored[each].text} == set(texts)
     replay = Replay()
-    replayed = joined([event for entry in log for event in replay.feed(entry)], TextShown)
+    later = [event for entry in log for event in replay.feed(entry)]
+    assert joined(later, ThoughtShown) == {each: body.thought for each, body in stored.items() if body.thought}
+    replayed = joined(later, TextShown)
     expected = {each: shown_later(body) for each, body in stored.items() if body.text.strip()}
     assert {each: text for each, text in replayed.items() if each in expected} == expected
     projection = Projection(log)  # without the entries that a compaction covers
@@ -195,6 +200,10 @@ def check_log(log: Sequence[Entry], events: Sequence[Event]) -> None:
         for origin, message in zip(context.origins, context.messages, strict=True)
         if isinstance(message, AssistantMessage) and message.text not in ("", NO_ANSWER)
     }
+    for message in context.messages[-4:]:
+        if isinstance(message, AssistantMessage) and message.text.strip():
+            (raw,) = Encoder().messages((message,), endpoint=INFO.endpoint, dialect=Dialect())
+            assert json.loads(raw)["content"] == message.text
     kept = {entry.id: entry.body for entry in projection.entries if isinstance(entry.body, Assistant)}
     assert sent == {each: shown_later(body) for each, body in kept.items() if body.text.strip()}
 
