@@ -64,7 +64,7 @@ async def show_context(context: CommandContext, argument: str) -> str:
         used = gauge.used()
         moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits())
-        done += f"\n\n{last_break(context.branch.entries, moves)}"
+        done += f"\n\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     return f"{done}\n{gauge.context_window.describe(gauge.info)}"
 
