@@ -40,6 +40,7 @@ from crow.domain.messages import Text, ToolMessage, ToolSpec
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import Store
+from crow.tools import RecallQuery
 from tests.support.compaction import AnsweringModel, Notes, branch_of, compactor_on
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_model import Say, call
@@ -164,7 +165,7 @@ async def measured(session: Session, result: Retention, facts: dict[int, str], m
     for entry in session.store.path("s"):
         if (body.first_covered or 0) <= entry.id <= (body.last_covered or 0):
             result.covered += 1
-            if text_of(entry) not in await log.recall(query=None, entry=entry.id, limit=1):
+            if text_of(entry) not in await log.recall(RecallQuery(entry=entry.id), limit=1):
                 result.lost_entries.append(entry.id)
     return result
 

@@ -34,7 +34,7 @@ from crow.agent.session import Session
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import CommandAccess, Ports
+from crow.tools import CommandAccess, Ports, RecallQuery
 from crow.tools.mcp.client import McpToolbox, open_toolbox
 from crow.tools.sandbox import Sandbox, confiner
 from crow.tools.sandbox.bubblewrap import Bubblewrap
@@ -56,9 +56,9 @@ COMMANDS = 40
 class NoLog:
     """A log that stores nothing."""
 
-    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:
         """Finds nothing."""
-        return f"{query} {entry} {limit}"
+        return f"{query} {limit}"
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """Stores nothing."""

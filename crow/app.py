@@ -21,6 +21,7 @@ from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
@@ -52,7 +53,7 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
         from crow.frontend.connection import EditorConnection
 
     adapters.protect_process(loaded)
-    with claim_stdio() as (source, sink), _recorder(loaded) as recorder:
+    with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
@@ -131,6 +132,7 @@ class Wiring:
             templates=self._templates,
             settings=self._settings_of_sessions,
             hooks=lambda: self._hooks,
+            user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
         )
 
     async def close(self) -> None:
@@ -308,8 +310,8 @@ def find_hooks(group: str) -> list[NamedHook]:
 
 
 @contextmanager
-def _recorder(loaded: Loaded) -> Iterator[Recorder | None]:
-    """Records the connection if CROW_TRACE names a file."""
+def recording(loaded: Loaded) -> Iterator[Recorder | None]:
+    """Yield the recorder of the connection, or None if CROW_TRACE names no file."""
     if loaded.paths.trace is None:
         yield None
         return

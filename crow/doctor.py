@@ -35,7 +35,7 @@ from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.foreign import session_ids
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
-from crow.tools import CommandAccess, McpServer, Ports, SandboxStatus, Workspace
+from crow.tools import CommandAccess, McpServer, Ports, RecallQuery, SandboxStatus, Workspace
 
 _REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
 _ATTEMPT_S = 20.0
@@ -518,7 +518,7 @@ async def _ignore(_output: str) -> None: ...
 class _NoSession:
     """Stands in for a session, for a toolbox that runs no tool."""
 
-    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:  # noqa: ARG002
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None: ...

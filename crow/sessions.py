@@ -20,6 +20,7 @@ from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings.load import find_paths
 from crow.store import Scope, SessionRow
+from crow.store.codec import tags_of
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from crow.store.transcript import Transcript
@@ -69,6 +70,11 @@ class Session:
     metadata: Mapping[str, Any]
     _admin: SessionAdmin = field(repr=False, compare=False)
     _store: SqliteStore = field(repr=False, compare=False)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The session's tags, in alphabetical order."""
+        return tags_of(self.metadata)
 
     async def messages(self) -> list[dict[str, Any]]:
         """Return the whole conversation as messages of OpenAI's chat completions API, as if it had never been

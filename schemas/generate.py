@@ -1,10 +1,14 @@
-"""Generates the schemas beside this file; `--check` only reports those that differ, and then fails."""
+"""Generates the schemas beside this file, the text of `crow --help` and the manual page.
+
+`--check` only reports those that differ, and then fails.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +17,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from crow.cli import whole_parser
+from crow.cli.reference import describe, manual
 from crow.settings import Settings, values
 from crow.settings.values import Section
 from crow.store.codec import KINDS
@@ -50,16 +56,18 @@ class WithoutTitles(GenerateJsonSchema):
 
 
 def generate() -> dict[str, str]:
-    """The text of every generated file, by name."""
+    """The text of every generated file, by its path in the repository."""
     settings: JsonSchemaValue = {
         "$schema": GenerateJsonSchema.schema_dialect,
         **Settings.model_json_schema(schema_generator=WithoutTitles),
     }
     _describe(settings)
     return {
-        "config.schema.json": _text(settings),
-        "export.schema.json": _text(_export_schema()),
-        "store.sql": schema(),
+        "schemas/config.schema.json": _text(settings),
+        "schemas/export.schema.json": _text(_export_schema()),
+        "schemas/store.sql": schema(),
+        "crow/cli/help.txt": _help(),
+        "docs/crow.1": manual(describe(whole_parser())),
     }
 
 
@@ -136,24 +144,36 @@ def _tag(definition: dict[str, Any], kind: str) -> None:
     definition["required"] = ["type", *definition["required"]]
 
 
+def _help() -> str:
+    """The text of `crow --help` in a terminal with 80 columns."""
+    columns = os.environ.pop("COLUMNS", None)
+    os.environ["COLUMNS"] = "80"
+    try:
+        return whole_parser().format_help()
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+
+
 def _text(value: JsonSchemaValue) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
 def main(arguments: list[str]) -> int:
-    here = Path(__file__).parent
+    root = Path(__file__).parents[1]
     stale = [
         name
         for name, text in generate().items()
-        if not (here / name).exists() or (here / name).read_text("utf-8") != text
+        if not (root / name).exists() or (root / name).read_text("utf-8") != text
     ]
     if arguments == ["--check"]:
         for name in stale:
-            print(f"schemas/{name} is out of date; run `make schemas`", file=sys.stderr)
+            print(f"{name} is out of date; run `make schemas`", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
-        (here / name).write_text(generate()[name], "utf-8")
-        print(f"wrote schemas/{name}")
+        (root / name).write_text(generate()[name], "utf-8")
+        print(f"wrote {name}")
     return 0
 
 

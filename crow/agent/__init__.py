@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from crow.agent.permissions import Rule
@@ -123,7 +124,8 @@ class Adapters:
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `models` holds the names to choose
     from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
-    `models` are read again for each turn because the user may change them.
+    `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
+    user's own AGENTS.md, which need not exist.
     """
 
     store: Store
@@ -136,6 +138,7 @@ class Adapters:
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
     hooks: Callable[[], Hooks] | None = None
+    user_instructions: Path | None = None
 
 
 def new_session_id() -> str:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, TypeAlias
 
 import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, NewEntry, PlanItem, Prompt, TurnEnd, User
+from crow.domain.entries import Entry, NewEntry, Note, PlanItem, Prompt, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text
-from crow.llm import ModelInfo, ThoughtLevel
-from crow.store import SessionChanges, Store, Tail
+from crow.llm import THOUGHT_LEVELS, ModelInfo, ThoughtLevel
+from crow.store import SessionChanges, SessionRow, Store, Tail
 
 logger = logging.getLogger(__name__)
 
-THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 END_S = 5.0
 TITLE_CHARS = 80
+
+Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
+"""Values of the options whose changes are entries, so that going back restores them."""
 
 
 class Branch:
@@ -41,7 +43,7 @@ class Branch:
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
         self._refused: dict[str, tuple[str, ...]] = {}
-        self.turn = 0
+        self.turn = tail.entries[-1].turn if tail.entries else 0
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
@@ -139,12 +141,16 @@ class Branch:
         session's leaf."""
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
-            self.turn = start.turn
-            if start.moved:
-                self._stand_on(await self._store.tail(self.row.id))
-            else:
+            self.turn, known = start.turn, self.leaf
+            if not start.moved:
                 self._extend(start.entries)
-            return start.moved
+                return False
+            self._stand_on(await self._store.tail(self.row.id))
+            # Notes of another process, such as a new thought level, are nothing to tell the user about.
+            own = {entry.id for entry in start.entries}
+            added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
+            is_behind = any(entry.id == known for entry in self.entries)
+            return not (is_behind and all(isinstance(entry.body, Note) for entry in added))
 
     def store_at_end(self, entries: Sequence[NewEntry]) -> None:
         """Store these entries in the transaction that ends the turn."""
@@ -226,14 +232,51 @@ class Branch:
     async def set_model(self, name: str) -> None:
         """Change the model, starting with the next turn."""
         if name != self.row.model:
-            await self.change(SessionChanges(model=name))
+            note = Note(about="model", value=name, previous=self.row.model)
+            await self._change_option(note, SessionChanges(model=name))
         await self.publish(OptionsChanged())
 
     async def set_option(self, name: str, value: str | bool) -> None:
         """Change an entry of the session's configuration, starting with the next turn."""
         if self.row.config.get(name) != value:
-            await self.change(SessionChanges(config={**self.row.config, name: value}))
+            changes = SessionChanges(config={**self.row.config, name: value})
+            if name == "thought_level":
+                previous = _option(self.row, "thought_level")
+                await self._change_option(Note(about="thought_level", value=str(value), previous=previous), changes)
+            else:
+                await self.change(changes)
         await self.publish(OptionsChanged())
+
+    async def _change_option(self, note: Note, changes: SessionChanges) -> None:
+        """Change the row and store the note with the change.
+
+        Only the row changes if the session has no entries, because there is no place to go back to, and if another
+        process has added entries or runs a turn.
+        """
+        if self.leaf is not None:
+            try:
+                await self.record([NewEntry(body=note)], changes=changes)
+            except (LeafMoved, SessionBusy):
+                logger.info("Session %s: the change of the %s is not an entry", self.row.id, note.about)
+            else:
+                return
+        await self.change(changes)
+
+    async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
+        """After a move, set the options that applied at this place, and return those that were set. With `keep`, set
+        none; and never set a model that is not among the `offered` ones. A note says what differs from now on."""
+        adopted = {} if keep else usable_options(options, offered)
+        if adopted:
+            await self.change(option_changes(self.row, adopted))
+            await self.publish(OptionsChanged())
+        kept = [
+            NewEntry(body=Note(about=about, value=_option(self.row, about), previous=value))
+            for about, value in options.items()
+            if about not in adopted
+        ]
+        if kept:
+            await self.record(kept)
+        return adopted
 
     async def set_default_title(self) -> None:
         """Use the first line of the newest prompt as the title, unless the session already has a title."""
@@ -260,3 +303,38 @@ class Branch:
         await self._store.save_draft(
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )
+
+
+async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:
+    """Return the options that differed at the entry `to` from those that the session has at `leaf`."""
+    found: dict[Literal["model", "thought_level"], str] = {}
+    for entry in await store.left_behind(leaf, to, ("note",)):
+        match entry.body:
+            case Note(about="model" | "thought_level" as about, previous=previous):
+                found.setdefault(about, previous)
+    for entry in await store.left_behind(to, leaf, ("note",)):
+        match entry.body:
+            case Note(about="model" | "thought_level" as about, value=value):
+                found[about] = value
+    return {about: value for about, value in found.items() if value != _option(row, about)}
+
+
+def usable_options(options: Options, offered: Collection[str]) -> Options:
+    """Return the options without a model that is not offered or a thought level that does not exist. They may come from
+    an imported file, and the user's settings may have changed."""
+    valid = {"model": offered, "thought_level": ("", *THOUGHT_LEVELS)}
+    return {about: value for about, value in options.items() if value in valid[about]}
+
+
+def option_changes(row: SessionRow, options: Options) -> SessionChanges:
+    """Return the changes of the row that set these options."""
+    changes = SessionChanges()
+    if "model" in options:
+        changes["model"] = options["model"]
+    if "thought_level" in options:
+        changes["config"] = {**row.config, "thought_level": options["thought_level"]}
+    return changes
+
+
+def _option(row: SessionRow, about: Literal["model", "thought_level"]) -> str:
+    return row.model if about == "model" else str(row.config.get("thought_level") or "")

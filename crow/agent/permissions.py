@@ -33,7 +33,7 @@ ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
-WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch")
+WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall")
 SEARCHES = ("grep", "list_files")
 
 
@@ -73,7 +73,9 @@ class Rule:
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
         if call.asks_once:
-            return not self.is_pattern and self.argument is not None and self.argument == call.argument
+            if self.is_pattern and name == "skill":  # consent to a skill is consent to a text that the user has seen
+                return False
+            return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
         asked = call.command_access or "full"
         if self.access is not None and ACCESSES.index(asked) > ACCESSES.index(self.access):
             return False
@@ -98,13 +100,14 @@ class Rule:
         if self.argument is None:
             return "yes"
         paths = (*call.rule_paths, *call.other_paths)
+        arguments = (*(() if call.argument is None else (call.argument,)), *call.narrower_arguments)
         if not self.is_pattern:
-            return "yes" if self.argument in (call.argument, *paths) else "no"
+            return "yes" if self.argument in (*arguments, *paths) else "no"
         if call.access == "execute" and call.argument is not None:
             return runs(call.argument, self.argument)
         if paths:
             return "yes" if names_path(self.argument, paths, ignore_case=True) else "no"
-        return "yes" if call.argument is not None and fnmatchcase(call.argument, self.argument) else "no"
+        return "yes" if any(fnmatchcase(argument, self.argument) for argument in arguments) else "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,6 +369,11 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
         raise ArgumentError(
             f"`{text}` would allow nothing: crow asks about each skill of a workspace separately, and again when the "
             "skill has changed. A rule can only deny skills."
+        )
+    if allow and tool == "recall" and argument not in ("workspace", "all"):
+        raise ArgumentError(
+            f"`{text}` would allow nothing: write `recall(workspace)` for the sessions of this directory, or "
+            "`recall(all)` for all sessions. This session needs no permission."
         )
     if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(

@@ -1,8 +1,8 @@
 """Builds the system message, and the reminders that report later changes.
 
 The system message is stored as a `prompt` entry. Every request repeats it byte for byte until a new prompt entry is
-written. Changes in between go into reminders. Each subject (date, AGENTS.md, mode, servers, skills) has its own tagged
-section, so that its newest text can be found again after a session is loaded.
+written. Changes in between go into reminders. Each subject (date, instructions, mode, servers, skills) has its own
+tagged section, so that its newest text can be found again after a session is loaded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import anyio.to_thread
 
 from crow.agent import new_remark
 from crow.agent.branch import Branch
-from crow.agent.workspace import INSTRUCTION_FILE, distrust
+from crow.agent.instructions import Instructions, InstructionSource, anything, read_instructions
 from crow.domain.entries import Entry, NewEntry, Note, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
 from crow.tools import ServerStatus, SkillInfo
 
-INSTRUCTION_BYTES = 64 * 1024
 GIT_FILE_BYTES = 4_096
 GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 SERVER_CHARS = 400
@@ -63,13 +62,15 @@ MODES = {
 SECTIONS = ("date", "mode", "servers", "skills", "instructions")
 """The sections whose text may change during a session."""
 
+TAG = re.compile(rf"<(?=/?(?:reminder|environment|skill|{'|'.join(SECTIONS)})\b)", re.IGNORECASE)
+
 
 def facts_now(
     mode: str, instructions: str, servers: Sequence[ServerStatus], skills: Sequence[SkillInfo] = ()
 ) -> dict[str, str]:
     """Return the current text of each section. A section with nothing to say is empty.
 
-    `instructions` comes from `read_instructions`.
+    `instructions` is the text of the instruction files.
     """
     failed = [f"{server.name}: {one_line(server.detail)}" for server in servers if server.detail]
     again = [f"{server.name}: {one_line(server.loss)}" for server in servers if server.losses and not server.detail]
@@ -172,56 +173,22 @@ def empty_section(name: str) -> str:
     return f"({name}: none any more)"
 
 
+def without_tags(text: str) -> str:
+    """Return text of others in which nothing looks like a reminder or like a section of the system message."""
+    return TAG.sub("‹", text)
+
+
 def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
     found = {}
     for name in names:
         start = text.find(f"<{name}>\n")
         close = f"\n</{name}>"
-        # AGENTS.md may contain closing tags of its own. Its section comes last, so the last such tag ends it.
+        # An instruction file may contain closing tags. This section comes last, so the last such tag ends it.
         end = text.rfind(close) if name == "instructions" else text.find(close, start)
         if 0 <= start < end:
             told = text[start + len(name) + 3 : end]
             found[name] = "" if told == empty_section(name) else told
     return found
-
-
-def read_instructions(cwd: Path, may_read: Callable[[Path], bool] = lambda _: True) -> str:
-    """Return the AGENTS.md files from the root down to `cwd`, each under its path, or "" if there are none.
-
-    For a file that is not trusted, the text gives the reason in place of the file's content. `may_read` tells whether
-    a resolved path may be read.
-    """
-    blocks = []
-    for directory in reversed([cwd, *cwd.parents]):
-        file = directory / INSTRUCTION_FILE
-        try:
-            path = file.resolve()
-            # skip links that lead elsewhere: their target's content would be sent to the endpoint
-            if not path.is_file() or not path.is_relative_to(directory.resolve()):
-                continue
-            reason = distrust(path, directory, cwd, may_read)
-            data = b"" if reason else read_start(path, INSTRUCTION_BYTES + 1)
-        except OSError:
-            continue
-        text = f"(left out: {reason})" if reason else data[:INSTRUCTION_BYTES].decode("utf-8", "replace").strip()
-        if len(data) > INSTRUCTION_BYTES:
-            text += f"\n(cut: {file} is larger than {INSTRUCTION_BYTES // 1024} KiB)"
-        if text and b"\0" not in data:  # binary files are ignored
-            blocks.append(f"# {file}\n\n{text}")
-    return "\n\n".join(blocks)
-
-
-def read_start(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file. :raises OSError: the path leads to something else, or the file
-    was replaced."""
-    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
-    with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
-        opened = os.fstat(file.fileno())
-        if not stat.S_ISREG(opened.st_mode) or os.path.realpath(path) != str(path):
-            raise OSError(f"{path} is not a regular file")
-        if not os.path.samestat(opened, path.lstat()):
-            raise OSError(f"{path} now leads elsewhere")
-        return file.read(limit)
 
 
 def git_state(cwd: str) -> str:
@@ -252,18 +219,23 @@ def read_git_file(path: Path) -> str:
 
 
 class Briefing:
-    """Keeps the model of one branch informed about the date, the mode, the servers, the skills and AGENTS.md.
+    """Keeps the model of one branch informed about the date, the mode, the servers, the skills and the instructions.
 
     At the start of a turn, the newest prompt entry stays in use if directory, model and tools are the same. Otherwise a
-    new prompt entry is written. All other changes go into one reminder before the next request.
+    new prompt entry is written. All other changes go into one reminder before the next request. `contains` and
+    `user_file` are passed to `read_instructions`.
     """
 
-    def __init__(self, branch: Branch) -> None:
+    def __init__(
+        self, branch: Branch, *, contains: Callable[[Path], bool] | None = None, user_file: Path | None = None
+    ) -> None:
         self._branch = branch
+        self._contains = contains
+        self._user_file = user_file
         self._tools: tuple[ToolSpec, ...] = ()
         self._facts: dict[str, str] | None = None
-        self._instructions = ""
-        self._may_read: Callable[[Path], bool] = lambda _: True
+        self._instructions = Instructions()
+        self._may_read: Callable[[Path], bool] = anything
         self.look_back()
 
     def look_back(self) -> None:
@@ -273,11 +245,18 @@ class Briefing:
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
 
+    @property
+    def sources(self) -> tuple[InstructionSource, ...]:
+        """The instruction files that the last `read` found."""
+        return self._instructions.sources
+
     def read(self, may_read: Callable[[Path], bool]) -> None:
-        """Read the AGENTS.md files. Called before each turn. Blocks. `may_read` takes a resolved path and tells whether
-        the model may get that file."""
+        """Read the instruction files. Called before each turn. Blocks. `may_read` takes a resolved path and tells
+        whether the model may get that file."""
         self._may_read = may_read
-        self._instructions = read_instructions(Path(self._branch.row.cwd), may_read)
+        self._instructions = read_instructions(
+            Path(self._branch.row.cwd), may_read, contains=self._contains, user_file=self._user_file
+        )
 
     async def begin_turn(
         self, tools: Sequence[ToolSpec], servers: Sequence[ServerStatus], skills: Sequence[SkillInfo]
@@ -285,7 +264,7 @@ class Briefing:
         """Remember the current facts, and write a prompt entry if the newest one is out of date."""
         row = self._branch.row
         offered = [one for one in skills if not one.is_from_workspace or self._may_read(Path(one.source))]
-        self._facts = facts_now(row.mode, self._instructions, servers, offered)
+        self._facts = facts_now(row.mode, self._instructions.text, servers, offered)
         self._tools = tuple(tools)
         newest = self._branch.prompt
         if (

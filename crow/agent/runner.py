@@ -41,7 +41,9 @@ class TurnRunner:
         self._session = session
         self._adapters = session.adapters
         self._branch = session.branch
-        self._briefing = Briefing(session.branch)
+        self._briefing = Briefing(
+            session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
+        )
         self._permissions = Permissions(session.branch, session.client, session.workspace)
         self._hooks = session.adapters.hooks() if session.adapters.hooks is not None else Hooks()
         self._prefetch: BackgroundTask | None = None
@@ -50,6 +52,7 @@ class TurnRunner:
             adapters=session.adapters,
             parent=session.branch,
             client=session.client,
+            workspace=session.workspace,
             log=log,
             permissions=self._permissions,
             compactor=self._make_compactor,
@@ -136,6 +139,8 @@ class TurnRunner:
             move=self._session.move,
             run_prompt=self._run_user,
             toolbox=self.tools.toolbox,
+            instructions=lambda: self._briefing.sources,
+            user_instructions=self._adapters.user_instructions,
         )
         body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
         (entry,) = await self._branch.record([NewEntry(body=body)])
@@ -146,7 +151,7 @@ class TurnRunner:
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     async def _look_up(self) -> None:
-        """Read AGENTS.md, the skills and the learned context window while the servers start."""
+        """Read the instruction files, the skills and the learned context window while the servers start."""
         toolbox = await self.tools.toolbox()
         self._permissions.rules = self._adapters.settings().rules
         await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))

@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from crow.agent import Adapters, Client, commands, new_message_id, new_remark
 from crow.agent.background import BackgroundTask, after_delay
-from crow.agent.branch import Branch
+from crow.agent.branch import Branch, options_at
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
@@ -25,7 +25,7 @@ from crow.agent.permissions import Rule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
-from crow.domain.events import ContextMeasured, NoticeShown, PlanChanged
+from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text
 from crow.domain.rendering import parts_text
 from crow.store import SessionChanges, Tail
@@ -44,6 +44,8 @@ HEAD_START_S = 0.0005
 running work, to give the store a head start."""
 RENEW_S = 20.0
 RETRY_S = 5.0
+RESTORING_MOVES = ("undo", "redo", "rewind")
+"""Moves that restore the model and the thought level of the place. `/retry`, for example, keeps the present ones."""
 SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
 
@@ -361,11 +363,12 @@ class Session:
     async def _claim(self, prompt: PendingPrompt) -> bool:
         """Claim the turn. Store the prompt, unless it is a command or calls a server's prompt. Returns True if another
         process has moved the session's leaf."""
-        branch, plan = self.branch, self.branch.plan
+        branch, plan, row = self.branch, self.branch.plan, self.branch.row
         try:
             await branch.settle()
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
+                row = branch.row
             # A command is stored later, with its answer. A server's prompt is stored later, after the server has filled
             # it in.
             if prompt.command is not None or prompt.called is not None:
@@ -379,6 +382,8 @@ class Session:
             raise
         if moved:
             await self._publish_place(plan)
+        if (row.model, row.config) != (branch.row.model, branch.row.config):  # another process changed them
+            await branch.publish(OptionsChanged())
         return moved
 
     async def _begin_turn(self, *, moved: bool) -> None:
@@ -413,11 +418,23 @@ class Session:
             if first is not None:
                 await self.move(first.parent, "refusal")
 
-    async def move(self, to: int | None, reason: str) -> None:
-        """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry."""
-        plan = self.branch.plan
-        await self.branch.move(to, reason)
+    async def move(self, to: int | None, reason: str) -> str:
+        """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.
+
+        Going back also restores the model and the thought level that the session had there. Returns a sentence about
+        them, or an empty string.
+        """
+        branch = self.branch
+        plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
+        await branch.move(to, reason)
+        restored = await branch.adopt_options(options, self.adapters.models, keep=reason not in RESTORING_MOVES)
         await self._publish_place(plan)
+        words = []
+        if "model" in restored:
+            words.append(f"The model is `{restored['model']}` again.")
+        if "thought_level" in restored:
+            words.append(f"The thought level is {restored['thought_level'] or 'the default of the endpoint'} again.")
+        return " ".join(words)
 
     async def _publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
         """Tell the client how full the context is. Before that, send the plan if it differs from `known_plan`."""

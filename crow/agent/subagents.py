@@ -24,7 +24,7 @@ from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, Elicita
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model
 from crow.store import NewSession, SessionChanges
-from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox
+from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox, Workspace
 from crow.tools.limits import FairLimiter
 
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
@@ -53,6 +53,7 @@ class SubAgents:
     adapters: Adapters
     parent: Branch
     client: Client
+    workspace: Workspace
     log: BranchLog
     permissions: Permissions
     compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
@@ -124,7 +125,7 @@ class SubAgents:
         end = TurnEnd(stop="error", detail="Internal error")
         try:
             model = await self.adapters.model(branch.row.model)
-            briefing = Briefing(branch)
+            briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
             await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             compactor = await self.compactor(branch, model, briefing)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from crow.agent.instructions import (
+    FALLBACK_FILE,
+    INSTRUCTION_FILE,
+    distrust,
+    file_size,
+    instruction_file,
+    instruction_folders,
+)
 from crow.domain.events import NoticeShown
 from crow.domain.rendering import code
 from crow.tools import SKILL_FOLDERS, SandboxStatus, SkillInfo
 
-INSTRUCTION_FILE = "AGENTS.md"
 MAX_SKILLS = 200
 IGNORED = (
-    *(".crow/config.toml", ".crow/commands", "CLAUDE.md", ".claude/settings.json", ".claude/settings.local.json"),
+    *(".crow/config.toml", ".crow/commands", ".claude/settings.json", ".claude/settings.local.json"),
     *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
     *(".cursor/mcp.json", ".vscode/mcp.json"),
 )
@@ -47,16 +53,16 @@ class WorkspaceContents:
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
-    """Find what matters to an agent. Opens no file and never walks the tree. Blocks.
+    """Find what matters to an agent, without files that other files include. Opens no file and never walks the tree.
+    Blocks.
 
     `may_read` takes a resolved path and tells whether the model may get that file without a tool call.
     """
     folder = Path(cwd)
     instructions, left_out = [], []
-    for directory in (folder, *folder.parents):
-        file = directory / INSTRUCTION_FILE
-        size = file_size(file)
-        if not size or not stays_in_folder(file):
+    for directory in reversed(instruction_folders(folder)):
+        file = instruction_file(directory)
+        if file is None:
             continue
         try:
             reason = distrust(file.resolve(), directory, folder, may_read)
@@ -65,7 +71,10 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
         if reason:
             left_out.append((str(file), reason))
         else:
-            instructions.append((str(file), size))
+            instructions.append((str(file), file_size(file)))
+        fallback = directory / FALLBACK_FILE
+        if file != fallback and file_size(fallback) and not fallback.samefile(file):
+            left_out.append((str(fallback), f"{INSTRUCTION_FILE} is used instead"))
     return WorkspaceContents(
         cwd=cwd,
         instructions=tuple(instructions),
@@ -73,39 +82,6 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
         skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
         ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
     )
-
-
-def stays_in_folder(path: Path) -> bool:
-    """Whether a path is still in its directory after links are resolved. If not, the model does not get the file."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
-
-
-def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], bool]) -> str:
-    """Return why the model does not get the AGENTS.md file at `path`, or "" if it does. `path` is resolved.
-
-    The file must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to
-    it or to its directory. `may_read` tells whether the rules let the model read it.
-
-    :raises OSError: the status of the file or of a directory cannot be read.
-    """
-    if hasattr(os, "geteuid"):  # not on Windows
-        found = path.stat()
-        if found.st_uid not in (os.geteuid(), 0, cwd.stat().st_uid):
-            return f"it belongs to another user, with the id {found.st_uid}"
-        if any(each.stat().st_mode & stat.S_IWOTH for each in (directory, path.parent)):
-            return "all users can write to its directory"
-        if found.st_mode & stat.S_IWOTH:
-            return "all users can write to it"
-    return "" if may_read(path) else "a rule forbids reading it, or it may hold keys"
-
-
-def file_size(path: Path) -> int:
-    """The size of a regular file in bytes; 0 for anything else."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def skill_files(folder: Path) -> Iterator[Path]:

@@ -1,8 +1,8 @@
 """The command line: parses the arguments and runs the command.
 
 Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
-rich 20 ms. So `crow --help` takes little longer than argparse. A failure prints one sentence on stderr. The exit code
-is 2 if the user can correct the failure, else 1; `crow run` also uses other exit codes.
+rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the failure, else 1;
+`crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from crow import __version__
-from crow.domain.errors import CrowError, UserError
+from crow.domain.errors import ArgumentError, CrowError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -88,6 +88,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     run = add("run", _run, "run one prompt: the answer on stdout, what happens on stderr", [settings])
     if "run" in arguments:
         _add_run_arguments(run)
+    chat = add("chat", _chat, "talk with crow at the terminal", [settings])
+    if "chat" in arguments:
+        _add_chat_arguments(chat)
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
     # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
@@ -111,7 +114,18 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
     )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
+    completion = add("completion", _completion, "print a completion script for bash, zsh or fish")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
+    completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
+    add("man", _man, "print the manual page; to read it: crow man | man -l -")
     return parser
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with the arguments of every command."""
+    from crow.cli.reference import describe
+
+    return _parser([command.path[-1] for command in describe(_parser(())).commands])
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,14 +137,24 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    from crow.runtime import importing
+
+    with importing():
+        from crow.terminal.chat import add_arguments
+
+    add_arguments(parser)
+
+
 def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     from crow.cli import admin, sessions
 
     parser.description = (
-        "List sessions, the newest first, or run a command on them. ID is the id of a session, its alias, or the first"
-        " characters of its id."
+        "List sessions, the last used first, or run a command on them. ID is the id of a session, its alias, or the"
+        " first characters of its id."
     )
-    parser.set_defaults(run=sessions.list_sessions, cwd=None, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
     def add(name: str, run: sessions.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
@@ -144,17 +168,31 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         words = "only sessions of DIR (default: the current directory)"
         command.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
 
-    listing = add("list", sessions.list_sessions, "list sessions, the newest first, as without a command")
+    def add_limits(command: argparse.ArgumentParser) -> None:
+        add_cwd(command)
+        for name, value, words in (
+            ("--model", "NAME", "only models whose name contains NAME"),
+            ("--since", "AGE", "only from then on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01"),
+            ("--until", "AGE", "only up to then; a date includes the whole day"),
+        ):
+            command.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
+
+    listing = add("list", sessions.list_sessions, "list sessions, the last used first, as without a command")
     for each in (parser, listing):
         # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
-        add_cwd(each)
+        add_limits(each)
+        words = "only sessions of the Git repository that contains DIR (default: .), in all its directories"
+        each.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+        each.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+        words = "only sessions with this tag; give it again for sessions that have several"
+        each.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
             ("--archived", "archived", "only archived sessions"),
             (
                 "--continue",
                 "newest",
-                "print the id of the newest session of --cwd (default: .), for crow run --session ID",
+                "print the id of the newest session of --cwd (default: .), for crow run --session",
             ),
         ):
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
@@ -171,10 +209,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
     for each in (search, stats):
-        add_cwd(each)
-        each.add_argument("--model", metavar="NAME", help="only models whose name contains NAME")
-        each.add_argument("--since", metavar="DATE", help="only from this day or time on, such as 2026-11-01")
-        each.add_argument("--until", metavar="DATE", help="only up to this day, inclusive")
+        add_limits(each)
 
     export = add("export", admin.export, "write sessions to a file", "*")
     export.add_argument("--all", action="store_true", help="every session")
@@ -201,6 +236,11 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     imported.set_defaults(creates_database=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
+    rename = add("rename", admin.rename, "set the title of a session", "1")
+    rename.add_argument("title", metavar="TITLE", nargs="+", help="the new title")
+    tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
+    tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
+    tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
@@ -280,6 +320,14 @@ def _run(options: argparse.Namespace) -> int:
     return run_prompt(lambda: _load(options), options)
 
 
+def _chat(options: argparse.Namespace) -> int:
+    from crow.login import log_in
+    from crow.terminal.chat import run_chat
+
+    _load_and_log(options)
+    return run_chat(lambda: _load(options), options, lambda loaded: _run_async(log_in(loaded)))
+
+
 def _login(options: argparse.Namespace) -> int:
     from crow.login import log_in
 
@@ -335,6 +383,39 @@ def _trace(options: argparse.Namespace) -> int:
         print(f"(not answered when the recording ended: {', '.join(result.unanswered)})")
     print(f"{result.messages} messages, {len(result.faults)} faults")
     return 1 if result.faults else 0
+
+
+def _completion(options: argparse.Namespace) -> None:
+    from crow.cli.reference import completion, describe, matching_sessions
+
+    if options.sessions is not None:  # the scripts call this while the user types
+        for name, title in matching_sessions(_run_async(_session_names()), options.sessions):
+            print(f"{name}\t{title}")
+        return
+    if options.shell is None:
+        raise ArgumentError("crow completion needs the name of a shell: bash, zsh or fish.")
+    print(completion(options.shell, describe(whole_parser())), end="")
+
+
+async def _session_names() -> list[tuple[str, str | None, str]]:
+    """The id, alias and title of the newest sessions."""
+    from crow.adapters import SqliteStore
+    from crow.cli.reference import MAX_SESSIONS
+    from crow.domain.rendering import title_line
+    from crow.settings.load import find_paths
+
+    store = await SqliteStore.open_to_read(find_paths(os.environ).database)
+    try:
+        page = await store.sessions(limit=MAX_SESSIONS)
+    finally:
+        await store.close()
+    return [(row.id, row.alias, title_line(row.title or "", 60)) for row in page.rows]
+
+
+def _man(_options: argparse.Namespace) -> None:
+    from crow.cli.reference import describe, manual
+
+    print(manual(describe(whole_parser())), end="")
 
 
 def _config(options: argparse.Namespace) -> None:

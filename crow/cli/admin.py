@@ -1,4 +1,4 @@
-"""The commands of `crow sessions` that write: export, view, import, archive, delete, prune, vacuum and backup."""
+"""The commands of `crow sessions` that write: export, import, archive, rename, tag, delete and others."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from crow.cli.output import count, in_terminal, print_json
+from crow.cli.output import Column, count, in_terminal, print_json, print_table
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import on_one_line
 from crow.export.redact import Redactor, redactor
 from crow.store import SessionChanges
+from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
+from crow.store.portable import clean_title
 from crow.store.sqlite.transfer import ImportDefaults
 from crow.store.transcript import Transcript, time_text
 
@@ -90,6 +92,48 @@ async def set_archived(context: SessionsContext, *, archived: bool) -> None:
         row = await context.store.update_session(name, SessionChanges(archived=archived))
         values = {"id": row.id, "title": row.title, "archived": row.archived}
         _report(context, [values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
+
+
+async def rename(context: SessionsContext) -> None:
+    """`crow sessions rename`: set the title."""
+    (session_id,) = await context.find_ids()
+    title = clean_title(" ".join(context.options.title))
+    if title is None:
+        raise ArgumentError("The new title is empty; expected at least one visible character.")
+    row = await context.store.update_session(session_id, SessionChanges(title=title, title_by_user=True))
+    _report(context, [{"id": row.id, "title": row.title}], _name(row.id, row.title))
+
+
+async def tag(context: SessionsContext) -> None:
+    """`crow sessions tag`: add and remove tags, or show them. Without a session, list the tags of all sessions."""
+    options = context.options
+    if not options.ids:
+        return await _list_tags(context)
+    (session_id,) = await context.find_ids()
+    row = await context.store.session(session_id)
+    add, remove = [new_tag(text) for text in options.tags], [tag_name(text) for text in options.remove]
+    unknown = sorted(set(remove) - set(tags_of(row.metadata)))
+    if unknown:
+        raise ArgumentError(f'{row.id} has no tag "{unknown[0]}"; it has {", ".join(tags_of(row.metadata)) or "none"}.')
+    if add or remove:
+        row = await context.store.merge_metadata(row.id, tags_patch(row.metadata, add=add, remove=remove))
+    tags = tags_of(row.metadata)
+    _report(context, [{"id": row.id, "title": row.title, "tags": tags}], f"{_name(row.id, row.title)}: {_hashed(tags)}")
+    return None
+
+
+async def _list_tags(context: SessionsContext) -> None:
+    counts = await context.admin.count_tags()
+    if context.options.json:
+        return print_json({"tag": tag, "sessions": number} for tag, number in counts.items())
+    cells = [(tag, str(number)) for tag, number in counts.items()]
+    empty = 'No session has a tag. "crow sessions tag ID TAG" adds one.'
+    print_table((Column("Tag"), Column("Sessions", "number")), cells, empty=empty)
+    return None
+
+
+def _hashed(tags: Sequence[str]) -> str:
+    return " ".join(f"#{tag}" for tag in tags) or "no tags"
 
 
 async def delete(context: SessionsContext) -> None:

@@ -7,6 +7,7 @@ the terminal.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -58,6 +59,34 @@ def print_table(
     Console().print(table)
 
 
+def print_matches(heading: tuple[str, str, str], rows: Sequence[tuple[str, str]], words: Sequence[str]) -> None:
+    """On a terminal, print an id, a title and a place as a heading, and below it one line for each (label, text). Each
+    text is cut so that a word is in view. The words are highlighted in the title and in the texts."""
+    console = Console(highlight=False)
+    pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+
+    def highlighted(text: Text) -> Text:
+        text.highlight_regex(pattern, "bold yellow")
+        return text
+
+    name, title, place = map(on_one_line, heading)
+    console.print(Text.assemble((name, "cyan"), "  ", highlighted(Text(title, style="bold")), "  ", (place, "dim")))
+    for label, text in rows:
+        room = max(20, console.width - len(label) - 4)
+        line = highlighted(_cut(on_one_line(text), pattern, room))
+        line.truncate(room, overflow="ellipsis")
+        console.print(Text.assemble("  ", (label, "dim"), "  ", line), no_wrap=True, crop=True)
+    console.print()
+
+
+def _cut(line: str, pattern: re.Pattern[str], room: int) -> Text:
+    """Remove the beginning of a long line, so that the first match is in view. In a narrow terminal, a character may
+    take two cells."""
+    place = pattern.search(line)
+    start = min(place.start() - room // 3, len(line) - room + 1) if place else 0
+    return Text(f"…{line[start:]}" if start > 0 else line)
+
+
 def print_json(values: Iterable[Mapping[str, object]]) -> None:
     """Print one JSON object per line."""
     for value in values:
@@ -79,6 +108,14 @@ def print_markdown(text: str) -> None:
 def in_terminal() -> bool:
     """Whether stdout is a terminal."""
     return sys.stdout.isatty()
+
+
+def age_text(seconds: float) -> str:
+    """`now`, `5 min`, `3 h`, `12 d`, `7 mo` or `2 y`."""
+    for size, unit in ((365 * 86_400, "y"), (30 * 86_400, "mo"), (86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return "now"
 
 
 def count(number: int, noun: str) -> str:

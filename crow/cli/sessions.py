@@ -8,15 +8,26 @@ import json
 import os
 import re
 import sys
+import time
 from calendar import monthrange
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from crow.adapters import SqliteStore, open_store
-from crow.cli.output import Column, in_terminal, print_json, print_markdown, print_table, unique_prefixes
+from crow.cli.output import (
+    Column,
+    age_text,
+    count,
+    in_terminal,
+    print_json,
+    print_markdown,
+    print_matches,
+    print_table,
+    unique_prefixes,
+)
 from crow.domain.conversation import for_model
 from crow.domain.entries import Assistant
 from crow.domain.errors import ArgumentError
@@ -24,9 +35,9 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow
-from crow.store.codec import encode
-from crow.store.sqlite.admin import SessionAdmin
+from crow.store import Scope, SessionRow, hits_by_session
+from crow.store.codec import encode, tag_name, tags_of
+from crow.store.sqlite.admin import ListedSession, SessionAdmin, SessionFilter
 from crow.store.sqlite.search import GROUPS, Group, UsageTotal
 from crow.store.transcript import Transcript, message_text, time_text
 
@@ -51,7 +62,8 @@ class SessionsContext(NamedTuple):
     async def find_ids(self) -> list[str]:
         """Return the ids of the named sessions, without duplicates. :raises ArgumentError: a name matches no session,
         or several."""
-        return list(dict.fromkeys([await self.admin.find(name) for name in self.options.ids]))
+        names = [self.options.ids] if isinstance(self.options.ids, str) else self.options.ids
+        return list(dict.fromkeys([await self.admin.find(name) for name in names]))
 
     async def id_shortener(self) -> Callable[[str], str]:
         """Return a function that shortens an id. For a person, it returns a prefix that no other session has. For a
@@ -83,25 +95,26 @@ def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
 
 
 async def list_sessions(context: SessionsContext) -> None:
-    """`crow sessions`: list the sessions, newest first."""
-    options, store, cwd = context.options, context.store, context.cwd
+    """`crow sessions`: list the sessions, the one that was used last first."""
+    options = context.options
     if options.newest:
-        return await _print_newest(context, cwd or str(Path.cwd()))
-    if options.all:
-        rows, has_more = [row async for row in all_sessions(store, cwd=cwd, archived=options.archived)], False
-    else:
-        page = await store.sessions(cwd=cwd, limit=LISTED, archived=options.archived)
-        rows, has_more = list(page.rows), page.cursor is not None
-    messages = await store.count_messages([row.id for row in rows])
+        return await _print_newest(context)
+    chosen = await _chosen(context)
+    found = await context.admin.listed(chosen, limit=None if options.all else LISTED + 1)
+    shown = found if options.all else found[:LISTED]
     if options.json:
-        return print_json(_row_values(row, messages[row.id]) for row in rows)
-    print_sessions(
-        await context.id_shortener(),
-        ("Updated", "Messages"),
-        [(row.id, row.updated_ms, messages[row.id], row.cwd, row.title) for row in rows],
-        empty=f"No {'archived ' if options.archived else ''}sessions{f' in {cwd}' if cwd else ''} yet.",
-    )
-    if in_terminal() and has_more:
+        return print_json(_listed_values(one) for one in shown)
+    if not in_terminal():
+        for one in shown:
+            print_table((), (_cells_in_pipe(one), *(_cells_in_pipe(each) for each in one.subagents)), empty="")
+        return None
+    shorten, now_s = await context.id_shortener(), time.time()
+    cells = [row for one in shown for row in _cells_on_terminal(one, shorten, now_s, most=None if options.all else 5)]
+    columns = (Column("Id", "fixed"), Column("Age", "fixed"), Column("Messages", "number"), Column("Directory"))
+    kind = "archived sessions" if options.archived else "sessions"
+    is_limited = replace(chosen, archived=False) != SessionFilter()
+    print_table((*columns, Column("Title")), cells, empty=f"No {kind} {'match' if is_limited else 'yet'}.")
+    if len(found) > len(shown):
         print(f"These are the newest {LISTED}; --all lists every session.")
     return None
 
@@ -148,7 +161,7 @@ async def search(context: SessionsContext) -> None:
     if options.limit < 1:
         raise ArgumentError(f"--limit is {options.limit}; expected 1 or more.")
     words = " ".join(options.query)
-    hits = await context.store.search(words, scope=_scope(context), limit=options.limit)
+    groups = hits_by_session(await context.store.search(words, scope=_scope(context), limit=options.limit))
     if options.json:
         return print_json(
             {
@@ -158,14 +171,26 @@ async def search(context: SessionsContext) -> None:
                 "created": time_text(hit.created_ms, "seconds"),
                 "snippet": hit.snippet,
             }
+            for hits in groups.values()
             for hit in hits
         )
-    shorten = await context.id_shortener()
-    print_table(
-        (Column("Id", "fixed"), Column("When", "fixed"), Column("Who", "fixed"), Column("Text")),
-        [(shorten(hit.session), show_time(hit.created_ms), hit.kind, hit.snippet) for hit in hits],
-        empty=f'No matches for "{words}".',
-    )
+    if not in_terminal() or not groups:
+        cells = [
+            (one.session, show_time(one.created_ms), one.kind, one.snippet) for hits in groups.values() for one in hits
+        ]
+        return print_table((), cells, empty=f'No matches for "{words}".')
+    shorten, now_s = await context.id_shortener(), time.time()
+    for session_id, hits in groups.items():
+        row = await context.store.session(session_id)
+        notes = [f"sub-agent of {shorten(row.parent_id)}"] if row.parent_id else []
+        notes += ["archived"] * row.archived
+        title = " ".join([_titled(row), *(f"({note})" for note in notes)])
+        lines = [
+            (f"{age_text(now_s - hit.created_ms / 1000):>6}  {hit.kind:<9}", hit.snippet)
+            for hit in hits
+            if hit.kind != "title"  # the heading shows it
+        ]
+        print_matches((shorten(row.id), title, short_directory(row.cwd)), lines, words.split())
     return None
 
 
@@ -213,15 +238,20 @@ def print_sessions(
     empty: str,
 ) -> None:
     """Print sessions as (id, Unix ms, number, directory, title). `names` are the headings of the time and number."""
-    home = os.path.expanduser("~")
-    cells = []
-    for session_id, unix_ms, number, cwd, title in rows:
-        is_at_home = in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/")
-        place = f"~{cwd[len(home) :]}" if is_at_home else cwd
-        cells.append((shorten(session_id), show_time(unix_ms), str(number), place, title or ""))
+    cells = [
+        (shorten(session_id), show_time(unix_ms), str(number), short_directory(cwd), title or "")
+        for session_id, unix_ms, number, cwd, title in rows
+    ]
     fixed, number_column = Column(names[0], "fixed"), Column(names[1], "number")
     columns = (Column("Id", "fixed"), fixed, number_column, Column("Directory"), Column("Title"))
     print_table(columns, cells, empty=empty)
+
+
+def short_directory(cwd: str) -> str:
+    """On a terminal, write the home directory as `~`."""
+    home = os.path.expanduser("~")
+    is_at_home = in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/")
+    return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
 def show_time(unix_ms: int) -> str:
@@ -241,13 +271,13 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
         raise ArgumentError(f'{option} is "{text}"; expected a date such as 2026-11-01.') from error
 
 
-def parse_age(option: str, text: str, *, now: datetime) -> int:
-    """Return the Unix time in ms of an age before `now` (`12h`, `30d`, `8w`, `6m`, `2y`) or of a date. :raises
-    ArgumentError:"""
+def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
+    """Return the Unix time in ms of an age before `now` (`12h`, `30d`, `8w`, `6m`, `2y`) or of a date (see
+    `parse_day`). :raises ArgumentError:"""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
-            return parse_day(option, text)
+            return parse_day(option, text, days_later=days_later)
         number, unit = int(match[1]), match[2]
         if unit in "my":
             moment = _months_before(now, number * (12 if unit == "y" else 1))
@@ -267,24 +297,70 @@ def _months_before(now: datetime, months: int) -> datetime:
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 
 
-async def _print_newest(context: SessionsContext, cwd: str) -> None:
-    page = await context.store.sessions(cwd=cwd, limit=1)
-    if not page.rows:
-        raise ArgumentError(f'No session in {cwd}. Run "crow sessions" to list those of other directories.')
-    (row,) = page.rows
+async def _print_newest(context: SessionsContext) -> None:
+    chosen, here = await _chosen(context), context.cwd or str(Path.cwd())
+    if chosen.directories is None:
+        chosen = replace(chosen, directories=(here,))
+    found = await context.admin.listed(chosen, limit=1)
+    if not found:
+        place = "matches" if chosen != SessionFilter(directories=(here,)) else f"in {here}"
+        raise ArgumentError(f'No session {place}. Run "crow sessions" to list those of other directories.')
     if context.options.json:
-        print_json([_row_values(row, (await context.store.count_messages([row.id]))[row.id])])
+        print_json([_listed_values(found[0])])
     else:
-        sys.stdout.write(f"{safe(row.id)}\n")
+        sys.stdout.write(f"{safe(found[0].row.id)}\n")
+
+
+async def _chosen(context: SessionsContext) -> SessionFilter:
+    """Return the sessions that the options of `crow sessions list` choose."""
+    options, scope = context.options, _scope(context)
+    directories: tuple[str, ...] | None = None if scope.cwd is None else (scope.cwd,)
+    if options.repo is not None:
+        if scope.cwd is not None:
+            raise ArgumentError("Give --cwd for one directory or --repo for all of a repository, not both.")
+        directories = _directories_of_repository(options.repo, await context.admin.directories())
+    return SessionFilter(
+        directories=directories,
+        model=scope.model,
+        title=options.title or "",
+        tags=tuple(map(tag_name, options.tag or ())),
+        since_ms=scope.since_ms,
+        before_ms=scope.before_ms,
+        archived=options.archived,
+    )
+
+
+def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the directories of `known` that belong to the same Git repository as `directory`. The linked worktrees of
+    a repository belong to it; a repository inside another one is separate.
+
+    :raises ArgumentError: `directory` is not in a repository.
+    """
+    from crow.tools.sandbox.policy import linked_repository  # takes 140 ms, and only --repo needs it
+
+    found: dict[Path, Path | None] = {}
+
+    def repository(path: Path) -> Path | None:
+        if path not in found:
+            if os.path.lexists(path / ".git"):
+                found[path] = linked_repository(path) or path / ".git"
+            else:
+                found[path] = repository(path.parent) if path.parent != path else None
+        return found[path]
+
+    wanted = repository(Path(os.path.realpath(directory)))
+    if wanted is None:
+        raise ArgumentError(f'--repo is "{directory}", which is not in a Git repository; --cwd takes any directory.')
+    return tuple(cwd for cwd in known if repository(Path(os.path.realpath(cwd))) == wanted)
 
 
 def _scope(context: SessionsContext) -> Scope:
-    options = context.options
+    options, now = context.options, datetime.now().astimezone()
     return Scope(
         cwd=context.cwd,
         model=options.model,
-        since_ms=parse_day("--since", options.since) if options.since else None,
-        before_ms=parse_day("--until", options.until, days_later=1) if options.until else None,
+        since_ms=parse_age("--since", options.since, now=now) if options.since else None,
+        before_ms=parse_age("--until", options.until, now=now, days_later=1) if options.until else None,
     )
 
 
@@ -301,16 +377,50 @@ def _numbers(total: UsageTotal) -> Sequence[str]:
     return (*(f"{number:,}" if in_terminal() else str(number) for number in numbers), cost)
 
 
-def _row_values(row: SessionRow, messages: int) -> Mapping[str, object]:
-    return {
+def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
+    row = one.row
+    cells = (row.id, show_time(one.used_ms), str(one.messages), row.cwd, row.title or "")
+    return (*cells, " ".join(tags_of(row.metadata)), row.parent_id or "")
+
+
+def _cells_on_terminal(
+    one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
+) -> Iterator[Sequence[str]]:
+    """Yield the row of a session, and below it the rows of its newest `most` sub-agents."""
+
+    def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
+        place = "" if prefix else short_directory(each.row.cwd)
+        age = age_text(now_s - each.used_ms / 1000)
+        return f"{prefix}{shorten(each.row.id)}", age, str(each.messages), place, _titled(each.row)
+
+    yield cells(one)
+    hidden = max(0, len(one.subagents) - most) if most is not None else 0
+    if hidden:
+        yield "└ …", "", "", "", f"{count(hidden, 'earlier sub-agent')}; --all shows them"
+    for each in one.subagents[hidden:]:
+        yield cells(each, "└ ")
+
+
+def _titled(row: SessionRow) -> str:
+    """The title and the tags."""
+    return " ".join([row.title or "", *(f"#{tag}" for tag in tags_of(row.metadata))]).strip()
+
+
+def _listed_values(one: ListedSession) -> Mapping[str, object]:
+    row = one.row
+    values = {
         "id": row.id,
         "title": row.title,
         "alias": row.alias,
         "cwd": row.cwd,
+        "created": time_text(row.created_ms, "seconds"),
+        "used": time_text(one.used_ms, "seconds"),
         "updated": time_text(row.updated_ms, "seconds"),
-        "messages": messages,
+        "messages": one.messages,
         "entries": row.entries,
         "model": row.model,
         "mode": row.mode,
         "archived": row.archived,
+        "tags": tags_of(row.metadata),
     }
+    return values if row.parent_id else {**values, "subagents": [_listed_values(each) for each in one.subagents]}

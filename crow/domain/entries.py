@@ -276,11 +276,17 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A change to the session that applies from this entry on. A note about the `dialect` names the parts of messages
-    that the endpoint has just refused: crow leaves them out from now on."""
+    """A label, or a change to the session that applies from this entry on.
 
-    about: Literal["model", "mode", "title", "label", "dialect"]
+    For `model` and `thought_level`, `previous` is the value before the change; the thought level "" is the endpoint's
+    default. Going back to before this entry restores `previous`.
+    For `dialect`, `value` names the parts of messages that the endpoint has just refused: crow leaves them out from
+    now on.
+    """
+
+    about: Literal["model", "thought_level", "mode", "label", "dialect"]
     value: str
+    previous: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,7 +323,8 @@ class _EntryRenderer:
                 words = f"System message and {_count(len(tools), 'tool')}"
                 return self._folded(entry, words, f"{system}\n\nTools: {names}")
             case kinds.Note(about=about, value=value):
-                return _article(entry, "remark", "", f"<p>{about.capitalize()}: {page.line(value)}</p>")
+                words = f"{about.replace('_', ' ').capitalize()}: {page.line(value or 'default')}"
+                return _article(entry, "remark", "", f"<p>{words}</p>")
             case kinds.TurnEnd(stop=stop, detail=detail):
                 words = _STOPS.get(stop, stop)
                 end = f"<p>The turn ended: {words}. {page.line(detail)}</p>"

@@ -7,7 +7,7 @@ import datetime
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,12 +18,22 @@ import anyio.abc
 import anyio.to_thread
 
 from crow.agent import Adapters, new_session_id
+from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands import COMMANDS
 from crow.agent.permissions import bind_rules, may_attach
 from crow.agent.session import Session
 from crow.agent.templates import hint_of
 from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox, notice_of_workspace
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError, StoreUnavailable
+from crow.domain.entries import NewEntry, Note
+from crow.domain.errors import (
+    ArgumentError,
+    CrowError,
+    LeafMoved,
+    NoSuchSession,
+    SessionBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from crow.domain.events import NoticeShown, OptionsChanged
 from crow.domain.rendering import title_line
 from crow.frontend.client import ClientConnection, SessionClient
@@ -178,6 +188,11 @@ class OpenSessions:
                 additional_directories=request.directories,
                 metadata=request.metadata,
             )
+            if entry is not None:
+                original = await store.session(session_id)
+                options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
+                if options:
+                    await store.update_session(row.id, option_changes(row, options))
         return self._start(await store.open_session(row.id), request, contents)
 
     @asynccontextmanager
@@ -202,8 +217,7 @@ class OpenSessions:
 
             if not stays_open():
                 contents = await self._inspect_if_new(store, request)
-                tail = await store.open_session(session_id)
-                tail = Tail(row=await self._update_row(store, tail.row, request), entries=tail.entries)
+                tail = await self._update(store, await store.open_session(session_id), request)
             if live is not None and stays_open():  # a prompt may have arrived during the awaits above
                 yield live
                 self._warn_about_cwd(live, request)
@@ -339,22 +353,31 @@ class OpenSessions:
         if self._open.get(opened.session.id) is opened:
             del self._open[opened.session.id]
 
-    async def _update_row(self, store: Store, row: SessionRow, request: OpenRequest) -> SessionRow:
-        """Stores the directories and model of `request`, and returns the changed row.
+    async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
+        """Stores the directories and model of `request`, and returns the changed session. A change of the model is also
+        an entry.
 
         If the database cannot be written, only the returned row in memory is changed.
         """
+        row = tail.row
         cwd, directories = request.cwd, request.directories
         model = request.model or row.model or self._dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
-            return row
+            return tail
         rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
+        changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
         try:
-            changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
-            return await store.update_session(row.id, changes)
+            if row.model not in ("", model) and tail.entries:
+                with suppress(LeafMoved, SessionBusy):
+                    note = NewEntry(body=Note(about="model", value=model, previous=row.model))
+                    turn = tail.entries[-1].turn
+                    stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
+                    return Tail(row=await store.session(row.id), entries=(*tail.entries, *stored))
+            return replace(tail, row=await store.update_session(row.id, changes))
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
-            return replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+            row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+            return replace(tail, row=row)
 
     async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """What is in the directory; None if the user has worked there before or this process has inspected it."""

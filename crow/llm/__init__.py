@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.messages import Answer, Message, ToolSpec, Usage
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
+THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
 """How much a model should think before it answers."""
 
 

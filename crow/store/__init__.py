@@ -203,6 +203,14 @@ class Hit:
     created_ms: int
 
 
+def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
+    """Group hits by session. The session of the first hit comes first."""
+    groups: dict[str, list[Hit]] = {}
+    for hit in hits:
+        groups.setdefault(hit.session, []).append(hit)
+    return groups
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
     """What a scan found, newest first. If `stopped_at` is None, the scan read the whole path; otherwise it read no
@@ -394,15 +402,23 @@ class Store(Protocol):
         self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
         """Search titles, prompts and answers in any script with the full-text index; all words must match. With
-        `session_id`, search only that session's title and path."""
+        `session_id`, search only that session's title and path. Without words, find all prompts and answers within the
+        times of `scope`; if `scope` has no times either, find nothing."""
 
     async def scan(
-        self, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+        self,
+        query: str,
+        *,
+        session_id: str,
+        scope: Scope | None = None,
+        limit: int = 20,
+        without: Collection[str] = frozenset(),
     ) -> Scan:
         """Search the texts on the session's path that are not in the full-text index: calls, results, summaries,
         reminders.
 
-        Calls and results of the tools named in `without` are skipped. At most the newest few megabytes are read.
+        Calls and results of the tools named in `without` are skipped, and so are entries outside the times of `scope`.
+        At most the newest few megabytes are read.
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

@@ -32,6 +32,8 @@ MAX_METADATA_BYTES = 16 * 1024
 MAX_METADATA_DEPTH = 8
 """How many levels of objects and lists a session's metadata may have."""
 
+MAX_TAG_CHARS = 50
+
 Load: TypeAlias = Callable[[str], bytes | None]
 """Returns the blob with the given hash, or None if there is none."""
 
@@ -172,6 +174,44 @@ def _merged(old: object, patch: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[name] = _merged(merged.get(name), value) if isinstance(value, Mapping) else value
     return merged
+
+
+def tags_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a session's tags in alphabetical order and lower case. They are the names in the object `tags` of its
+    metadata; programs may also write a list of names."""
+    return tuple(sorted(set(map(tag_name, _stored_tags(metadata)))))
+
+
+def _stored_tags(metadata: Mapping[str, Any]) -> list[str]:
+    tags = metadata.get("tags")
+    names = [name for name, value in tags.items() if value is not False] if isinstance(tags, Mapping) else tags
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def tags_patch(metadata: Mapping[str, Any], *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> JsonObject:
+    """Return the patch that adds and removes tags when it is merged into `metadata`."""
+    stored = _stored_tags(metadata)
+    kept = [] if isinstance(metadata.get("tags"), Mapping) else stored
+    removed = [name for name in stored if tag_name(name) in remove]
+    return {"tags": {**dict.fromkeys([*kept, *add], True), **dict.fromkeys(removed)}}
+
+
+def tag_name(text: str) -> str:
+    """Return a tag in lower case, without a leading `#`."""
+    return text.removeprefix("#").lower()
+
+
+def new_tag(text: str) -> str:
+    """Return the name of a tag that a person adds.
+
+    :raises ArgumentError: it is empty or too long, or has a space, a comma or an invisible character.
+    """
+    tag = tag_name(text)
+    if not 0 < len(tag) <= MAX_TAG_CHARS or any(sign in tag for sign in " ,") or not tag.isprintable():
+        raise ArgumentError(
+            f'"{text}" cannot be a tag; expected one word of at most {MAX_TAG_CHARS} characters, without commas.'
+        )
+    return tag
 
 
 def _depth(value: object) -> int:

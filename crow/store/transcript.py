@@ -16,6 +16,7 @@ from crow.domain.entries import Assistant, Entry, ToolResult
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import interrupted_text, on_one_line, parts_text
 from crow.store import SessionRow
+from crow.store.codec import tags_of
 
 _RESULT_LINES = 12
 _RESULT_CHARS = 2_000
@@ -34,6 +35,8 @@ class Transcript:
         facts = (
             f"- session: {on_one_line(row.id)}\n- directory: {directory}\n- created: {created}\n- changed: {changed}"
         )
+        if tags := tags_of(row.metadata):
+            facts += f"\n- tags: {on_one_line(', '.join(tags))}"
         return f"# {title}\n\n{facts}\n\n"
 
     def feed(self, entry: Entry) -> str:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import anyio
 
 from crow import adapters
-from crow.app import Wiring
-from crow.domain.errors import CrowError, UserError
+from crow.agent.permissions import MODES
+from crow.app import Wiring, recording
+from crow.domain.errors import ArgumentError, CrowError, UserError
 from crow.frontend import frames
 from crow.frontend.agent import AUTH_REQUIRED, PROTOCOL_VERSION, RESOURCE_NOT_FOUND, serve
 from crow.frontend.client import Handler, RequestParams
 from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
+from crow.frontend.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store
 from crow.store.sqlite.admin import SessionAdmin
@@ -65,31 +71,34 @@ async def connect(
     block cancels what still runs, then stores and closes everything within a second.
     """
     adapters.protect_process(loaded)
-    wiring = Wiring(loaded, reload=reload)
-    connection = TerminalConnection(client, lambda: wiring.store)
-    async with adapters.orphans_ended():
-        serving = asyncio.create_task(serve(connection, wiring.dependencies(), is_warmed=is_warmed))
-        serving.add_done_callback(connection.close)
-        try:
-            await connection.started.wait()
-            params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": dict(capabilities or {})}
-            await connection.call("initialize", params)
-            yield connection
-        finally:
-            connection.stop()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([serving])
-                await wiring.close()
-    serving.result()
+    with recording(loaded) as recorder:
+        wiring = Wiring(loaded, reload=reload, recorder=recorder)
+        connection = TerminalConnection(client, lambda: wiring.store, observe=recorder)
+        async with adapters.orphans_ended():
+            serving = asyncio.create_task(serve(connection, wiring.dependencies(), is_warmed=is_warmed))
+            serving.add_done_callback(connection.close)
+            try:
+                await connection.started.wait()
+                params = {"protocolVersion": PROTOCOL_VERSION, "clientCapabilities": dict(capabilities or {})}
+                await connection.call("initialize", params)
+                yield connection
+            finally:
+                connection.stop()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([serving])
+                    await wiring.close()
+        serving.result()
 
 
 class TerminalConnection:
     """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the requests
     of the client. Made by :func:`connect`."""
 
-    def __init__(self, client: TerminalClient, store: Callable[[], Store]) -> None:
+    def __init__(self, client: TerminalClient, store: Callable[[], Store], *, observe: Observer | None = None) -> None:
         self._client = client
         self._store = store
+        self._observe = observe
+        self._questions = count()
         self._handle: Handler | None = None
         self._ids = count(1)
         self._waiting: dict[asyncio.Task[None], asyncio.Future[Any]] = {}
@@ -116,6 +125,7 @@ class TerminalConnection:
         assert isinstance(message, dict), "a client in this process sends valid messages"
         if self._handle is None or self._stopped.is_set():
             raise ConnectionError("The connection is closed.") from self._failure
+        self._record("in", message)
         response: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._answer(method, RequestParams(message["params"], request_id), response))
         self._waiting[task] = response
@@ -123,13 +133,18 @@ class TerminalConnection:
         try:
             return await response
         except asyncio.CancelledError:
-            await self._handle("$/cancel_request", {"requestId": request_id}, True)
+            await self._send("$/cancel_request", {"requestId": request_id})
             raise
 
     async def cancel(self, session_id: str) -> None:
         """Cancel the session's turn. The response to its prompt then has the stop reason `cancelled`."""
+        await self._send("session/cancel", {"sessionId": session_id})
+
+    async def _send(self, method: str, params: Params) -> None:
+        """Send a notification."""
         if self._handle is not None:
-            await self._handle("session/cancel", {"sessionId": session_id}, True)
+            self._record("in", {"method": method, "params": params})
+            await self._handle(method, params, True)
 
     def close(self, serving: asyncio.Task[None]) -> None:
         """Called when the front end has ended. Requests that are still waiting fail."""
@@ -145,9 +160,11 @@ class TerminalConnection:
         try:
             result = await self._handle(method, params, False)
         except RequestError as error:
+            self._record("out", {"id": params.request_id, "error": _error_object(error)})
             if not response.done():
                 response.set_exception(error)
             return
+        self._record("out", {"id": params.request_id, "result": result})
         if not response.done():
             response.set_result(result)
         await asyncio.sleep(0)  # let the client get its response before the actions run
@@ -190,32 +207,49 @@ class TerminalConnection:
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
         """See `ClientConnection`."""
-        match method:
-            case "session/request_permission":
-                return await self._ask(self._client.ask_permission, params)
-            case "elicitation/create":
-                return await self._ask(self._client.elicit, params)
-            case _:
-                raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
+        request_id = f"terminal-{next(self._questions)}"
+        self._record("out", {"id": request_id, "method": method, "params": params})
+        try:
+            answer = await self._ask(method, params)
+        except RequestError as error:
+            self._record("in", {"id": request_id, "error": _error_object(error)})
+            raise
+        except asyncio.CancelledError:
+            self._record("out", {"method": "$/cancel_request", "params": {"requestId": request_id}})
+            raise
+        self._record("in", {"id": request_id, "result": answer})
+        return answer
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """See `ClientConnection`. Once the client has failed, it gets no further updates."""
+        self._record("out", {"method": method, "params": params})
         if method == "session/update" and self._failure is None:
             try:
                 await self._client.update(params)
             except Exception as error:  # noqa: BLE001 - of the client, such as a closed stdout
                 self._end_with(error)
 
-    async def _ask(self, ask: Callable[[Params], Any], params: dict[str, Any]) -> Any:
+    async def _ask(self, method: str, params: Params) -> dict[str, Any]:
+        """Let the client handle a request of the front end."""
         if self._failure is not None:
             raise ConnectionError("The client has failed.")
         try:
-            return await ask(params)
+            match method:
+                case "session/request_permission":
+                    return await self._client.ask_permission(params)
+                case "elicitation/create":
+                    return await self._client.elicit(params)
         except RequestError:
             raise
         except Exception as error:
             self._end_with(error)
             raise ConnectionError("The client has failed.") from error
+        raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
+
+    def _record(self, direction: Literal["in", "out"], message: Params) -> None:
+        """Let `observe` see a message as the line that it would be in a byte stream."""
+        if self._observe is not None:
+            self._observe(direction, frames.encode({"jsonrpc": "2.0", **message}))
 
     def _end_with(self, error: Exception) -> None:
         self._failure = error
@@ -240,6 +274,100 @@ async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
         return await store.session(await SessionAdmin(store).find(name))
     finally:
         await store.close()
+
+
+def add_session_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose the session and its workspace."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--session", metavar="NAME|ID", help="continue this session, or start one with this new NAME")
+    which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
+    parser.add_argument(
+        "--cwd", metavar="DIR", help="the workspace (default: the current directory, or that of --session)"
+    )
+
+
+def check_session_options(options: argparse.Namespace) -> str | None:
+    """Check --mode and --cwd, and return the directory of --cwd. :raises ArgumentError: one of them cannot be used."""
+    if options.mode is not None and options.mode not in MODES:
+        raise ArgumentError(f'--mode is "{options.mode}"; expected {", ".join(MODES)}.')
+    if options.cwd is None:
+        return None
+    if not os.path.isdir(options.cwd):
+        raise ArgumentError(f'--cwd is "{options.cwd}", which is not an existing directory.')
+    return str(Path(options.cwd).resolve())
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """An open session. `response` is the response to the request that opened it. `is_new`: it has no messages yet."""
+
+    id: str
+    cwd: str
+    response: Params
+    is_new: bool
+
+
+async def open_session(
+    connection: TerminalConnection,
+    loaded: Loaded,
+    options: argparse.Namespace,
+    cwd: str | None,
+    *,
+    is_replayed: bool = False,
+) -> OpenedSession:
+    """Open the session that the options name. With `is_replayed`, a stored session sends its history first.
+
+    :raises ArgumentError: there is no such session. :raises RequestError: it cannot be opened.
+    """
+    here, is_fork = cwd or os.getcwd(), getattr(options, "fork", False)
+    meta: dict[str, Any] = {}
+    known: str | None = None
+    if options.newest:
+        known = await _newest_session(connection, here)
+    elif options.session:
+        found = await find_session(loaded, options.session)
+        if found is not None:
+            known, here = found.id, cwd or found.cwd
+        elif is_fork:
+            raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list them.')
+        else:
+            meta["crow"] = {"alias": options.session}
+    params: dict[str, Any] = {"cwd": here, "mcpServers": []}
+    if known is None:
+        opened = await connection.call("session/new", params | ({"_meta": meta} if meta else {}))
+        return OpenedSession(opened["sessionId"], here, opened, is_new=True)
+    meta = {"_meta": {"model": options.model}} if options.model else {}
+    method = "session/fork" if is_fork else "session/load" if is_replayed else "session/resume"
+    opened = await connection.call(method, params | meta | {"sessionId": known})
+    session_id = opened["sessionId"] if is_fork else known
+    session = {"sessionId": session_id}
+    if is_fork and options.model:
+        value = {"configId": "model", "value": options.model}
+        await connection.call("session/set_config_option", session | value)
+    if options.mode:
+        await connection.call("session/set_mode", session | {"modeId": options.mode})
+    return OpenedSession(session_id, here, opened, is_new=False)
+
+
+async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
+    listed = await connection.call("session/list", {"cwd": cwd})
+    if not listed["sessions"]:
+        raise ArgumentError(f"No session in {cwd} to continue. Leave out --continue to start one.")
+    return str(listed["sessions"][0]["sessionId"])
+
+
+async def session_ids(loaded: Loaded) -> tuple[str, ...]:
+    """The ids of all stored sessions."""
+    store = await adapters.open_store(loaded)
+    try:
+        return await SessionAdmin(store).ids()
+    finally:
+        await store.close()
+
+
+def _error_object(error: RequestError) -> dict[str, Any]:
+    data = {} if error.data is None else {"data": error.data}
+    return {"code": error.code, "message": str(error), **data}
 
 
 def error_of(error: RequestError) -> CrowError:

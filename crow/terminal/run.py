@@ -5,21 +5,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from crow.agent.permissions import MODES, typed_rule
+from crow.agent.permissions import typed_rule
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import safe
 from crow.frontend.frames import RequestError
 from crow.settings import Loaded
 from crow.terminal.answer import AnswerSchema, json_in, read_schema
-from crow.terminal.connection import Params, TerminalConnection, connect, error_of, find_session
+from crow.terminal.connection import (
+    Params,
+    TerminalConnection,
+    add_session_arguments,
+    check_session_options,
+    connect,
+    error_of,
+    open_session,
+)
 from crow.terminal.prompt import read_prompt, text_block
 from crow.terminal.screen import Screen, answer_at, interrupts, open_terminal, question_of, quoted
 
@@ -52,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt-file", metavar="FILE", help="read the prompt, or its first part, from FILE")
     add("--file", metavar="FILE", action="append", default=[], help="attach FILE; repeatable")
     add("--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP; repeatable")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="NAME|ID", help="continue this session, or start one with this new NAME")
-    which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
+    add_session_arguments(parser)
     add("--fork", action="store_true", help="continue in a copy of the session; the session itself stays as it is")
     add(
         "--allow",
@@ -65,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-cost", metavar="USD", type=float, help="stop when this run has cost this much")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
-    add("--cwd", metavar="DIR", help="the workspace (default: the current directory, or that of --session)")
     add(
         "--schema",
         metavar="FILE",
@@ -110,15 +113,9 @@ def check_options(options: argparse.Namespace) -> str | None:
         raise ArgumentError(f"--max-steps is {options.max_steps}; expected 1 or more.")
     if options.max_cost is not None and not options.max_cost > 0:
         raise ArgumentError(f"--max-cost is {options.max_cost:g}; expected US dollars above 0, such as 0.50.")
-    if options.mode is not None and options.mode not in MODES:
-        raise ArgumentError(f'--mode is "{options.mode}"; expected {", ".join(MODES)}.')
     for rule in options.allow:
         typed_rule(rule, allow=True, cwd="/")
-    if options.cwd is None:
-        return None
-    if not os.path.isdir(options.cwd):
-        raise ArgumentError(f'--cwd is "{options.cwd}", which is not an existing directory.')
-    return str(Path(options.cwd).resolve())
+    return check_session_options(options)
 
 
 @dataclass
@@ -174,7 +171,8 @@ class Run:
                 ) as connection:
                     self._connection = connection
                     try:
-                        await self._open(connection, cwd)
+                        opened = await open_session(connection, self._loaded, self._options, cwd)
+                        self._session_id = opened.id
                     except RequestError as error:
                         raise error_of(error) from None
                     return await self._prompt(connection, prompt)
@@ -183,43 +181,6 @@ class Run:
                     raise
                 self._say_how_to_continue("Interrupted.")
                 return INTERRUPTED
-
-    async def _open(self, connection: TerminalConnection, cwd: str | None) -> None:
-        """Open the session that the options name."""
-        options, here = self._options, cwd or os.getcwd()
-        meta: dict[str, Any] = {}
-        known: str | None = None
-        if options.newest:
-            known = await self._newest(connection, here)
-        elif options.session:
-            found = await find_session(self._loaded, options.session)
-            if found is not None:
-                known, here = found.id, cwd or found.cwd
-            elif options.fork:
-                raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list them.')
-            else:
-                meta["crow"] = {"alias": options.session}
-        params: dict[str, Any] = {"cwd": here, "mcpServers": []}
-        if known is None:
-            opened = await connection.call("session/new", params | ({"_meta": meta} if meta else {}))
-            self._session_id = opened["sessionId"]
-            return
-        meta = {"_meta": {"model": options.model}} if options.model else {}
-        method = "session/fork" if options.fork else "session/resume"
-        opened = await connection.call(method, params | meta | {"sessionId": known})
-        self._session_id = opened["sessionId"] if options.fork else known
-        session = {"sessionId": self._session_id}
-        if options.fork and options.model:
-            value = {"configId": "model", "value": options.model}
-            await connection.call("session/set_config_option", session | value)
-        if options.mode:
-            await connection.call("session/set_mode", session | {"modeId": options.mode})
-
-    async def _newest(self, connection: TerminalConnection, cwd: str) -> str:
-        listed = await connection.call("session/list", {"cwd": cwd})
-        if not listed["sessions"]:
-            raise ArgumentError(f"No session in {cwd} to continue. Run crow run without --continue to start one.")
-        return str(listed["sessions"][0]["sessionId"])
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
         """Run the prompt and print the result. While --schema rejects the answer, ask for a corrected one, at most

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -27,11 +28,15 @@ SPINNER_S = 0.1
 
 
 class Screen:
-    """stdout for the answer and stderr for the rest. Text for a terminal is escaped; stdout in a pipe is not."""
+    """stdout for the answer and stderr for the rest. Text for a terminal is escaped; stdout in a pipe is not.
 
-    def __init__(self) -> None:
+    Without `is_animated`, no spinner is shown. `label` is shown beside the spinner.
+    """
+
+    def __init__(self, *, is_animated: bool = True) -> None:
+        self.label = ""
         self._escapes = sys.stdout.isatty()
-        self._can_spin = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._can_spin = is_animated and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._is_spinning = False
         self._is_paused = False
         self._at_line_start = True
@@ -44,6 +49,13 @@ class Screen:
         self.clear()
         await write(sys.stdout, safe(text) if self._escapes else text)
         self._at_line_start = text.endswith("\n") or not self._escapes
+
+    async def print_rendered(self, text: str) -> None:
+        """Write text to stdout that was already prepared for the terminal, with its escape sequences."""
+        if text:
+            self.clear()
+            await write(sys.stdout, text)
+            self._at_line_start = text.endswith("\n")
 
     async def print_message(self, text: str, *, is_new: bool) -> None:
         """Write a part of one of the model's messages. Before a new message, write an empty line."""
@@ -107,7 +119,9 @@ class Screen:
             if self._at_line_start and not self._is_paused:
                 at += 1
                 self._is_spinning = True
-                sys.stderr.write(f"\r{SPINNER[at % len(SPINNER)]} ")
+                columns = shutil.get_terminal_size().columns - 4
+                label = on_one_line(self.label)[: columns // 2]  # a character takes up to two columns
+                sys.stderr.write(f"\r\x1b[K{SPINNER[at % len(SPINNER)]} {label}")
                 sys.stderr.flush()
 
 
@@ -129,9 +143,11 @@ async def write(file: TextIO, text: str) -> None:
 
 
 @contextmanager
-def interrupts(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call `interrupt` for each Ctrl-C, and for SIGTERM and SIGHUP, during the block."""
-    loop, names = asyncio.get_running_loop(), ("SIGINT", "SIGTERM", "SIGHUP")
+def interrupts(
+    interrupt: Callable[[], object], names: Sequence[str] = ("SIGINT", "SIGTERM", "SIGHUP")
+) -> Iterator[None]:
+    """Call `interrupt` for each of these signals during the block. Ctrl-C sends SIGINT."""
+    loop = asyncio.get_running_loop()
     signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
     with suppress(NotImplementedError):  # event loops on Windows take no signal handlers
         for each in signals:
@@ -200,20 +216,40 @@ def question_of(params: Params) -> Question:
 
 async def answer_at(terminal: TextIO, question: str) -> str:
     """Ask at the terminal. Whatever was typed before the question is discarded."""
-    fd, loop = terminal.fileno(), asyncio.get_running_loop()
-    with suppress(ImportError, OSError):
-        import termios  # not available on Windows
-
-        termios.tcflush(fd, termios.TCIFLUSH)
+    fd = terminal.fileno()
+    discard_input(fd)
     terminal.write(question)
     terminal.flush()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(fd, lambda: None if ready.done() else ready.set_result(None))
+    return (await next_input(fd)).decode("utf-8", "replace").strip().lower()
+
+
+async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> bytes:
+    """What is typed next at this terminal; empty at its end. Whoever sets an exception on `ready` ends the wait."""
+    loop = asyncio.get_running_loop()
+    typed: asyncio.Future[bytes] = loop.create_future() if ready is None else ready
+
+    def read() -> None:
+        if not typed.done():
+            try:
+                typed.set_result(os.read(fd, 10_000))
+            except OSError:  # the terminal is gone
+                typed.set_result(b"")
+
+    loop.add_reader(fd, read)
     try:
-        await ready
-        return os.read(fd, 1000).decode("utf-8", "replace").strip().lower()
+        return await typed
     finally:
         loop.remove_reader(fd)
+
+
+def discard_input(fd: int) -> None:
+    """Discard what was typed at this terminal and not read yet."""
+    try:
+        import termios  # not available on Windows
+    except ImportError:
+        return
+    with suppress(termios.error):
+        termios.tcflush(fd, termios.TCIFLUSH)
 
 
 def quoted(rule: str) -> str:

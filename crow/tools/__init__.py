@@ -83,9 +83,10 @@ class PlannedCall:
         URL of `fetch`, else None. `rule_tool`: the tool whose rules apply, if it is not the called one.
         `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_read_only`:
         the user's configuration declares this external tool read-only. `asks_once`: the user must be asked unless they
-        have already allowed exactly this `argument`; their permission lasts for the session. `review_text`: the text
-        that the user should read before they answer. `command_access`: what the kernel will let a command do; `full`
-        if nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
+        have already allowed exactly this `argument` or one of `wider_arguments`; their permission lasts for the
+        session. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text that the
+        user should read before they answer. `command_access`: what the kernel will let a command do; `full` if nothing
+        confines commands, None for other calls. `requested_access`: the access that the model asked for.
 
     How it runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes
@@ -107,6 +108,8 @@ class PlannedCall:
     is_barrier: bool = False
     is_read_only: bool = False
     asks_once: bool = False
+    wider_arguments: tuple[str, ...] = ()
+    narrower_arguments: tuple[str, ...] = ()
     review_text: str = ""
     command_access: CommandAccess | None = None
     requested_access: CommandAccess | None = None
@@ -358,12 +361,33 @@ class Workspace(Protocol):
         """Remove the directories that commands used. The session's task calls it at the end."""
 
 
+RecallScope: TypeAlias = Literal["this", "workspace", "all"]
+"""The sessions in which `recall` looks: this one, those of its working directory, or all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallQuery:
+    """What `recall` looks for: entries with all `words`, or the entry with the id `entry`, or the places in that entry
+    where one of the words occurs.
+
+    Entries count from `since_ms` up to but not including `before_ms` (Unix ms; None: no limit). With `session`, only
+    that session is read.
+    """
+
+    words: str = ""
+    entry: int | None = None
+    session: str | None = None
+    scope: RecallScope = "this"
+    since_ms: int | None = None
+    before_ms: int | None = None
+
+
 class Log(Protocol):
     """The part of the session's log that tools use."""
 
-    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        """Text of the entries on the session's path that match `query`, or of the entry with the id `entry`. Compacted
-        entries are included."""
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:
+        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. The user
+        must have permitted any scope other than `this`."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """Store the content of the file before the call writes `after`. `before` is None if there was no file."""

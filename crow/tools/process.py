@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
+EXEC_POLLS = 50
+"""How often crow looks again at an orphan that is replacing its program, to learn which command it belongs to."""
+
 DRAIN_S = 0.2
 KEY_CHARS = 8
 """Shorter keys are not searched for, because any text may contain one by chance."""
@@ -246,7 +249,7 @@ class Process(asyncio.SubprocessProtocol):
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group and all processes that have left it, or only the child if the system has no process
         groups. Do nothing if they have already ended."""
-        strays = self._strays()  # found before any process ends, since its children then get another parent
+        strays, _ = self._find_strays()  # before any process ends, since its children then get another parent
         # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
@@ -260,8 +263,18 @@ class Process(asyncio.SubprocessProtocol):
         """Whether the child, or any process that it started, still runs."""
         if not self.exited.is_set() or not hasattr(os, "killpg"):
             return not self.exited.is_set()
-        if self._strays():
+        # The group comes first: processes leave it, and never come back.
+        if await self._has_group():
             return True
+        for _ in range(EXEC_POLLS):
+            strays, is_complete = self._find_strays()
+            if strays or is_complete:
+                return bool(strays)
+            await anyio.sleep(POLL_S)
+        return False
+
+    async def _has_group(self) -> bool:
+        """Whether a process of the group still runs."""
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
@@ -270,11 +283,14 @@ class Process(asyncio.SubprocessProtocol):
             return True
         return await anyio.to_thread.run_sync(has_running_member, self.pid)
 
-    def _strays(self) -> list[Relative]:
-        """The descendants of the child that have left its group."""
+    def _find_strays(self) -> tuple[list[Relative], bool]:
+        """Find the descendants of the child that have left its group. Return them, and whether these are all: about an
+        orphan that is replacing its program, crow cannot tell yet."""
+        orphans = {each: each.has_mark(self._mark) for each in adopted() if each.pid not in self.not_reaped}
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
-        roots += [each for each in adopted() if each.pid != self.pid and each.has_mark(self._mark)]
-        return [each for each in families(roots) if each.is_running_outside(self.pid)]
+        roots += [each for each, is_marked in orphans.items() if is_marked]
+        strays = [each for each in families(roots) if each.is_running_outside(self.pid)]
+        return strays, None not in orphans.values()
 
     async def end(self, grace_s: float) -> None:
         """Send SIGTERM, then SIGKILL to all that remains after `grace_s`, and close the pipes. Returns at most 0.3 s
@@ -292,7 +308,7 @@ class Process(asyncio.SubprocessProtocol):
                 self.signal(KILL)
                 with anyio.move_on_after(KILL_S, shield=True):
                     await self.exited.wait()
-                    while self._strays():  # some may have been started since the signal was sent
+                    while await self.is_alive():  # some may have been started since the signal was sent
                         self.signal(KILL)
                         await anyio.sleep(POLL_S)
             self.close()
@@ -361,13 +377,22 @@ class Relative:
     pid: int
     parent: int
 
-    def has_mark(self, mark: str) -> bool:
-        """Whether the process was started with this mark in its environment."""
+    def has_mark(self, mark: str) -> bool | None:
+        """Whether the process was started with this mark in its environment. None: the process is just replacing its
+        program by `exec`, and until that is done, the system shows neither its environment nor its arguments."""
         try:
-            with open(f"/proc/{self.pid}/environ", "rb") as file:
-                return mark.encode() in file.read()
+            if environment := self._read("environ"):
+                return mark.encode() in environment
+            found = ProcessState.of(self.pid)
+            if found is not None and found.is_running and not self._read("cmdline"):
+                return None
+            return mark.encode() in self._read("environ")
         except OSError:
             return False
+
+    def _read(self, name: str) -> bytes:
+        with open(f"/proc/{self.pid}/{name}", "rb") as file:
+            return file.read()
 
     def is_running_outside(self, group: int) -> bool:
         """Whether the process still runs, in a group other than `group`."""

@@ -170,8 +170,11 @@ async def opened(
     servers: Sequence[McpServer] = (),
     open_tools: OpenToolbox | None = None,
     compaction: CompactionPolicy | None = None,
+    user_instructions: Path | None = None,
+    models: Sequence[str] = (),
 ) -> AsyncIterator[Opened]:
-    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions."""
+    """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions.
+    `models` are the names to choose from."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -198,7 +201,9 @@ async def opened(
             model=named,
             info=lambda _: model.info,
             open_toolbox=open_tools or open_toolbox,
+            models=models,
             settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
+            user_instructions=user_instructions,
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(60):

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from crow.agent.prompt import (
-    MODES,
-    build_prompt,
-    changes,
-    facts_now,
-    facts_told,
-    read_instructions,
-    reason_for_prompt,
-)
+from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told, reason_for_prompt
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
@@ -85,65 +74,6 @@ async def test_new_prompt_entry_does_not_reset_the_mode() -> None:
     assert told is not None
     log = [entry(1, await prompt_with(now)), entry(2, Reminder(text=told)), entry(3, await prompt_with(now))]
     assert changes(facts_told(log), now) is None
-
-
-async def test_instructions_come_from_the_root_to_the_directory(tmp_path: Path) -> None:
-    inner = tmp_path / "a" / "b"
-    inner.mkdir(parents=True)
-    (tmp_path / "AGENTS.md").write_text("outer", "utf-8")
-    (inner / "AGENTS.md").write_bytes(b"inner \xff")
-    text = read_instructions(inner)
-    assert text == f"# {tmp_path}/AGENTS.md\n\nouter\n\n# {inner}/AGENTS.md\n\ninner \ufffd"
-
-
-async def test_huge_instruction_file_is_cut_with_a_note(tmp_path: Path) -> None:
-    (tmp_path / "AGENTS.md").write_text("x" * 200_000, "utf-8")
-    text = read_instructions(tmp_path)
-    assert len(text) < 70_000
-    assert text.endswith("is larger than 64 KiB)")
-
-
-def test_instructions_that_the_rules_close_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "AGENTS.md").symlink_to("notes")
-    (tmp_path / "notes").write_text("KEY", "utf-8")
-    text = read_instructions(tmp_path, lambda path: path.name != "notes")
-    assert text == f"# {tmp_path}/AGENTS.md\n\n(left out: a rule forbids reading it, or it may hold keys)"
-
-
-@pytest.mark.parametrize(
-    ("folder_mode", "file_mode", "reason"),
-    [
-        (0o1777, 0o644, "all users can write to its directory"),
-        (0o757, 0o644, "all users can write to its directory"),
-        (0o755, 0o646, "all users can write to it"),
-        (0o775, 0o664, None),
-    ],
-)
-def test_instructions_that_everybody_can_write_are_left_out(
-    tmp_path: Path, folder_mode: int, file_mode: int, reason: str | None
-) -> None:
-    work = tmp_path / "shared" / "work"
-    work.mkdir(parents=True)
-    file = tmp_path / "shared" / "AGENTS.md"
-    file.write_text("Obey.", "utf-8")
-    file.chmod(file_mode)
-    file.parent.chmod(folder_mode)
-    assert read_instructions(work) == f"# {file}\n\n{'Obey.' if reason is None else f'(left out: {reason})'}"
-
-
-def test_instructions_of_another_user_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    file = tmp_path / "AGENTS.md"
-    file.write_text("Obey.", "utf-8")
-    stranger = 54_321
-    if os.geteuid() == 0:
-        os.chown(file, stranger, stranger)
-        assert read_instructions(work) == f"# {file}\n\n(left out: it belongs to another user, with the id {stranger})"
-        os.chown(work, stranger, stranger)  # the owner of the workspace is trusted
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: stranger)  # the file belongs to the owner of the workspace
-    assert read_instructions(work) == f"# {file}\n\nObey."
 
 
 async def test_failed_servers_are_named_with_their_reason() -> None:

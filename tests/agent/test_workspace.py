@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.agent.prompt import read_instructions
+from crow.agent.instructions import read_instructions
 from crow.agent.workspace import (
     TRY,
     WorkspaceContents,
@@ -35,16 +35,19 @@ def test_what_concerns_an_agent_is_found_without_opening_a_file(tmp_path: Path) 
     for name in (".crow/skills/one/SKILL.md", ".claude/skills/two/SKILL.md", ".mcp.json", "AGENTS.md"):
         (place / name).write_text("12345")
     (tmp_path / "AGENTS.md").write_text("123")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "CLAUDE.md").write_text("1234")
     os.mkfifo(place / "CLAUDE.md")  # opening it would wait for ever
     (place / "sub").mkdir()
     (place / "sub" / "AGENTS.md").symlink_to("../../AGENTS.md")
     (place / ".agents").symlink_to("loop")
     (place / "loop").symlink_to(".agents")
     found = inspect_workspace(str(place), readable)
-    assert found.instructions[:2] == ((str(place / "AGENTS.md"), 5), (str(tmp_path / "AGENTS.md"), 3))
+    assert found.instructions == ((str(place / "AGENTS.md"), 5), (str(tmp_path / "AGENTS.md"), 3))
+    assert found.left_out == ((str(tmp_path / "CLAUDE.md"), "AGENTS.md is used instead"),)
     below = inspect_workspace(str(place / "sub"), readable)
     assert below.instructions == found.instructions, "a link that leads out of its directory does not count"
-    assert (found.skills, found.ignored) == (2, ("CLAUDE.md", ".claude/commands", ".mcp.json"))
+    assert (found.skills, found.ignored) == (2, (".claude/commands", ".mcp.json"))
 
 
 def test_huge_folders_and_impossible_paths_cost_nothing(tmp_path: Path) -> None:
@@ -64,6 +67,7 @@ def test_instructions_that_the_model_does_not_get_are_named_with_the_reason(tmp_
     place.mkdir(parents=True)
     for folder in (tmp_path, shared, place):
         (folder / "AGENTS.md").write_text("12345")
+    (tmp_path / ".git").mkdir()
     shared.chmod(0o1777)
     found = inspect_workspace(str(place), lambda path: path.parent != tmp_path)
     assert found.instructions == ((str(place / "AGENTS.md"), 5),)
@@ -76,7 +80,7 @@ def test_instructions_that_the_model_does_not_get_are_named_with_the_reason(tmp_
     assert f"as text. It does not get {first}, {second}." in notice_of_workspace(found).description
     told = describe_workspace(found, (), is_known=True)
     assert told[2] == f"- `{shared}/AGENTS.md`: left out, because {reasons[0]}"
-    text = read_instructions(place, lambda path: path.parent != tmp_path)
+    text = read_instructions(place, lambda path: path.parent != tmp_path).text
     assert [reason in text for reason in reasons] == [True, True], "the model is told the same"
     (place / "AGENTS.md").chmod(0o666)
     alone = inspect_workspace(str(place), readable)

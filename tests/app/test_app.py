@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from crow.adapters import open_workspace, own_folders
 from crow.app import Wiring, find_hooks
 from crow.settings import load_settings
 from crow.store import Store
@@ -42,3 +43,39 @@ def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
     assert adapters.info("large").context_window == 50_000
     assert adapters.info("small").context_window is None
     assert adapters.info("offline").endpoint == "offline offline"
+
+
+def protections(home: Path, cwd: Path, *paths: Path, config: Path | None = None) -> list[str]:
+    """How a workspace at `cwd` protects each path from reads, if crow's directory is `home`."""
+    env = {"CROW_HOME": str(home), "CROW_SANDBOX": "off"} | ({} if config is None else {"CROW_CONFIG": str(config)})
+    workspace = open_workspace(lambda: load_settings({}, env), str(cwd), ())
+    return [workspace.read_protection(path) for path in paths]
+
+
+def test_a_config_file_in_a_directory_of_the_user_does_not_close_that_directory(tmp_path: Path) -> None:
+    home, cwd = tmp_path / "state", tmp_path / "work"
+    config = tmp_path / "dotfiles" / "config.toml"
+    vimrc = config.with_name("vimrc")
+    assert protections(home, cwd, config, vimrc, home / "x", config=config) == ["never", "none", "never"]
+    config = tmp_path / "crow" / "config.toml"  # a directory of this name is crow's
+    assert protections(home, cwd, config, config.parent / "x", cwd / "x", config=config) == ["never", "never", "none"]
+
+
+def test_a_workspace_inside_crows_directory_stays_open_but_crows_files_in_it_do_not(tmp_path: Path) -> None:
+    cwd = tmp_path / "work"
+    crows = [tmp_path / name for name in ("crow.db", "crow.db-wal", "config.toml", "crow.log", "cache/x")]
+    assert protections(tmp_path, cwd, cwd / "notes.txt", *crows) == ["none", *["never"] * len(crows)]
+    assert protections(tmp_path, tmp_path, tmp_path / "notes.txt", *crows) == ["none", *["never"] * len(crows)]
+    assert protections(tmp_path, tmp_path / "cache" / "a", tmp_path / "cache" / "a" / "x") == ["none"]
+    assert protections(tmp_path / "work" / "crow", cwd, cwd / "x", cwd / "crow" / "x") == ["none", "never"]
+
+
+@pytest.mark.parametrize("linked", ["workspace", "home"])
+def test_a_workspace_inside_crows_directory_is_recognised_through_a_link(tmp_path: Path, linked: str) -> None:
+    (tmp_path / "home" / "work").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "home" / "work" if linked == "workspace" else tmp_path / "home")
+    home = tmp_path / ("home" if linked == "workspace" else "link")
+    cwd = tmp_path / ("link" if linked == "workspace" else "home/work")
+    paths = load_settings({}, {"CROW_HOME": str(home)}).paths
+    assert own_folders(paths, str(cwd)) == (home / "cache",)
+    assert protections(home, cwd, cwd / "notes.txt", home / "crow.db") == ["none", "never"]

@@ -34,7 +34,9 @@ EXAMPLES = re.findall(
 async def writer(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     """A store that stays open and has a session with a tool call."""
     store = await SqliteStore.open(tmp_path / "crow.db")
-    await store.create_session(new_session("s1", title="Mend the nest", alias="work", metadata={"task": "42"}))
+    await store.create_session(
+        new_session("s1", title="Mend the nest", alias="work", metadata={"task": "42", "tags": {"nest": True}})
+    )
     await begin(store, "s1", "mend the nest")
     row = await store.session("s1")
     answer = NewEntry(body=said("look", calls=1), model="m1", usage=Usage(input_tokens=10), cost=0.5)
@@ -59,7 +61,8 @@ async def test_sessions_are_listed_found_and_searched(writer: SqliteStore, tmp_p
         found = await sessions.get("work")
         assert found == await sessions.get("s1")
         facts = (found.title, found.workspace_path, found.message_count, found.tokens_in, found.cost, found.metadata)
-        assert facts == ("Mend the nest", "/repo", 3, 10, 0.5, {"task": "42"})
+        assert facts == ("Mend the nest", "/repo", 3, 10, 0.5, {"task": "42", "tags": {"nest": True}})
+        assert found.tags == ("nest",)
         assert found.created_at.tzinfo is UTC
         hits = await sessions.search("nest")
         assert [(hit.session_id, hit.kind) for hit in hits] == [("s1", "title"), ("s1", "user")]

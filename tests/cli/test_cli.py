@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
 import pytest
 
 from crow import __version__
-from crow.cli import main
+from crow.agent.permissions import MODES
+from crow.cli import main, whole_parser
+from crow.cli.reference import describe
 from crow.domain.messages import Text
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
@@ -152,7 +156,7 @@ def test_a_pipe_gets_one_line_for_each_session_the_newest_first(home: Path, caps
         return capsys.readouterr().out
 
     lines = [line.split("\t") for line in run("sessions").stdout.decode().splitlines()]
-    assert [(line[0], *line[2:]) for line in lines] == [
+    assert [(line[0], *line[2:5]) for line in lines] == [
         ("s2", "1", "/two", "second prompt"),
         ("s1", "1", "/one", "first prompt"),
     ]
@@ -208,3 +212,120 @@ def test_a_broken_installation_gives_one_sentence_and_a_traceback_in_the_log(hom
     assert line.startswith("crow: internal error: ModuleNotFoundError: ")
     assert str(home / "crow.log") in line
     assert "Traceback" in (home / "crow.log").read_text()
+
+
+BASH = """
+source "$1"; shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_crow
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
+    """Completes a line in bash, in a directory with `a file.txt` and `folder/`."""
+    bash, place = shutil.which("bash"), tmp_path_factory.mktemp("shell")
+    assert bash is not None
+    script = place / "crow.bash"
+    script.write_bytes(run("completion", "bash").stdout)
+    (place / "crow").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m crow "$@"\n')
+    (place / "crow").chmod(0o700)
+    (place / "work" / "folder").mkdir(parents=True)
+    (place / "work" / "a file.txt").touch()
+
+    def complete(*words: str) -> list[str]:
+        env = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}"}
+        command = [bash, "--norc", "-c", BASH, "bash", str(script), *words]
+        done = subprocess.run(command, cwd=place / "work", env=env, capture_output=True, timeout=60, check=True)
+        assert done.stderr == b""
+        return done.stdout.decode().splitlines()
+
+    return complete
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (["do"], ["doctor"]),
+        (["sess"], ["sessions", "session"]),
+        (["run", "--mo"], ["--model", "--mode"]),
+        (["run", "--mode", "a"], ["ask", "accept-edits", "auto"]),
+        (["run", "--mode", "=", "pl"], ["plan"]),
+        (["run", "--model", "sessions", "--max-c"], ["--max-cost"]),
+        (["run", "--file", "a"], ["a file.txt"]),
+        (["run", "--cwd", ""], ["folder"]),
+        (["run", "--allow", "a"], [""]),
+        (["session", "un"], ["unarchive"]),
+        (["sessions", "export", "--format", ""], ["jsonl", "markdown", "html"]),
+        (["sessions", "--json", "lis"], ["list"]),
+        (["sessions", "--cwd", "--al"], ["--all"]),
+        (["trace", "s"], ["show"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_bash_completes_commands_options_and_their_values(
+    in_bash: Callable[..., list[str]], line: list[str], found: list[str]
+) -> None:
+    assert in_bash("crow", *line) == found
+
+
+async def test_bash_completes_sessions_by_id_name_and_title(home: Path, in_bash: Callable[..., list[str]]) -> None:
+    assert in_bash("crow", "run", "--session", "") == [""]  # there is no database yet
+    for session_id, title in (
+        ("crow-1a", "Build a nest"),
+        ("crow-1b", "$(touch x) \x1b[31m\tred"),
+        ("$(touch y)", "z"),
+    ):
+        await add_session(home, session_id, "/w", title)
+    store = await SqliteStore.open(home / "crow.db")
+    await store.update_session("crow-1a", {"alias": "nest"})
+    await store.close()
+    assert in_bash("crow", "run", "--session", "n") == ["nest"]
+    assert in_bash("crow", "sessions", "show", "crow-1a") == ["crow-1a"]
+    assert in_bash("crow", "sessions", "show", "BUILD") == ["crow-1a"]
+    assert in_bash("crow", "sessions", "delete", "crow-1a", "crow-1b") == ["crow-1b"]
+    assert in_bash("crow", "sessions", "show", "E") == [
+        "crow-1b  $(touch x) \\x1b[31m red",
+        "crow-1a  Build a nest",
+        " ",
+    ]
+    assert in_bash("crow", "sessions", "show", "crow") == [
+        "crow-1b  $(touch x) \\x1b[31m red",
+        "crow-1a  Build a nest",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_command_and_option_is_in_each_completion_script_and_in_the_manual(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert main(["man"]) == 0
+    manual = capsys.readouterr().out.replace("\\-", "-")
+    commands = list(describe(whole_parser()).all())
+    assert "crow sessions export" in {" ".join(command.path) for command in commands}
+    for command in commands:
+        assert command.path[-1] in script
+        assert f'"{" ".join(command.path)}' in manual or len(command.path) == 1
+        for flag in (flag for option in command.options for flag in option.flags):
+            assert (flag if shell != "fish" else f"-{flag}".replace("---", "-l ").replace("--", "-s ")) in script
+            assert flag in manual
+
+
+def test_the_words_of_a_completion_are_those_that_crow_takes() -> None:
+    run = next(command for command in describe(whole_parser()).commands if command.path[-1] == "run")
+    assert next(option.words for option in run.options if "--mode" in option.flags) == MODES
+
+
+def test_a_completion_for_no_shell_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion"]) == 2
+    assert "bash, zsh or fish" in capsys.readouterr().err
+
+
+def test_help_needs_no_argument_parser() -> None:
+    program = "import sys; from crow.__main__ import main; sys.argv = ['crow', '--help']; main(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("usage: crow")
+    assert {"argparse", "crow.cli"} & set(done.stdout.splitlines()[-1].split()) == set()

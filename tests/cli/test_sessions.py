@@ -17,15 +17,16 @@ import anyio
 import pytest
 
 from crow.cli import main
-from crow.cli.output import count, unique_prefixes
+from crow.cli.output import age_text, count, unique_prefixes
 from crow.cli.sessions import parse_age, parse_day
 from crow.domain.entries import Assistant, Checkpoint, NewEntry, Reminder, TurnEnd
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Usage
 from crow.domain.rendering import on_one_line, safe
 from crow.store import NewSession, SessionChanges
+from crow.store.codec import merged_metadata, tags_of, tags_patch
 from crow.store.sqlite.store import SqliteStore
-from tests.store.scenes import add, begin, result, said
+from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support import foreign_sessions as foreign
 
 EVIL = "\x1b]0;owned\x07 title\twith `ticks`"
@@ -102,11 +103,11 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def on_terminal(*commands: tuple[str, ...], width: int) -> list[list[str]]:
+def on_terminal(*commands: tuple[str, ...], width: int, **variables: str) -> list[list[str]]:
     """The lines of each command that a person sees on a terminal of that width."""
     ours, theirs = pty.openpty()
     ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": str(width)}
+    environment = {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": str(width), **variables}
     script = [sys.executable, "-c", SEVERAL, json.dumps(commands)]
     process = subprocess.Popen(script, stdin=theirs, stdout=theirs, env=environment)
     os.close(theirs)
@@ -164,6 +165,166 @@ def test_search_prints_one_line_for_each_match_or_json(
     assert (hit["session"], hit["kind"], hit["snippet"]) == ("aaaa1111-one", "user", "look for the needle in /one")
     assert crow(capfd, "search", "needle", "--until", "2020-01-01") == ""
     assert crow(capfd, "search", "needle", "--model", "other") == ""
+
+
+@pytest.fixture
+def many_sessions(home: Path, tmp_path: Path) -> Path:
+    """Sessions in a repository with a linked worktree and another repository inside, one with sub-agents."""
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x", "-C", str(tmp_path / "app")]
+    (tmp_path / "app" / "src").mkdir(parents=True)
+    (tmp_path / "app" / "vendor").mkdir()
+    subprocess.run([*git[:-1], str(tmp_path / "app" / "vendor"), "init", "-q"], check=True)
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "fix")], check=True)
+    anyio.run(fill_many, home, tmp_path)
+    return tmp_path
+
+
+async def fill_many(home: Path, root: Path) -> None:
+    store = await SqliteStore.open(home / "crow.db")
+    try:
+        for name, folder, title, parent in (
+            ("src", "app/src", "Übung", None),
+            ("vendor", "app/vendor", "Vendored", None),
+            ("fix", "fix", "The fix", None),
+            *((f"task-{number}", "fix", f"Find {number}", "fix") for number in range(7)),
+            ("gone", "app/gone", "Retry policy", None),
+            ("elsewhere", "", "Elsewhere", None),
+        ):
+            new = NewSession(id=name, cwd=str(root / folder), model="m1", mode="ask", title=title, parent_id=parent)
+            await store.create_session(new)
+            await begin(store, name, f"The first line of {name} has nothing.\n{'retry ' * 20}needle {'budget ' * 20}")
+            answer = NewEntry(body=said("Done."), model="Qwen3" if name == "gone" else "m1")
+            leaf = (await store.session(name)).leaf
+            await store.append(name, leaf=leaf, turn=1, entries=[answer, NewEntry(body=TurnEnd(stop="end_turn"))])
+    finally:
+        await store.close()
+
+
+def ids(text: str) -> list[str]:
+    return [line.split("\t")[0] for line in text.splitlines()]
+
+
+def sessions_in(text: str) -> list[str]:
+    return [name for name in ids(text) if not name.startswith("task-")]
+
+
+def test_sessions_are_chosen_by_repository_title_model_and_time(
+    many_sessions: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(many_sessions / "app" / "src")
+    whole = ["gone", "fix", "src"]
+    assert sessions_in(crow(capfd, "--repo")) == whole
+    assert sessions_in(crow(capfd, "list", "--repo", str(many_sessions / "fix"))) == whole
+    assert sessions_in(crow(capfd, "--repo", str(many_sessions / "app" / "vendor"))) == ["vendor"]
+    assert crow(capfd, "--repo", "--continue") == "gone\n"
+    assert sessions_in(crow(capfd, "--title", "ÜBUNG")) == ["src"]
+    assert sessions_in(crow(capfd, "--model", "qwen")) == ["gone"]
+    assert crow(capfd, "--continue", "--cwd", str(many_sessions), "--model", "m") == "elsewhere\n"
+    every = ["elsewhere", "gone", "fix", "vendor", "src"]
+    assert (
+        sessions_in(crow(capfd, "list", "--since", "7d")) == sessions_in(crow(capfd, "--until", "2999-01-01")) == every
+    )
+    assert crow(capfd, "--since", "2999-01-01") == crow(capfd, "list", "--until", "1d") == ""
+    monkeypatch.chdir("/")
+    assert refused(capfd, "--repo") == '--repo is ".", which is not in a Git repository; --cwd takes any directory.'
+    assert refused(capfd, "--repo", "--cwd") == (
+        "Give --cwd for one directory or --repo for all of a repository, not both."
+    )
+    assert refused(capfd, "--since", "soon").startswith('--since is "soon"; expected an age such as 12h, 30d, ')
+    assert refused(capfd, "--continue", "--cwd", str(many_sessions), "--title", "nope") == (
+        'No session matches. Run "crow sessions" to list those of other directories.'
+    )
+
+
+def test_an_imported_session_is_listed_by_the_time_of_its_last_use(
+    stored_sessions: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    crow(capfd, "import", str(foreign.pi(tmp_path)))
+    assert ids(crow(capfd)) == ["aaaa2222-two", "aaaa1111-one", f"pi-{foreign.UUID}"]
+    assert ids(crow(capfd, "--until", "1d")) == [f"pi-{foreign.UUID}"]
+
+
+def test_sub_agents_stand_below_their_session(many_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = [line.split("\t") for line in crow(capfd, "--title", "fix").splitlines()]
+    assert [(line[0], line[2], line[-1]) for line in lines] == [
+        ("fix", "2", ""), *((f"task-{number}", "2", "fix") for number in range(7)),
+    ]  # fmt: skip
+    (row,) = map(json.loads, crow(capfd, "--title", "fix", "--json").splitlines())
+    assert [one["id"] for one in row["subagents"]] == [f"task-{number}" for number in range(7)]
+    limited, whole = on_terminal(("--title", "fix"), ("--title", "fix", "--all"), width=300, TERM="xterm")
+    assert limited[3].split("  ")[0] == "└ …"
+    assert "2 earlier sub-agents; --all shows them" in limited[3]
+    assert [line.split()[:2] for line in limited[4:]] == [["└", f"task-{number}"] for number in range(2, 7)]
+    assert limited[4].split() == ["└", "task-2", "now", "2", "Find", "2"]
+    assert [line.split()[1] for line in whole[3:]] == [f"task-{number}" for number in range(7)]
+
+
+def test_sessions_are_renamed_tagged_and_found_by_tag(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert crow(capfd, "rename", "aaaa1", "Retry ", " policy\x1b") == 'aaaa1111-one "Retry policy"\n'
+    assert json.loads(crow(capfd, "rename", "aaaa2", "Other", "--json")) == {"id": "aaaa2222-two", "title": "Other"}
+    assert refused(capfd, "rename", "aaaa1", " ") == "The new title is empty; expected at least one visible character."
+    assert crow(capfd, "search", "policy").startswith("aaaa1111-one\t")
+    assert crow(capfd, "tag") == ""
+    assert crow(capfd, "tag", "aaaa1", "#HTTP", "work") == 'aaaa1111-one "Retry policy": #http #work\n'
+    assert json.loads(crow(capfd, "tag", "aaaa2", "work", "--json"))["tags"] == ["work"]
+    assert crow(capfd, "tag") == "http\t1\nwork\t2\n"
+    assert ids(crow(capfd, "--tag", "work")) == ["aaaa2222-two", "aaaa1111-one"]
+    assert ids(crow(capfd, "--tag", "WORK", "list", "--cwd", "/one")) == ["aaaa1111-one"]
+    assert ids(crow(capfd, "--tag", "work", "--tag", "http")) == ["aaaa1111-one"]
+    assert crow(capfd, "list", "--cwd", "/one").split("\t")[-2:] == ["http work", "\n"]
+    assert "- tags: http, work\n" in crow(capfd, "show", "aaaa1")
+    assert crow(capfd, "tag", "aaaa2", "--remove", "work") == 'aaaa2222-two "Other": no tags\n'
+    assert refused(capfd, "tag", "aaaa2", "x", "--remove", "work") == 'aaaa2222-two has no tag "work"; it has none.'
+    for wrong in ("two words", "a,b", "", "#", "x" * 51, "\u202ex"):
+        assert "cannot be a tag; expected one word of at most 50 characters" in refused(capfd, "tag", "aaaa1", wrong)
+    ((_, _, first, *_), (empty,)) = on_terminal(("--tag", "http"), ("--tag", "nope"), width=80)
+    assert first.endswith("Retry policy #http #work")
+    assert empty == "No sessions match."
+
+
+def test_tags_of_a_program_are_read_and_kept() -> None:
+    assert tags_of({"tags": ["b", "a", 1, "b"]}) == ("a", "b")
+    assert tags_of({"tags": {"B": True, "off": False, "a": "x"}}) == ("a", "b")
+    assert tags_of({"tags": "work"}) == tags_of({}) == ()
+    old = {"tags": ["A", "b"], "other": 1}
+    new = merged_metadata(old, tags_patch(old, add=["c"], remove=["a"]))
+    assert new == {"tags": {"b": True, "c": True}, "other": 1}
+
+
+def test_search_groups_by_session_and_highlights_the_words_in_the_line(stored_sessions: Path) -> None:
+    (lines,) = on_terminal(("search", "needle", "found"), width=80)
+    assert lines == ['No matches for "needle found".']
+    anyio.run(fill_long, stored_sessions)
+    commands = ("search", "needle"), ("search", "Long", "search", "--limit", "1")
+    plain, titled = on_terminal(*commands, width=80)
+    assert plain == [
+        "long-ses  A long search  /long",
+        "     now  assistant  …ETRY RETRY RETRY R NEEDLE BUDGET BUDGET BUDGET BUDGET BUD…",
+        "     now  user       …etry retry retry r needle budget budget budget budget bud…",
+        "     now  assistant  THE NEEDLE ITSELF",
+        "     now  user       the needle itself",
+        "",
+        "aaaa2222  \\x1b]0;owned\\x07 title with `ticks`  /two",
+        "     now  user       look for the needle in /two",
+        "",
+        "aaaa1111  First  /one",
+        "     now  user       look for the needle in /one",
+        "",
+    ]
+    assert titled == ["long-ses  A long search  /long", ""]
+    (colored,) = on_terminal(("search", " look  NEEDLE", "--cwd", "/one"), width=80, TERM="xterm", NO_COLOR="")
+    assert "\x1b[1;33mlook\x1b[0m for the \x1b[1;33mneedle\x1b[0m in /one" in colored[1]
+
+
+async def fill_long(home: Path) -> None:
+    store = await SqliteStore.open(home / "crow.db")
+    try:
+        await store.create_session(new_session("long-session", cwd="/long", title="A long search"))
+        await converse(store, "long-session", "the needle itself", f"{'retry ' * 20}\nr needle {'budget ' * 20}")
+    finally:
+        await store.close()
 
 
 def test_stats_are_summed_by_the_chosen_groups(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -375,6 +536,13 @@ def test_an_invalid_age_is_named(age: str) -> None:
     with pytest.raises(ArgumentError) as named:
         parse_age("--older-than", age, now=NOW)
     assert str(named.value).startswith(f'--older-than is "{age}"; expected an age such as 12h')
+
+
+def test_an_age_has_one_unit() -> None:
+    ages = (-5, 59, 60, 3_599, 3_600, 86_400, 29 * 86_400, 30 * 86_400, 364 * 86_400, 800 * 86_400)
+    assert [age_text(age) for age in ages] == [
+        "now", "now", "1 min", "59 min", "1 h", "1 d", "29 d", "1 mo", "12 mo", "2 y",
+    ]  # fmt: skip
 
 
 def test_a_day_lasts_from_local_midnight_to_the_next() -> None:

@@ -157,7 +157,7 @@ def test_reminders_between_results_follow_all_of_them() -> None:
 
 
 def test_entries_for_the_client_alone_are_not_rendered() -> None:
-    shown = [Remark(text="to the user", message_id="r"), Note(about="title", value="t"), Mask(before=0)]
+    shown = [Remark(text="to the user", message_id="r"), Note(about="model", value="t"), Mask(before=0)]
     assert messages(user("go"), *shown) == [asks("go")]
 
 

@@ -116,7 +116,7 @@ def test_compactions_remarks_and_commands_are_shown_but_reminders_are_not() -> N
         Prompt(system="s", tools=(), cwd="/", model="m"),
         Reminder(text="plan mode"),
         Restore(entry=1),
-        Note(about="title", value="t"),
+        Note(about="model", value="t"),
     ]
     entries, events = of(*shown, *hidden)
     assert events == [EntryStored(entry=entry) for entry in entries[:4]]

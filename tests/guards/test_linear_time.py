@@ -16,6 +16,7 @@ import anyio
 
 from crow.agent.command_line import MAX_CHARS, runs, simple_words
 from crow.agent.command_risks import find_risk
+from crow.agent.instructions import included_names
 from crow.agent.stream import without_overlap
 from crow.domain.diff import diff_lines
 from crow.domain.errors import ArgumentError, ModelError
@@ -96,6 +97,9 @@ def failures() -> None:
 def titles_and_rules() -> None:
     for piece in (" _", "_ ", " _a", "&a", "]", "`"):
         in_title("x" + piece * 200_000 + "y")
+        list(included_names("x" + piece * 200_000 + " @y"))
+    for piece in ("@", " @", "`@a", "```\n", "@a,,,"):
+        list(included_names(piece * 200_000))
     simple_words("git " * 200_000)
     for piece in (
         "git ",

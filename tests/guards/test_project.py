@@ -81,9 +81,9 @@ def test_every_dependency_is_explained_in_the_architecture() -> None:
     assert [name for spec in dependencies if f"**{(name := re.split(r'[<>=]', spec)[0])}**" not in text] == []
 
 
-def test_generated_schemas_are_up_to_date() -> None:
+def test_generated_files_are_up_to_date() -> None:
     generated = runpy.run_path(str(ROOT / "schemas" / "generate.py"))["generate"]()
-    assert {name: read(f"schemas/{name}") for name in generated} == generated
+    assert {name: read(name) for name in generated} == generated
 
 
 def test_every_setting_is_in_the_schema_and_in_the_documentation() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,76 @@ async def test_the_summary_of_undone_turns_is_shown_and_replayed(
         await agent.initialize()
         await agent.load_session(session, place)
         assert words in agent.text(session)
+
+
+def shown_level(agent: CrowProcess, session: str, since: int) -> list[str]:
+    """The thought levels in the config option updates."""
+    updates = [each for each in agent.updates(session, since=since) if each["sessionUpdate"] == "config_option_update"]
+    options = [option for each in updates for option in each["configOptions"] if option["id"] == "thought_level"]
+    return [option["currentValue"] for option in options]
+
+
+async def test_undo_restores_the_thought_level_and_replay_shows_no_change_of_it(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+        change = {"sessionId": session, "configId": "thought_level", "value": "high"}
+        await agent.request("session/set_config_option", change)
+        await agent.prompt(session, "two")
+        assert endpoint.asked[-1].body["reasoning_effort"] == "high"
+        since = len(agent.log)
+        await agent.prompt(session, "/rewind 1")
+        assert shown_level(agent, session, since) == ["default"]
+        await agent.prompt(session, "three")
+        assert "reasoning_effort" not in endpoint.asked[-1].body
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        shown = await replayed(agent, session, place)
+        assert {each["sessionUpdate"] for each in shown} == {"user_message_chunk", "agent_message_chunk"}
+        await agent.prompt(session, "/redo")
+        since = len(agent.log)
+        fork = {"sessionId": session, "cwd": str(place), "mcpServers": []}
+        options = (await agent.request("session/fork", fork))["configOptions"]
+        assert [option["currentValue"] for option in options if option["id"] == "thought_level"] == ["default"]
+
+
+async def test_a_model_chosen_while_opening_a_session_is_given_up_by_going_back(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(endpoint=endpoint) as agent:
+        session = await opened(agent, place)
+        await agent.prompt(session, "one")
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        opening = {"sessionId": session, "cwd": str(place), "mcpServers": [], "_meta": {"model": "another"}}
+        await agent.request("session/resume", opening)
+        await agent.prompt(session, "two")
+        assert endpoint.asked[-1].body["model"] == "another"
+        await agent.prompt(session, "/rewind 1")
+        assert agent.text(session).endswith("The model is `fake-model` again.")
+        await agent.prompt(session, "three")
+        assert endpoint.asked[-1].body["model"] == "fake-model"
+
+
+async def test_a_changed_option_of_another_process_applies_without_a_word(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    async with crow(endpoint=endpoint) as first, crow(endpoint=endpoint) as second:
+        session = await opened(first, place)
+        await first.prompt(session, "one")
+        await second.initialize()
+        await second.load_session(session, place)
+        change = {"sessionId": session, "configId": "thought_level", "value": "high"}
+        await first.request("session/set_config_option", change)
+        since = len(second.log)
+        await second.prompt(session, "two")
+        assert shown_level(second, session, since) == ["high"]
+        assert endpoint.asked[-1].body["reasoning_effort"] == "high"
+        assert "Another process" not in second.text(session)
+        await first.prompt(session, "three")
+        assert "Another process added messages" in first.text(session)
 
 
 async def test_retry_asks_again_and_the_tree_keeps_both_answers(
@@ -281,6 +353,11 @@ async def test_programs_keep_metadata_with_a_session(crow: StartCrow, place: Pat
         assert await listed() == {session: {"task": "42", "from": {"bot": "x", "user": "ann"}}}
         await prompt("/usage", {"from": "mail"})
         await send("session/load", {"task": "43"}, sessionId=session, **at_place)
+        for command in ("/tag work", "/archive", "/usage"):
+            await prompt(command, {})
+        assert await listed() == {}
+        await prompt("/archive undo", {"tags": {"bot": True}})
+        assert await listed() == {session: {"task": "43", "from": "mail", "tags": {"bot": True, "work": True}}}
         deep: object = 1
         for _ in range(9):
             deep = [deep]
@@ -298,7 +375,7 @@ async def test_programs_keep_metadata_with_a_session(crow: StartCrow, place: Pat
         await prompt("two", {"a": "y" * 9_000})
         with pytest.raises(RpcError, match="at most 16,384 fit"):
             await prompt("never asked", {"b": "y" * 9_000})
-        await prompt("three", {"a": None})
+        await prompt("three", {"a": None, "tags": None})
         assert said(endpoint.asked[-1].body) == ["one", "first", "two", "second", "three"]
         fork = (await send("session/fork", {"task": None}, sessionId=session, **at_place))["sessionId"]
     async with crow(endpoint=endpoint) as agent:
@@ -411,6 +488,25 @@ async def test_a_load_during_a_permission_request_shows_the_call_as_pending(crow
 
 
 # close and delete
+
+
+async def test_empty_sessions_of_an_ended_process_are_removed_and_open_ones_work(
+    crow: StartCrow, home: Path, place: Path
+) -> None:
+    async with crow() as agent, crow() as dead:
+        await dead.initialize()
+        theirs, shared = await dead.new_session(place), await dead.new_session(place)
+        mine = await opened(agent, place)
+        await agent.load_session(shared, place)
+        await dead.kill()
+        command = [sys.executable, "-P", "-m", "crow", "sessions", "vacuum"]
+        await anyio.run_process(command, env={**os.environ, "CROW_HOME": str(home)})
+        with pytest.raises(RpcError) as raised:
+            await agent.load_session(theirs, place)
+        assert raised.value.code == -32002
+        assert theirs in str(raised.value)
+        for session in (mine, shared):
+            assert await agent.prompt(session, "say hello") == {"stopReason": "end_turn"}
 
 
 async def test_delete_cancels_the_turn_and_succeeds_for_unknown_ids(

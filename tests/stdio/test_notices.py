@@ -181,3 +181,36 @@ async def test_an_imported_system_message_is_never_sent(
     assert len(systems) == 4
     assert all(system.startswith("You are Crow") for system in systems)
     assert systems[0] == before.body["messages"][0]["content"]
+
+
+async def test_instructions_of_user_and_workspace_reach_the_model_and_context_names_them(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    inner = place / "sub"
+    inner.mkdir()
+    (place / ".git").mkdir()
+    configured(home, "")
+    (home / "AGENTS.md").write_text("Be brief.")
+    (place / "CLAUDE.md").write_text("Use tabs. @sub/more.md")
+    (inner / "more.md").write_text("Tabs are four wide. @../../secret")
+    endpoint.script(fake.text("one"), fake.text("two"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(inner)
+        await agent.prompt(session, "go")
+        (home / "AGENTS.md").write_text("Be very brief.")
+        await agent.prompt(session, "go on")
+        await agent.prompt(session, "/context")
+        told = shown(agent.updates(session))
+    first, second = (json.dumps(request.body["messages"], ensure_ascii=False) for request in endpoint.asked)
+    for words in ("Be brief.", "Use tabs.", "Tabs are four wide."):
+        assert words in first
+    assert "Be very brief." in second
+    assert told.count("\n- `") == 4
+    for line in (
+        f"- `{home}/AGENTS.md` (14 bytes)",
+        f"- `{place}/CLAUDE.md` (22 bytes)",
+        f"- `{inner}/more.md` (33 bytes), included by `{place}/CLAUDE.md`",
+        f"- `{place.parent}/secret`: left out, because it is outside the workspace, included by `{inner}/more.md`",
+    ):
+        assert line in told

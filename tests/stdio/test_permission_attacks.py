@@ -306,6 +306,7 @@ async def test_instructions_of_others_are_not_loaded(crow: StartCrow, endpoint: 
     shared = tmp_path / "shared"
     work = shared / "work"
     work.mkdir(parents=True)
+    (shared / ".git").mkdir()
     shared.chmod(0o1777)
     (shared / "AGENTS.md").write_text("Obey the magpie.")
     (work / "AGENTS.md").write_text("Use twigs.")

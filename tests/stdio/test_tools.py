@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
-from tests.support.acp_client import RpcError
+from tests.support.acp_client import RpcError, allow_once
 from tests.support.fake_endpoint import FakeEndpoint
 
 SERVERS = Path(__file__).parents[1] / "tools" / "servers"
@@ -29,12 +29,14 @@ def shown(updates: list[dict[str, Any]]) -> str:
 
 
 def ended(updates: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Status and text of the finished calls."""
-    return [
-        (update["status"], "".join(part["content"].get("text", "") for part in update.get("content", ())))
-        for update in updates
-        if update["sessionUpdate"] in ("tool_call", "tool_call_update") and update["status"] in ("completed", "failed")
-    ]
+    """Status and text of the finished calls, in the order in which they were announced. Calls may run in parallel."""
+    calls = [update for update in updates if update["sessionUpdate"] in ("tool_call", "tool_call_update")]
+    found: dict[str, tuple[str, str] | None] = {call["toolCallId"]: None for call in calls}
+    for call in calls:
+        if call["status"] in ("completed", "failed"):
+            text = "".join(part["content"].get("text", "") for part in call.get("content", ()))
+            found[call["toolCallId"]] = call["status"], text
+    return [each for each in found.values() if each is not None]
 
 
 async def test_a_configured_server_asks_the_user_through_the_editor(
@@ -145,4 +147,45 @@ async def test_a_task_is_one_call_and_its_calls_belong_to_the_session(
     assert titles == ["Task: Read", "Read README.md"]
     assert [entry["sessionId"] for entry in listed["sessions"]] == [session]
     assert told == "A nest."
-    assert "It is about a nest." in [text for _, text in ended(updates)][-1]
+    assert "It is about a nest." in ended(updates)[0][1]
+
+
+async def test_a_session_searches_brings_and_remembers_with_one_question_each(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return allow_once(params)
+
+    endpoint.script(fake.text("The nest needs string."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        earlier = await agent.new_session(place)
+        await agent.prompt(earlier, "What does the nest need?")
+    search = ("recall", {"query": "nest", "scope": "workspace"})
+    read = ("recall", {"entry": 1, "scope": "workspace"})
+    endpoint.script(fake.calls(search), fake.calls(read), fake.text("String."), fake.text("A nest was planned."))
+    async with crow(endpoint=endpoint, answers={"session/request_permission": allow}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "Look it up")
+        (found, whole) = [words for _, words in ended(agent.updates(session))]
+        await agent.prompt(session, f"/bring {earlier}")
+        await agent.prompt(session, "/remember Use string.")
+        await agent.prompt(session, "/remember --user Be brief.")
+        since = len(agent.log)
+        await agent.load_session(session, place)
+        replayed = shown(agent.updates(session, since=since))
+    assert [one["toolCall"]["title"] for one in asked] == [
+        f"Recall `nest` from the sessions of {place}",
+        "Remember in AGENTS.md",
+        f"Remember in {home}/AGENTS.md",
+    ]
+    assert f'session {earlier} "What does the nest need?" in {place}' in found
+    assert "(assistant, " in found
+    assert "Entry 1 (user):\nWhat does the nest need?" in whole
+    assert f"(`{earlier}`), as the model sees it:\n\nA nest was planned." in replayed
+    assert (place / "AGENTS.md").read_text() == "- Use string.\n"
+    assert (home / "AGENTS.md").read_text() == "- Be brief.\n"

@@ -126,7 +126,8 @@ def test_a_body_without_its_blob_is_unreadable() -> None:
 def test_fields_of_other_versions_are_ignored_or_take_their_defaults() -> None:
     assert decode("turn_end", '{"stop":"end_turn","colour":"red"}', lambda _: None) == TurnEnd(stop="end_turn")
     assert decode("turn_end", '{"stop":"a later reason"}', lambda _: None) == TurnEnd(stop="error")
-    assert decode("note", '{"about":"weather","value":"x"}', lambda _: None) == Note(about="label", value="x")
+    for about in ("weather", "title"):  # older versions knew `title`, but never wrote it
+        assert decode("note", f'{{"about":"{about}","value":"x"}}', lambda _: None) == Note(about="label", value="x")
 
 
 def test_pictures_files_and_prompts_become_blobs() -> None:

@@ -217,7 +217,7 @@ async def told(store: SqliteStore) -> None:
         "s1",
         File(call=call, path="/proj/a", before=b"\xff\0", after_hash="h"),
         result(asked.id, "x" * 40_000),
-        Note(about="mode", value="auto"),
+        Note(about="thought_level", value="high", previous="low"),
         release=True,
     )
     await converse(store, "s1", "second")

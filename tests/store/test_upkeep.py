@@ -5,20 +5,23 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from collections.abc import Awaitable, Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from crow.domain.entries import NewEntry
-from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
+from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges
 from crow.store.sqlite.admin import SessionAdmin, UnusedSession
+from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.search import UsageTotal
 from crow.store.sqlite.store import SqliteStore
-from tests.store.scenes import add, begin, converse, new_session, result, row_ids, said
+from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
 
 DAY_MS = 86_400_000
 
@@ -45,6 +48,94 @@ def age(path: Path, session: str, days: int) -> None:
 
 def now_ms() -> int:
     return round(datetime.now(UTC).timestamp() * 1000)
+
+
+# empty sessions
+
+
+async def test_an_empty_session_is_removed_once_no_store_has_it_open(tmp_path: Path) -> None:
+    path = tmp_path / "crow.db"
+    first, second, last = [await SqliteStore.open(path) for _ in range(3)]
+    for store, name in ((first, "s1"), (second, "s2")):
+        await store.create_session(new_session(name))
+    await first.fork_session("s1", "f1", entry=None, cwd="/repo", additional_directories=())
+    await second.open_session("s1")
+    await last.tidy()
+    await first.close()
+    await last.tidy()
+    assert [(await last.session(name)).id for name in ("s1", "s2")] == ["s1", "s2"]
+    with pytest.raises(NoSuchSession):
+        await last.open_session("f1")
+    await converse(second, "s2", "one")
+    await second.close()
+    await last.tidy()
+    with pytest.raises(NoSuchSession):
+        await last.open_session("s1")
+    assert (await last.session("s2")).has_prompt
+    await last.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM conversations").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM openings").fetchone() == (0,)
+
+
+async def make_move(store: SqliteStore) -> None:
+    (*_, last) = await converse(store, "s1", "one")
+    await store.move_leaf("s1", leaf=last.id, to=None, reason="clear")
+
+
+KEPT: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
+    "a queued prompt": lambda store: store.enqueue("s1", (), "u1"),
+    "a draft": lambda store: store.save_draft("s1", after_leaf=None, turn=1, message_id="m", text="x", thought=""),
+    "a claimed turn": lambda store: store.take_turn("s1", None, leaf=None),
+    "a title": lambda store: store.update_session("s1", SessionChanges(title="T")),
+    "an alias": lambda store: store.update_session("s1", SessionChanges(alias="work")),
+    "metadata": lambda store: store.merge_metadata("s1", {"tags": ["x"]}),
+    "a rule": lambda store: store.update_session("s1", SessionChanges(permissions=({"tool": "shell"},))),
+    "the archive": lambda store: store.update_session("s1", SessionChanges(archived=True)),
+    "a cleared conversation": make_move,
+}
+
+
+@pytest.mark.parametrize("reason", KEPT)
+async def test_a_session_that_anything_came_to_is_kept(sqlite_store: SqliteStore, tmp_path: Path, reason: str) -> None:
+    other = await SqliteStore.open(tmp_path / "crow.db")
+    await other.create_session(new_session())
+    await KEPT[reason](other)
+    await other.close()
+    await sqlite_store.tidy()
+    assert (await sqlite_store.session("s1")).id == "s1"
+
+
+@pytest.mark.parametrize(("place", "age_days", "is_kept"), [("boot", 1, True), ("host", 1, True), ("host", 8, False)])
+async def test_a_store_that_cannot_be_looked_up_has_its_sessions_open_for_a_week(
+    sqlite_store: SqliteStore, tmp_path: Path, place: str, age_days: int, is_kept: bool
+) -> None:
+    owner = str(replace(Owner.current(), **{place: "elsewhere"}))  # type: ignore[arg-type]
+    far = await SqliteStore.open(tmp_path / "crow.db", owner=owner)
+    await far.create_session(new_session())
+    await far.close()
+    with closing(sqlite3.connect(tmp_path / "crow.db", timeout=10)) as connection, connection:
+        connection.execute("UPDATE openings SET opened_ms = opened_ms - ?", (age_days * DAY_MS,))
+    await sqlite_store.tidy()
+    with nullcontext() if is_kept else pytest.raises(NoSuchSession):
+        await sqlite_store.session("s1")
+
+
+async def test_a_migration_gives_up_only_old_empty_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "crow.db"
+    store = await SqliteStore.open(path)
+    for name in ("old", "new", "used"):
+        await store.create_session(new_session(name))
+    await converse(store, "used", "one")
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE sessions SET updated_ms = updated_ms - ? WHERE id <> 'new'", (8 * DAY_MS,))
+    make_older(path, 6)
+    store = await SqliteStore.open(path)
+    await store.tidy()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT id FROM sessions ORDER BY id").fetchall() == [("new",), ("used",)]
+    await store.close()
 
 
 # names

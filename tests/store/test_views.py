@@ -125,7 +125,9 @@ async def lived(sqlite_store: SqliteStore) -> SqliteStore:
     """A session of one workspace with a failed call, an edit, a skill, usage and two compactions; a shorter one, a
     sub-agent, and one that was never prompted."""
     store = sqlite_store
-    await store.create_session(new_session("long", title="Mend the nest", metadata={"task": "42"}))
+    await store.create_session(
+        new_session("long", title="Mend the nest", metadata={"task": "42", "tags": {"nest": True}})
+    )
     await begin(store, "long", "mend the nest")
     usage = Usage(input_tokens=100, output_tokens=20, cached_tokens=50)
     row = await store.session("long")

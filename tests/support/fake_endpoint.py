@@ -186,6 +186,10 @@ class FakeEndpoint:
         """Add replies to the next requests."""
         self._script.extend(replies)
 
+    def clear_script(self) -> None:
+        """Remove the replies for which no request has come."""
+        self._script.clear()
+
     @property
     def asked(self) -> list[Recorded]:
         """The chat completion requests so far."""

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,54 +12,8 @@ from crow.cli import main
 from crow.terminal.answer import json_in
 from crow.terminal.screen import QUESTION_LINES, question_of
 from crow.trace.schema import SchemaChecker
-from tests.support.fake_endpoint import HANG, FakeEndpoint, Reply, calls, chunk, failing, sse, text
-
-IN_TERMINAL = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, sys.argv[1:])
-"""
-"""Makes stdin the controlling terminal, then becomes the program of its arguments."""
-
-
-class Shell:
-    """Runs crow in `place` with its own home and endpoint."""
-
-    def __init__(self, directory: Path, endpoint: FakeEndpoint) -> None:
-        self.endpoint = endpoint
-        self.home, self.place = directory / "home", directory / "work"
-        self.home.mkdir()
-        self.place.mkdir()
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(directory),
-            "CROW_HOME": str(self.home),
-            "CROW_MODEL": "fake-model",
-            "CROW_SANDBOX": "off",
-            "OPENAI_BASE_URL": endpoint.base_url,
-            "OPENAI_API_KEY": "none",
-            "TERM": "xterm",
-        }
-
-    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        command, pipe = [sys.executable, "-P", "-m", "crow", *arguments], subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.place, env=self.env, stdin=stdin, stdout=pipe, stderr=pipe)
-
-    def crow(self, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        """The exit code, stdout and stderr of a command."""
-        with self.start(*arguments, stdin=subprocess.PIPE) as process:
-            out, err = process.communicate(stdin, timeout=120)
-        return process.returncode, out.decode(), err.decode()
-
-    def asked(self, number: int = -1) -> str:
-        """The messages of a request, as text."""
-        return json.dumps(self.endpoint.asked[number].body["messages"])
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    with FakeEndpoint.in_thread() as endpoint:
-        yield Shell(tmp_path, endpoint)
+from tests.support.fake_endpoint import HANG, Reply, calls, chunk, failing, sse, text
+from tests.support.terminal import Shell
 
 
 def test_the_answer_is_on_stdout_and_everything_else_on_stderr(shell: Shell) -> None:
@@ -105,6 +54,20 @@ def test_json_lines_are_updates_of_the_protocol_and_one_result(shell: Shell) -> 
     assert (code, "".join(shown), result["text"]) == (0, "Hello there.", "Hello there.")
     assert (result["stopReason"], result["usage"]) == ("end_turn", {"inputTokens": 10, "outputTokens": 5})
     assert {line["params"]["sessionId"] for line in lines} == {result["sessionId"]}
+
+
+def test_a_trace_has_every_message_of_the_connection_and_no_secret(shell: Shell) -> None:
+    write = calls(("write_file", {"path": "a.txt", "content": "sk-abcdefgh12345"}))
+    shell.endpoint.script(write, text("No."))
+    trace = shell.place / "trace.jsonl"
+    shell.env["CROW_TRACE"] = str(trace)
+    assert shell.crow("run", "write a.txt")[0] == 4
+    code, out, _ = shell.crow("trace", "check", "trace.jsonl")
+    assert (code, out.splitlines()[-1].split(", ")[1]) == (0, "0 faults")
+    _, shown, _ = shell.crow("trace", "show", "trace.jsonl")
+    for words in ("-> initialize", "-> session/prompt", "session/prompt #3 answered", "<- session/request_permission"):
+        assert words in shown
+    assert "sk-abcdefgh" not in trace.read_text()
 
 
 def test_a_schema_asks_again_until_it_accepts_the_answer(shell: Shell) -> None:
@@ -173,34 +136,16 @@ def test_ctrl_c_cancels_and_keeps_what_was_said(shell: Shell, times: int) -> Non
 def test_a_terminal_is_asked_and_gets_no_escape_sequences(shell: Shell) -> None:
     write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
     shell.endpoint.script(write, text("\x1b]0;owned\x07done\u202e"))
-    ours, theirs = pty.openpty()
-    arguments = ["-c", IN_TERMINAL, sys.executable, "-P", "-m", "crow", "run", "write it"]
-    with subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=shell.place,
-        env=shell.env,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    ) as process:
-        os.close(theirs)
-        shown = b""
-        while b"Number, or y / n: " not in shown:
-            shown += os.read(ours, 10_000)
-        os.write(ours, b"1\n")
-        try:
-            while data := os.read(ours, 10_000):
-                shown += data
-        except OSError:  # Linux reports the end of a terminal as an error
-            pass
-        os.close(ours)
-        assert process.wait(60) == 0
+    with shell.in_terminal("run", "write it") as terminal:
+        terminal.wait_for("Number, or y / n: ")
+        terminal.type("1\n")
+        assert terminal.wait() == 0
+    shown = terminal.shown
     assert (shell.place / "a.txt").read_text() == "hello\n"
-    assert b"+hello" in shown
-    assert b"1) Allow" in shown
-    assert b"\x1b]0;" not in shown
-    assert "\\x1b]0;owned\\x07done\\u202e" in shown.decode()
+    assert "+hello" in shown
+    assert "1) Allow" in shown
+    assert "\x1b]0;" not in shown
+    assert "\\x1b]0;owned\\x07done\\u202e" in shown
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from crow.tools import (
     Outcome,
     PlannedCall,
     Ports,
+    RecallQuery,
     ServerOptions,
     StdioServer,
     SubagentRunner,
@@ -38,9 +39,11 @@ class RecordingLog:
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, Path, bytes | None, bytes]] = []
+        self.queries: list[RecallQuery] = []
 
-    async def recall(self, *, query: str | None, entry: int | None, limit: int) -> str:
-        return f"query={query} entry={entry} limit={limit}"
+    async def recall(self, query: RecallQuery, *, limit: int) -> str:
+        self.queries.append(query)
+        return f"words={query.words} entry={query.entry} limit={limit}"
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         on_disk = await anyio.Path(path).read_bytes() if await anyio.Path(path).exists() else None

@@ -157,7 +157,7 @@ async def test_a_server_that_dies_during_a_call_is_restarted_at_its_next_use(ope
         ended = ServerStatus(name="srv", state="failed", detail=detail, losses=1, loss=detail)
         assert box.toolbox.servers() == (ended,)
         assert listings[-1] == BUILT_IN
-        assert (await box.run("recall", query="x")).text == "query=x entry=None limit=20"
+        assert (await box.run("recall", query="x")).text == "words=x entry=None limit=20"
         assert await box.run("srv__echo", text="again") == Outcome(text="you said again")
         assert names(box) == listings[0]
         assert box.toolbox.servers() == (replace(ended, state="ready", detail="", tools=13),), "what it lost is told"
@@ -361,7 +361,7 @@ async def test_bad_calls_get_precise_errors_and_do_not_run(open_box: OpenBox) ->
 
 async def test_a_bug_in_a_built_in_tool_is_raised_as_it_is(root: Path) -> None:
     class Broken(RecordingLog):
-        async def recall(self, **_: object) -> str:
+        async def recall(self, *_: object, **__: object) -> str:
             raise ZeroDivisionError("a bug")
 
     async with open_toolbox(DiskWorkspace(root), Ports(log=Broken(), plan=FixedPlan()), []) as toolbox:

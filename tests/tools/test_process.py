@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from crow.tools.mcp.stdio import ServerProcess
-from crow.tools.process import Orphans, Process, ProcessState, adopted, orphans_ended, starting
+from crow.tools.process import Orphans, Process, ProcessState, adopted, orphans_ended, start, starting
 from crow.tools.workspace import LEFT_RUNNING, DiskWorkspace
 from tests.tools.conftest import SERVERS, pids_in, runs, stdio, until_gone
 
@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux give
 
 STRAY = f"{sys.executable} -I -S {SERVERS / 'stray.py'}"
 PR_SET_CHILD_SUBREAPER = 36
+AGAIN = SERVERS / "again.sh"
 
 
 async def unwatched(_text: str) -> None: ...
@@ -100,6 +101,17 @@ async def test_it_ends_with_its_server(root: Path, tmp_path: Path) -> None:
     await until_gone(pid)
 
 
+@pytest.mark.usefixtures("orphans")
+async def test_a_process_that_is_replacing_its_program_counts_as_alive(root: Path) -> None:
+    """While `exec` works, the system shows no environment, and so no mark."""
+    line = f"setsid -f sh {AGAIN} {AGAIN} >&- 2>&-"
+    process = await start(["sh", "-c", line], cwd=root, env=dict(os.environ), on_output=lambda _: None)
+    await process.wait()
+    assert all([await process.is_alive() for _ in range(2000)])
+    await process.end(20)
+    assert not await process.is_alive()
+
+
 async def test_a_process_with_a_new_environment_is_ended_at_the_end(workspace: DiskWorkspace) -> None:
     """It cannot be told which command has started it."""
     program = (
@@ -157,6 +169,7 @@ async def test_orphans_that_end_are_released_and_exit_codes_are_not_lost(workspa
     with anyio.fail_after(60):
         while set(zombies()) - of_others:
             await workspace.run("true", access="full", timeout_s=100, on_output=unwatched)
+    await workspace.reap()
 
 
 async def test_children_for_which_crow_waits_are_left_to_it() -> None:

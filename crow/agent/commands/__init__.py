@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.instructions import InstructionSource
 from crow.agent.permissions import Rule
 from crow.agent.templates import ParsedCommand
 from crow.domain.entries import Entry, StopReason, User
@@ -51,6 +53,8 @@ COMMANDS = (
     CommandSpec("label", "Name this place so that you can return to it", "name"),
     CommandSpec("fork", "Start another session from here or from another place", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
+    CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags, or remove and tags"),
+    CommandSpec("archive", "Hide this session from the list of sessions, or put it back", "undo", is_literal=True),
     CommandSpec(
         "compact",
         "Replace older messages with a summary to free context; nothing is deleted",
@@ -68,6 +72,8 @@ COMMANDS = (
         "allow RULE, deny RULE or forget NUMBER",
     ),
     CommandSpec("search", "Search all sessions", "words"),
+    CommandSpec("bring", "Give the model a summary of another session", "session"),
+    CommandSpec("remember", "Add a note to AGENTS.md here, or to your own", "text, or --user text"),
     CommandSpec("usage", "Show the tokens that this session used"),
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
@@ -94,7 +100,9 @@ class CommandContext:
 
     `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
     `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
-    before all entries). `run_prompt` stores a prompt and answers it. A handler may set `follow_up`.
+    before all entries) and returns a sentence about restored options, or an empty string. `run_prompt` stores a prompt
+    and answers it. `instructions` returns the instruction files that `compactor` has read, and `user_instructions` is
+    the path of the user's own file. A handler may set `follow_up`.
     """
 
     branch: Branch
@@ -106,9 +114,11 @@ class CommandContext:
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]
-    move: Callable[[int | None, str], Awaitable[None]]
+    move: Callable[[int | None, str], Awaitable[str]]
     run_prompt: Callable[[User], Awaitable[StopReason]]
     toolbox: Callable[[], Awaitable[Toolbox]]
+    instructions: Callable[[], Sequence[InstructionSource]]
+    user_instructions: Path | None
     follow_up: FollowUp | None = None
 
 

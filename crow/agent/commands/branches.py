@@ -72,8 +72,8 @@ async def undo(context: CommandContext, argument: str) -> str:
     prompt = await newest_prompt(context)
     if prompt is None:
         raise ArgumentError("There is nothing to undo: this branch has no prompts. `/tree` shows the other branches.")
-    await move_to(context, prompt.parent, "undo", options)
-    return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back."
+    told = await move_to(context, prompt.parent, "undo", options)
+    return f"Took back the last turn, {quoted_prompt(prompt)}. {UNSEEN} `/redo` brings it back. {told}".rstrip()
 
 
 async def redo(context: CommandContext, argument: str) -> str:
@@ -86,10 +86,10 @@ async def redo(context: CommandContext, argument: str) -> str:
             "There is nothing to redo: you have sent other prompts since. `/tree` shows the branch that you left, and "
             "`/rewind #ENTRY` goes there."
         )
-    await move_to(context, move.from_leaf, "redo", options)
+    told = await move_to(context, move.from_leaf, "redo", options)
     prompt = await newest_prompt(context)
     position = f"after {quoted_prompt(prompt)}" if prompt else "at the beginning"
-    return f"Back where you were before `/{move.reason}`, {position}. The model sees that part again."
+    return f"Back where you were before `/{move.reason}`, {position}. The model sees that part again. {told}".rstrip()
 
 
 async def rewind(context: CommandContext, argument: str) -> str:
@@ -99,8 +99,10 @@ async def rewind(context: CommandContext, argument: str) -> str:
     place = await find_place(context, options.place)
     if place.entry == context.branch.leaf:
         raise ArgumentError(f"The session is {place.words} already.")
-    await move_to(context, place.entry, "rewind", options)
-    return f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were."
+    told = await move_to(context, place.entry, "rewind", options)
+    return (
+        f"Now {place.words}. The model sees nothing that came after it. `/redo` goes back to where you were. {told}"
+    ).rstrip()
 
 
 async def retry(context: CommandContext, argument: str) -> str:
@@ -302,17 +304,18 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
 
 async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
-) -> None:
+) -> str:
     """Move to another entry, and set a follow-up that runs after the command has been stored. The follow-up restores
     files and summarises as `options` say, and finally sends the prompt `then`, if there is one."""
     leaf = context.branch.leaf
-    await context.move(to, reason)
+    told = await context.move(to, reason)
 
     async def follow_up(command: Entry) -> StopReason:
         stop = await restore_and_summarise(context, command, leaf, to, options)
         return stop if then is None or stop == "cancelled" else await context.run_prompt(then)
 
     context.follow_up = follow_up
+    return told
 
 
 async def restore_and_summarise(

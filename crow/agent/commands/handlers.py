@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, branches, inspect, sessions
+from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, branches, inspect, memory, sessions
 from crow.agent.templates import ParsedCommand
 from crow.domain.errors import ArgumentError
 
@@ -36,7 +36,12 @@ async def show_help(_: CommandContext, argument: str) -> str:
     return f"`/{spec.name}{f' {spec.hint}' if spec.hint else ''}`: {spec.description}"
 
 
-NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (*branches.HANDLERS, *sessions.HANDLERS, *inspect.HANDLERS)
+NAMED_LIKE_THEIR_COMMANDS: tuple[Handler, ...] = (
+    *branches.HANDLERS,
+    *sessions.HANDLERS,
+    *inspect.HANDLERS,
+    *memory.HANDLERS,
+)
 HANDLERS: Mapping[str, Handler] = {handler.__name__: handler for handler in NAMED_LIKE_THEIR_COMMANDS} | {
     "context": inspect.show_context,
     "help": show_help,

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
+from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines
@@ -28,7 +29,7 @@ from crow.domain.entries import (
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
-from crow.store import Move
+from crow.store import Move, hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
 
@@ -63,8 +64,9 @@ async def show_context(context: CommandContext, argument: str) -> str:
     else:
         used = gauge.used()
         moves = await context.store.moves(context.branch.row.id)
-        done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits())
-        done += f"\n\n{last_break(context.branch.entries, moves)}\n"
+        done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
+        done += f"\n{describe_sources(context.instructions())}\n"
+        done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     return f"{done}\n{gauge.context_window.describe(gauge.info)}"
 
@@ -87,11 +89,13 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
 
 
 def is_break(body: Body) -> bool:
-    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about == "dialect")
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
 
 
 def reason_of_break(body: Body) -> str:
     match body:
+        case Note(about="thought_level", value=value):
+            return f"the thought level changed to {value or 'the default of the endpoint'}"
         case Note(value=value):
             return f"the endpoint refused a part of the messages ({value}), so crow leaves it out"
         case Checkpoint():
@@ -169,13 +173,17 @@ def state_of(server: ServerStatus) -> str:
 async def search(context: CommandContext, argument: str) -> str:
     if not argument:
         raise ArgumentError("`/search` needs words, such as `/search broken pipe`. It searches all sessions.")
-    lines = []
-    for hit in await context.store.search(argument, limit=MAX_HITS):
-        place = "this session" if hit.session == context.branch.row.id else f"session `{hit.session}`"
-        when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
-        snippet = " ".join(hit.snippet.split())
-        lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry} in {place}, {when:%Y-%m-%d %H:%M})")
-    return "\n".join(lines) or f"No matches for “{argument}” in any session."
+    sections = []
+    for session_id, hits in hits_by_session(await context.store.search(argument, limit=MAX_HITS)).items():
+        title = (await context.store.session(session_id)).title
+        named = f"**{quoted(safe(title))}** (`{session_id}`)" if title else f"`{session_id}`"
+        lines = ["This session:" if session_id == context.branch.row.id else f"{named}:"]
+        for hit in hits:
+            when = datetime.datetime.fromtimestamp(hit.created_ms / 1000, datetime.UTC).astimezone()
+            snippet = " ".join(hit.snippet.split())
+            lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry}, {when:%Y-%m-%d %H:%M})")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections) or f"No matches for “{argument}” in any session."
 
 
 async def usage(context: CommandContext, _: str) -> str:

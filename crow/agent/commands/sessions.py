@@ -1,4 +1,4 @@
-"""Commands that fork a session or change its title, model, mode and permission rules."""
+"""Commands that fork or archive a session, or change its title, tags, model, mode and permission rules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 import anyio.to_thread
 
 from crow.agent import new_session_id
+from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
 from crow.agent.permissions import (
@@ -24,7 +25,9 @@ from crow.agent.permissions import (
 from crow.agent.workspace import describe_sandbox, describe_workspace, inspect_workspace
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
+from crow.domain.rendering import code, safe
 from crow.store import SessionChanges
+from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 
 TITLE_CHARS = 200
 MAX_CHOICES = 40
@@ -43,6 +46,9 @@ async def fork(context: CommandContext, argument: str) -> str:
     made = await context.store.fork_session(
         row.id, new_session_id(), entry=place.entry, cwd=row.cwd, additional_directories=row.additional_directories
     )
+    options = await options_at(context.store, row, context.branch.leaf, place.entry)
+    if usable := usable_options(options, context.models):
+        await context.store.update_session(made.id, option_changes(made, usable))
     titled = f", {quoted(made.title)}" if made.title else ""
     return f"Forked {place.words}: `{made.id}`{titled}. Open it from the list of sessions; this one is unchanged."
 
@@ -57,6 +63,40 @@ async def title(context: CommandContext, argument: str) -> str:
     await context.branch.change(SessionChanges(title=wanted, title_by_user=True))
     await context.branch.publish(TitleChanged(title=wanted))
     return f"The title is now {quoted(wanted)}."
+
+
+async def tag(context: CommandContext, argument: str) -> str:
+    branch = context.branch
+    verb, *rest = argument.split() or [""]
+    names = [tag_name(text) for text in rest] if verb == "remove" else [new_tag(text) for text in argument.split()]
+    if verb == "remove" and not names:
+        raise ArgumentError("`/tag remove` needs a tag, such as `/tag remove draft`.")
+    metadata = (await context.store.session(branch.row.id)).metadata  # another process may have changed the tags
+    if verb == "remove":
+        unknown = [name for name in names if name not in tags_of(metadata)]
+        if unknown:
+            raise ArgumentError(f"This session has no tag {code(unknown[0])}. {describe_tags(tags_of(metadata))}")
+        await branch.merge_metadata(tags_patch(metadata, remove=names))
+    elif names:
+        await branch.merge_metadata(tags_patch(metadata, add=names))
+    else:
+        usage = "`/tag NAME` adds one, `/tag remove NAME` removes one."
+        return f"{describe_tags(tags_of(metadata))} {usage}"
+    return describe_tags(tags_of(branch.row.metadata))
+
+
+def describe_tags(tags: Sequence[str]) -> str:
+    return f"Tags: {', '.join(code(safe(tag)) for tag in tags)}." if tags else "This session has no tags."
+
+
+async def archive(context: CommandContext, argument: str) -> str:
+    await context.branch.change(SessionChanges(archived=not argument))
+    if argument:
+        return "This session is back on the list of sessions."
+    return (
+        "This session is archived: lists of sessions leave it out, but nothing is removed, and you can go on here. "
+        "`/archive undo` puts it back."
+    )
 
 
 async def model(context: CommandContext, argument: str) -> str:
@@ -174,4 +214,4 @@ def verb_and_text(rule: Rule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 
-HANDLERS = (fork, title, model, mode, permissions)
+HANDLERS = (fork, title, tag, archive, model, mode, permissions)

@@ -6,22 +6,29 @@ import.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from sqlite3 import Connection
+from typing import TypeAlias
 
 import anyio
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
+from crow.store import SessionRow
+from crow.store.codec import from_json, tags_of
 from crow.store.portable import FORMAT, ExportFile, Header
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
+from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
@@ -30,12 +37,66 @@ from crow.store.sqlite.transfer import ImportDefaults, Importer, Lines, abandon,
 _EXPORT_BATCH = 4_096
 _NAMED_IN_ERROR = 5
 
-_LAST_USED = """
-    SELECT id, cwd, title, max(created_ms, coalesce(
-        (SELECT e.created_ms FROM entries e WHERE e.id = sessions.newest_entry), 0)) AS used_ms,
-        entries, archived, state, owner, lease_ms
+_USED_MS = "max(created_ms, coalesce((SELECT e.created_ms FROM entries e WHERE e.id = sessions.newest_entry), 0))"
+_LAST_USED = f"""
+    SELECT id, cwd, title, {_USED_MS} AS used_ms, entries, archived, state, owner, lease_ms
     FROM sessions WHERE parent_id IS NULL AND deleted_ms IS NULL
-"""
+"""  # noqa: S608  constants
+_LISTED = f"""
+    SELECT {SESSION_COLUMNS}, {_USED_MS} AS used_ms FROM sessions
+    WHERE has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = :archived
+    AND (:model IS NULL OR instr(lower(model), lower(:model)) OR EXISTS (
+        SELECT 1 FROM entries e WHERE e.session = sessions.id AND e.conversation = sessions.conversation
+        AND instr(lower(e.model), lower(:model))
+    ))
+    AND (:directories IS NULL OR cwd IN (SELECT value FROM json_each(:directories)))
+    AND (:since_ms IS NULL OR used_ms >= :since_ms) AND (:before_ms IS NULL OR used_ms < :before_ms)
+    ORDER BY used_ms DESC, newest_entry DESC, id
+"""  # noqa: S608  constants
+_SUBAGENTS = f"""
+    WITH RECURSIVE family (id, root) AS (
+        SELECT value, value FROM json_each(?)
+        UNION SELECT s.id, family.root FROM family JOIN sessions s ON s.parent_id = family.id
+    )
+    SELECT {SESSION_COLUMNS}, {_USED_MS}, family.root FROM sessions JOIN family USING (id)
+    WHERE id <> family.root AND deleted_ms IS NULL ORDER BY number
+"""  # noqa: S608  constants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFilter:
+    """Which sessions to list. None, an empty text and empty `tags` mean no limit.
+
+    `directories` are the directories of sessions. `model` is a part of the name of a model that the session uses or
+    used, and `title` a part of its title; case does not matter. A session must have all of `tags`, and its newest entry
+    must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). Either archived sessions are listed
+    or the others.
+    """
+
+    directories: Collection[str] | None = None
+    model: str | None = None
+    title: str = ""
+    tags: tuple[str, ...] = ()
+    since_ms: int | None = None
+    before_ms: int | None = None
+    archived: bool = False
+
+    def takes(self, row: SessionRow) -> bool:
+        """Whether a session has the right title and tags. The query applies the other limits."""
+        has_title = self.title.casefold() in (row.title or "").casefold()
+        return has_title and set(self.tags) <= set(tags_of(row.metadata))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedSession:
+    """A session in a list. `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is
+    later. `messages` counts the prompts and answers on its path. `subagents` are in the order in which they were
+    started."""
+
+    row: SessionRow
+    used_ms: int
+    messages: int
+    subagents: tuple[ListedSession, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +136,10 @@ class Backup:
     entries: int
 
 
+_Rows: TypeAlias = list[tuple[SessionRow, int]]
+"""Sessions, each with the time of its last use."""
+
+
 class SessionAdmin(UsageMethods):
     """Administers the sessions of an open store."""
 
@@ -111,6 +176,44 @@ class SessionAdmin(UsageMethods):
     def ids(self, sql: Connection) -> tuple[str, ...]:
         """Return the ids of all sessions and sub-agents, in order."""
         return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
+
+    async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
+        """Return the sessions that have a prompt, each with its sub-agents. The session that was used last comes
+        first."""
+        rows, subagents = await self._listed(chosen, limit)
+        every = [*rows, *(one for several in subagents.values() for one in several)]
+        counts = await self._store.count_messages([row.id for row, _ in every])
+
+        def listed(row: SessionRow, used_ms: int) -> ListedSession:
+            below = tuple(listed(*one) for one in subagents.get(row.id, ()))
+            return ListedSession(row=row, used_ms=used_ms, messages=counts[row.id], subagents=below)
+
+        return tuple(listed(*one) for one in rows)
+
+    @snapshot()
+    def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
+        """Return the sessions, and their sub-agents (also those of sub-agents) by session."""
+        limits: dict[str, object] = {
+            name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
+        }
+        limits["directories"] = None if chosen.directories is None else json.dumps(list(chosen.directories))
+        found = ((session_of(row), used_ms) for *row, used_ms in sql.execute(_LISTED, limits))
+        rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
+        subagents: dict[str, _Rows] = {}
+        for *row, used_ms, root in sql.execute(_SUBAGENTS, (json.dumps([row.id for row, _ in rows]),)):
+            subagents.setdefault(root, []).append((session_of(row), used_ms))
+        return rows, subagents
+
+    @snapshot()
+    def count_tags(self, sql: Connection) -> Mapping[str, int]:
+        """Return all tags in alphabetical order, each with the number of sessions that have it."""
+        rows = sql.execute("SELECT metadata FROM sessions WHERE deleted_ms IS NULL AND metadata <> '{}'")
+        return dict(sorted(Counter(tag for (metadata,) in rows for tag in tags_of(from_json(metadata, {}))).items()))
+
+    @snapshot()
+    def directories(self, sql: Connection) -> tuple[str, ...]:
+        """Return the directories of all sessions."""
+        return tuple(row[0] for row in sql.execute("SELECT DISTINCT cwd FROM sessions WHERE deleted_ms IS NULL"))
 
     @snapshot()
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:

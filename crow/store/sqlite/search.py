@@ -10,7 +10,7 @@ in descending order, so their intersection is read only as far as needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from sqlite3 import Connection
@@ -39,6 +39,7 @@ _MOST_PATH_ENTRIES = 5_000
 _MOST_CHARACTERS = 8 * 1024 * 1024
 _MOST_SCANNED_ENTRIES = 20_000
 _SCAN_BATCH = 64
+_LAST_MS = 2**62
 
 _Found = tuple[int, str, str, int, str]
 """Entry, session, kind, created_ms, text."""
@@ -72,8 +73,8 @@ class SearchMethods(UsesDatabase):
         self, sql: Connection, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
         leaf = session_row(sql, session_id).leaf if session_id is not None else None
-        words = query.replace("\0", " ").split()
-        if not words:
+        words, scope = query.replace("\0", " ").split(), scope or Scope()
+        if not words and scope.since_ms is None and scope.before_ms is None:
             return ()
         # Each word is quoted, so that no character acts as an operator.
         match = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _INDEXED_CHARACTERS)
@@ -81,19 +82,27 @@ class SearchMethods(UsesDatabase):
         # The index and `re` may disagree about the case of a rare letter. So words that matched in the index are not
         # checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
+        limits = asdict(scope)
         if session_id is None:
-            ids = _indexed(sql, match) if match else _all_messages(sql)
+            ids = _indexed(sql, match, limits) if match else _all_messages(sql, limits)
         else:
             path = path_ids(sql, leaf)
-            ids = common_ids(_indexed(sql, match), path) if match else islice(path, _MOST_PATH_ENTRIES)
-        limits = asdict(scope or Scope())
-        found = chain(_titles(sql, match, session_id, limits), _texts(sql, ids, session_id, limits))
+            ids = common_ids(_indexed(sql, match, limits), path) if match else islice(path, _MOST_PATH_ENTRIES)
+        titles = _titles(sql, match, session_id, limits) if words else ()
+        found = chain(titles, _texts(sql, ids, session_id, limits))
         hits = (_hit(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
         return tuple(islice(hits, max(limit, 0)))
 
     @snapshot()
     def scan(
-        self, sql: Connection, query: str, *, session_id: str, limit: int = 20, without: Collection[str] = frozenset()
+        self,
+        sql: Connection,
+        query: str,
+        *,
+        session_id: str,
+        scope: Scope | None = None,
+        limit: int = 20,
+        without: Collection[str] = frozenset(),
     ) -> Scan:
         leaf = session_row(sql, session_id).leaf
         patterns = _patterns_of(query.replace("\0", " ").split())
@@ -102,7 +111,7 @@ class SearchMethods(UsesDatabase):
         hits = []
         characters = 0
         path = path_ids(sql, leaf)
-        for entry, kind in _unindexed(sql, islice(path, _MOST_SCANNED_ENTRIES)):
+        for entry, kind in _unindexed(sql, islice(path, _MOST_SCANNED_ENTRIES), scope or Scope()):
             text = _unindexed_text(entry, without)
             characters += len(text)
             if all(pattern.search(text) for pattern in patterns):
@@ -149,6 +158,12 @@ class UsageMethods(UsesDatabase):
 _IN_SCOPE = (
     "(:model IS NULL OR instr(lower(e.model), lower(:model)) > 0)"
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
+)
+
+# Skips entries of other directories without reading their texts. An entry of a deleted session may belong to a fork.
+_MAYBE_IN_DIRECTORY = (
+    "(:cwd IS NULL OR NOT EXISTS (SELECT 1 FROM sessions o WHERE o.id = e.session AND o.conversation = e.conversation"
+    " AND o.deleted_ms IS NULL AND o.cwd <> :cwd))"
 )
 
 
@@ -201,15 +216,21 @@ def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object
     return next((str(session_id) for session_id, leaf in rows if is_on_path(sql, leaf, entry_id)), None)
 
 
-def _indexed(sql: Connection, match: str) -> Iterator[int]:
+def _indexed(sql: Connection, match: str, limits: Mapping[str, object]) -> Iterator[int]:
     """Return the entries that match in the index, newest first."""
-    query = "SELECT rowid FROM entries_fts WHERE entries_fts MATCH ? AND rowid > 0 ORDER BY rowid DESC"
-    return (row[0] for row in sql.execute(query, (match,)))
+    query = (
+        "SELECT f.rowid FROM entries_fts f JOIN entries e ON e.id = f.rowid"
+        f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} ORDER BY f.rowid DESC"
+    )
+    return (row[0] for row in sql.execute(query, {"match": match, **limits}))
 
 
-def _all_messages(sql: Connection) -> Iterator[int]:
-    rows = sql.execute("SELECT id FROM entries WHERE kind IN ('user', 'assistant') ORDER BY id DESC")
-    return (row[0] for row in rows)
+def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int]:
+    query = (
+        f"SELECT e.id FROM entries e WHERE e.kind IN ('user', 'assistant') AND {_MAYBE_IN_DIRECTORY} AND {_IN_SCOPE}"
+        " ORDER BY e.id DESC"
+    )
+    return (row[0] for row in sql.execute(query, limits))
 
 
 def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
@@ -221,12 +242,16 @@ def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patter
     return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=created_ms)
 
 
-def _unindexed(sql: Connection, path: Iterator[int]) -> Iterator[tuple[Entry, str]]:
+def _unindexed(sql: Connection, path: Iterator[int], scope: Scope) -> Iterator[tuple[Entry, str]]:
     """Return the entries with text that is not in the index, newest first, each with its kind."""
     kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'command')"
+    times = (scope.since_ms or 0, _LAST_MS if scope.before_ms is None else scope.before_ms)
     while batch := tuple(islice(path, _SCAN_BATCH)):
-        query = f"SELECT id, kind FROM entries WHERE id IN ({marks(batch)}) AND kind IN {kinds} ORDER BY id DESC"
-        for entry_id, kind in sql.execute(query, batch).fetchall():
+        query = (
+            f"SELECT id, kind FROM entries WHERE id IN ({marks(batch)}) AND kind IN {kinds}"
+            " AND created_ms >= ? AND created_ms < ? ORDER BY id DESC"
+        )
+        for entry_id, kind in sql.execute(query, (*batch, *times)).fetchall():
             (entry,), _ = entries_of(sql, (entry_id,))
             yield entry, kind
 

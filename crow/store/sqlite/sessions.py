@@ -6,6 +6,8 @@ no session needs may take a while, so that step only reads. Those entries are th
 time, and only while no living session has changed. If a process is killed in the middle, the next process that runs
 `tidy` removes the rest. An interrupted import counts as deleted. A running import does not, since its hidden sessions
 have a living owner.
+
+Editors create sessions that nobody uses. `tidy` removes those that are still empty once no store has them open.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ from crow.store.codec import merged_metadata, to_json
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive
-from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, marks, session_of, session_row
+from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, marks, session_of, session_row, session_values
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
+_OPEN_MS = 7 * 86_400_000
+"""How long a store on another machine, in another container or before a restart counts as having a session open."""
 _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
@@ -49,9 +53,12 @@ class Removal:
 class SessionMethods(UsesDatabase):
     """Methods of the store for sessions as a whole, and for removing their data."""
 
+    owner: str
+
     @transaction(raise_if_moved=True)
     def create_session(self, sql: Connection, new: NewSession) -> SessionRow:
         _insert_session(sql, new)
+        self._note_opening(sql, new.id)
         return session_row(sql, new.id)
 
     @transaction(raise_if_moved=True)
@@ -79,6 +86,7 @@ class SessionMethods(UsesDatabase):
         )
         _insert_session(sql, fork)
         sql.execute("UPDATE sessions SET calibration = ? WHERE id = ?", (row.calibration, new_id))
+        self._note_opening(sql, new_id)
         return session_row(sql, new_id)
 
     @snapshot(raise_if_moved=True)
@@ -149,7 +157,38 @@ class SessionMethods(UsesDatabase):
     def delete_session(self, sql: Connection, session_id: str) -> None:
         hide_session(sql, session_id)
 
+    @transaction()
+    def record_opening(self, sql: Connection, session_id: str) -> None:
+        """See `_note_opening`. :raises NoSuchSession: another process has just removed the session."""
+        session_row(sql, session_id)
+        self._note_opening(sql, session_id)
+
+    def _note_opening(self, sql: Connection, session_id: str) -> None:
+        """Record that this store has opened the session, if the session is empty, so that `tidy` does not remove it."""
+        if _is_empty(sql, session_id):
+            sql.execute(
+                "INSERT INTO openings (session, owner, opened_ms) VALUES (?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET opened_ms = excluded.opened_ms",
+                (session_id, self.owner, now_ms()),
+            )
+
+    @snapshot()
+    def _has_closed(self, sql: Connection) -> bool:
+        return bool(_closed_openings(sql))
+
+    @transaction()
+    def _remove_empty(self, sql: Connection) -> None:
+        """Remove the empty sessions that no store has open any more. No entry, text or blob belongs to them."""
+        for session_id in _closed_openings(sql):
+            if _is_empty(sql, session_id):
+                (conversation,) = session_values(sql, session_id, "conversation")
+                sql.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+                sql.execute(_DELETE_CONVERSATION, {"id": conversation})
+            sql.execute("DELETE FROM openings WHERE session = ?", (session_id,))
+
     async def tidy(self) -> None:
+        if not self.database.is_read_only and await self._has_closed():
+            await self._remove_empty()
         has_removed = False
         while (removal := await self.next_removal()) is not None:
             has_removed = True
@@ -225,10 +264,7 @@ class SessionMethods(UsesDatabase):
             for table in ("inbox", "drafts", "moves"):
                 sql.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
             sql.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
-        sql.execute(
-            "DELETE FROM conversations WHERE id = :id AND NOT EXISTS (SELECT 1 FROM sessions WHERE conversation = :id)",
-            {"id": conversation},
-        )
+        sql.execute(_DELETE_CONVERSATION, {"id": conversation})
         return True
 
     @transaction()
@@ -242,6 +278,21 @@ class SessionMethods(UsesDatabase):
         before = sql.total_changes
         sql.execute("INSERT INTO entries_fts (entries_fts, rank) VALUES ('merge', ?)", (pages,))
         return sql.total_changes - before > 1
+
+
+def _is_empty(sql: Connection, session_id: str) -> bool:
+    """Whether nothing has ever come to the session: no prompt, name, title, tag or metadata, and no imported data."""
+    return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
+
+
+def _closed_openings(sql: Connection) -> list[str]:
+    """Return the sessions in `openings` that are not empty any more, or that no store has open."""
+    now, is_open = now_ms(), dict[str, bool]()
+    for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
+        # This lease is longer than that of a turn, because nothing renews it.
+        has_open = bool(owner) and is_alive(owner, lease_age_ms=now - opened_ms - _OPEN_MS)
+        is_open[session_id] = is_open.get(session_id, False) or has_open
+    return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]
 
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
@@ -357,6 +408,22 @@ def _living(sql: Connection, conversation: int) -> str:
     ).fetchall()
     return json.dumps(rows)
 
+
+_EMPTY = """
+    SELECT 1 FROM sessions s
+    WHERE s.id = :id AND s.leaf IS NULL AND s.has_prompt = 0 AND s.entries = 0 AND s.newest_entry = 0
+    AND s.state = 'idle' AND s.parent_id IS NULL AND s.alias IS NULL AND s.title IS NULL AND s.metadata = '{}'
+    AND s.permissions = '[]' AND s.archived = 0 AND s.deleted_ms IS NULL
+    AND NOT EXISTS (SELECT 1 FROM entries WHERE session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM inbox WHERE session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM drafts WHERE session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM moves WHERE session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM imports WHERE conversation = s.conversation)
+"""
+
+_DELETE_CONVERSATION = """
+    DELETE FROM conversations WHERE id = :id AND NOT EXISTS (SELECT 1 FROM sessions WHERE conversation = :id)
+"""
 
 _UNNEEDED = """
     WITH RECURSIVE

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from sqlite3 import Connection
 
-from crow.store import Store
+from crow.domain.errors import StoreUnavailable
+from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.database import Database, JournalMode, transaction
 from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.search import SearchMethods
 from crow.store.sqlite.sessions import SessionMethods
+
+logger = logging.getLogger(__name__)
 
 
 class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
@@ -61,6 +65,15 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, Store):
     @property
     def warning(self) -> str:
         return self.database.warning
+
+    async def open_session(self, session_id: str) -> Tail:
+        tail = await super().open_session(session_id)
+        if tail.row.leaf is None and not self.database.is_read_only:
+            try:
+                await self.record_opening(session_id)
+            except StoreUnavailable as error:
+                logger.warning("Session %s is open, but this is not stored: %s", session_id, error)
+        return tail
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         version = (self.database.foreign_version, self._times_learned)

@@ -1,22 +1,25 @@
-"""`update_plan`, `recall` and `task`: tools that touch only the session.
+"""`update_plan`, `recall` and `task`: tools that work on sessions.
 
-The session runs the sub-agent of a task. Each call that the sub-agent makes needs its own permission.
+With a wider scope, `recall` reads other sessions, which needs the user's permission. The session runs the sub-agent of
+a task. Each call that the sub-agent makes needs its own permission.
 """
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import get_args, get_type_hints
 
-from crow.domain.entries import PlanItem
+from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code, in_title
-from crow.tools import Outcome, PlannedCall, SubagentResult, Task
+from crow.tools import Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
 """The search time is proportional to the length of the query times the length of the text."""
 
+TIME_CHARS = 40
 MAX_ITEMS = 100
 TITLE_CHARS = 80
 FIELDS = get_type_hints(PlanItem)
@@ -41,22 +44,63 @@ def describe_progress(items: tuple[PlanItem, ...]) -> str:
     return f"{done} of {len(items)} done" if items else "empty"
 
 
-async def plan_recall(_context: ToolContext, args: Arguments) -> PlannedCall:
-    query, entry = query_and_entry(args)
-    return session_call(f"Recall {code(query or '')}" if entry is None else f"Recall entry {entry}", "think")
+async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
+    query = recall_query(args)
+    what = f"entry {query.entry}" if query.entry is not None else code(query.words) if query.words else "by time"
+    if query.scope == "this":
+        return session_call(f"Recall {what}", "think")
+    place = (
+        f"the sessions of {in_title(str(context.workspace.cwd))}"
+        if query.scope == "workspace"
+        else "all stored sessions"
+    )
+    where = f"session {in_title(query.session)}" if query.session is not None else place
+    return PlannedCall(
+        announcement=Announcement(title=f"Recall {what} from {where}", kind="search"),
+        access="read",
+        argument=query.scope,
+        asks_once=True,
+        wider_arguments=("all",) if query.scope == "workspace" else (),
+        narrower_arguments=("workspace",) if query.scope == "all" else (),
+        review_text=f"The model may then read {place} until this session ends. `/permissions` takes that back.",
+    )
 
 
 async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
-    query, entry = query_and_entry(args)
-    return Outcome(text=await invocation.ports.log.recall(query=query, entry=entry, limit=MAX_RECALLED))
+    return Outcome(text=await invocation.ports.log.recall(recall_query(args), limit=MAX_RECALLED))
 
 
-def query_and_entry(args: Arguments) -> tuple[str | None, int | None]:
-    """:raises ~crow.domain.errors.ArgumentError: the call gives neither a query nor an entry."""
-    query, entry = args.get("query") or None, args.get("entry")
-    if query is None and entry is None:
-        raise ArgumentError("query and entry are both missing; expected one of them")
-    return query, entry
+def recall_query(args: Arguments) -> RecallQuery:
+    """:raises ~crow.domain.errors.ArgumentError: the call asks for nothing, or its arguments contradict each other."""
+    since, until = args.get("since") or None, args.get("until") or None
+    query = RecallQuery(
+        words=args.get("query") or "",
+        entry=args.get("entry"),
+        session=args.get("session") or None,
+        scope=args.get("scope", "this"),
+        since_ms=None if since is None else unix_ms("since", since),
+        before_ms=None if until is None else unix_ms("until", until, days_later=1),
+    )
+    if not query.words.strip() and query.entry is None and since is None and until is None:
+        raise ArgumentError("query, entry, since and until are all missing; expected at least one of them")
+    if query.session is not None and query.scope == "this":
+        raise ArgumentError('session needs scope "workspace" or "all"; expected no session for this conversation')
+    return query
+
+
+def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
+    """Return a local day or time in Unix ms. If `text` is only a day, `days_later` days are added.
+
+    :raises ~crow.domain.errors.ArgumentError: `text` is neither a day nor a time.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+        is_day = len(text) <= len("2026-11-01")
+        return round((moment + timedelta(days=days_later * is_day)).astimezone().timestamp() * 1000)
+    except (ValueError, OverflowError, OSError):
+        raise ArgumentError(
+            f'{name} is "{text}"; expected a day or time such as 2026-11-01 or 2026-11-01T09:30'
+        ) from None
 
 
 async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
@@ -111,10 +155,14 @@ UPDATE_PLAN = Builtin(UPDATE_PLAN_SPEC, "think", "none", plan_update_plan, run_u
 
 RECALL_SPEC = tool_spec(
     "recall",
-    "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by "
-    "its number.",
-    query=argument("string", "Words to search for.", maxLength=QUERY_CHARS),
+    "Search the whole history of this conversation, including compacted and hidden parts, or read one entry by its "
+    "number. With scope workspace or all, search the user's other sessions too; the user is asked once.",
+    query=argument("string", "Words to search for; all must occur.", maxLength=QUERY_CHARS),
     entry=argument("integer", "The number of an entry.", minimum=1),
+    scope={"type": "string", "enum": list(get_args(RecallScope)), "description": "Default: this conversation."},
+    session=argument("string", "The id of one other session, with scope.", maxLength=QUERY_CHARS),
+    since=argument("string", "From this day or time on, such as 2026-11-01.", maxLength=TIME_CHARS),
+    until=argument("string", "Up to this day, inclusive, or time.", maxLength=TIME_CHARS),
 )
 RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Remark, Reminder
-from crow.domain.events import TitleChanged
+from crow.domain.entries import Checkpoint, Command, Entry, NewEntry, Note, Remark, Reminder
+from crow.domain.events import OptionsChanged, TitleChanged
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, Text, ToolMessage, UserMessage
 from crow.store import NewSession
 from tests.agent.harness import NoteTaker, Opened, opened, text
@@ -94,6 +94,96 @@ async def test_prompt_after_an_undo_ends_the_redo_but_tree_still_lists_the_branc
         await say(run, "four")
         assert seen(model.requests[-1].messages) == ["one", "1", "two", "2", "four"]
         assert "2 prompts, last “three”" in await say(run, "/tree")
+
+
+MODELS = ("scripted", "large")
+
+
+def options_of(run: Opened) -> tuple[str, object]:
+    row = run.session.branch.row
+    return row.model, row.config.get("thought_level", "")
+
+
+async def test_going_back_restores_the_model_and_the_thought_level(tmp_path: Path) -> None:
+    model = answers("1", "2", "3")
+    async with opened(tmp_path, model, models=MODELS) as run:
+        branch = run.session.branch
+        await branch.set_option("thought_level", "low")  # chosen before the first prompt: nothing to go back to
+        await say(run, "one")
+        await branch.set_option("thought_level", "high")
+        await say(run, "two", "/model large", "three")
+        told = len([event for event in run.client.events if isinstance(event, OptionsChanged)])
+        assert "again" not in (await say(run, "/undo")).partition("/redo")[2]  # the model was changed before "three"
+        assert options_of(run) == ("large", "high")
+        assert (await say(run, "/rewind 2")).endswith("The model is `scripted` again.")
+        assert options_of(run) == ("scripted", "high")
+        assert (await say(run, "/rewind 1")).endswith("The thought level is low again.")
+        assert options_of(run) == ("scripted", "low")
+        assert (await say(run, "/redo")).endswith("The thought level is high again.")
+        assert (await say(run, "/redo")).endswith("The model is `large` again.")
+        assert options_of(run) == ("large", "high")
+        assert options_of(run) == ((row := await run.store.session("s1")).model, row.config["thought_level"])
+        assert len([event for event in run.client.events if isinstance(event, OptionsChanged)]) == told + 4
+        assert [entry.body for entry in await run.log() if isinstance(entry.body, Note)] == [
+            Note(about="thought_level", value="high", previous="low"),
+            Note(about="model", value="large", previous="scripted"),
+        ]
+
+
+@pytest.mark.parametrize("command", ["/retry", "/clear", "/new"])
+async def test_starting_again_keeps_the_options_until_the_user_goes_back(tmp_path: Path, command: str) -> None:
+    model = answers("1", "2", "3")
+    async with opened(tmp_path, model, models=MODELS) as run:
+        await say(run, "one")
+        first = run.session.branch.leaf
+        await run.session.branch.set_model("large")
+        await say(run, command, "two")
+        assert options_of(run) == ("large", "")
+        assert (await say(run, f"/rewind #{first}")).endswith("The model is `scripted` again.")
+
+
+async def test_a_model_that_is_not_offered_and_an_unknown_thought_level_are_not_restored(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2"), models=("large",)) as run:
+        await say(run, "one")
+        hostile = Note(about="thought_level", value="high", previous="${OPENAI_API_KEY}")
+        await run.session.branch.record([NewEntry(body=hostile)])
+        await run.session.branch.set_model("large")
+        assert not (await say(run, "/undo")).endswith("again.")
+        assert options_of(run) == ("large", "")
+        assert not (await say(run, "/redo")).endswith("`large` again.")
+        assert options_of(run) == ("large", "high")
+
+
+async def test_a_fork_has_the_model_and_the_thought_level_of_its_place(tmp_path: Path) -> None:
+    async with opened(tmp_path, answers("1", "2"), models=MODELS) as run:
+        await say(run, "one")
+        first = run.session.branch.leaf
+        await run.session.branch.set_option("thought_level", "high")
+        await say(run, "/model large", "two", "/fork", f"/fork #{first}")
+        here, there = (await run.store.sessions()).rows[1:]
+        assert (here.model, here.config) == ("large", {"thought_level": "high"})
+        assert (there.model, there.config) == ("scripted", {"thought_level": ""})
+        assert options_of(run) == ("large", "high")
+
+
+async def test_notes_about_options_do_not_change_what_the_model_sees(tmp_path: Path) -> None:
+    model = answers("1", "2")
+    async with opened(tmp_path, model, models=MODELS) as run:
+        await say(run, "one")
+        await run.session.branch.set_option("thought_level", "high")
+        await say(run, "two")
+        first, second = (request.messages for request in model.requests)
+        assert second[: len(first)] == first
+        assert model.requests[0].tools == model.requests[1].tools
+
+
+@pytest.mark.parametrize("command", ["clear", "new", "undo", "rewind 1", "retry"])
+async def test_redo_names_the_command_that_it_reverses(tmp_path: Path, command: str) -> None:
+    async with opened(tmp_path, answers("1", "2")) as run:
+        told = await say(run, "one", f"/{command}", "/redo")
+        # after /retry, the prompt was sent again
+        expected = "There is nothing to redo" if command == "retry" else f"Back where you were before `/{command[:6]}"
+        assert told.startswith(expected.removesuffix(" "))
 
 
 async def test_rewind_goes_to_before_a_numbered_prompt_and_redo_back(tmp_path: Path) -> None:

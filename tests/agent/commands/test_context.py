@@ -85,6 +85,7 @@ def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
             [],
             "the endpoint refused a part of the messages (reasoning), so crow leaves it out (entry 3,",
         ),
+        ([PROMPT, Note(about="thought_level", value="high")], [], "the thought level changed to high (entry 2,"),
         ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),
         ([PROMPT, user("q"), PROMPT], [moved(9, 3, "redo")], "the session moved to another entry (redo) ("),
         ([PROMPT, user("q"), PROMPT], [moved(9, 2, "undo")], "the session began (entry 3,"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from crow.agent.templates import Template
 from crow.domain.entries import Command, User
+from crow.store import NewSession
 from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import Opened, Tool, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
@@ -22,9 +23,42 @@ async def test_search_finds_prompts_answers_and_titles(tmp_path: Path) -> None:
     async with opened(tmp_path, ScriptedModel(Say(text=["a heron stands still"]))) as it:
         await it.session.prompt(text("what about the heron?"))
         found = await typed(it, "/search heron")
-        assert found.count("in this session") == 3  # the prompt, the answer and the title
+        (heading, *lines) = found.splitlines()
+        assert heading == "This session:"
+        assert [line.split("(")[1].split(",")[0] for line in lines] == ["title", "assistant", "user"]
+        other = NewSession(id="other", cwd="/", model="m", mode="ask", title="The \x1b[2Jheron")
+        await it.store.create_session(other)
+        assert "\n\n**“The \\x1b[2Jheron”** (`other`):\n- The " in await typed(it, "/search heron")
         assert await typed(it, "/search pelican") == "No matches for “pelican” in any session."
         assert "`/search` needs words" in await typed(it, "/search")
+
+
+async def test_tags_are_added_removed_and_shown(tmp_path: Path) -> None:
+    async with opened(tmp_path, ScriptedModel()) as it:
+        assert await typed(it, "/tag") == (
+            "This session has no tags. `/tag NAME` adds one, `/tag remove NAME` removes one."
+        )
+        assert await typed(it, "/tag Work #http") == "Tags: `http`, `work`."
+        await it.store.merge_metadata("s1", {"tags": {"elsewhere": True}})  # as another process does
+        assert await typed(it, "/tag remove http") == "Tags: `elsewhere`, `work`."
+        assert await typed(it, "/tag remove http") == "This session has no tag `http`. Tags: `elsewhere`, `work`."
+        assert await typed(it, "/tag remove") == "`/tag remove` needs a tag, such as `/tag remove draft`."
+        assert await typed(it, "/tag a,b") == (
+            '"a,b" cannot be a tag; expected one word of at most 50 characters, without commas.'
+        )
+        assert (await it.store.session("s1")).metadata == {"tags": {"elsewhere": True, "work": True}}
+
+
+async def test_an_archived_session_leaves_the_list_and_goes_on(tmp_path: Path) -> None:
+    async with opened(tmp_path, ScriptedModel(Say(text=["1"]), Say(text=["2"]))) as it:
+        await it.session.prompt(text("one"))
+        assert (await typed(it, "/archive")).startswith("This session is archived: ")
+        await it.session.prompt(text("two"))
+        assert (await it.store.sessions()).rows == ()
+        assert [row.id for row in (await it.store.sessions(archived=True)).rows] == ["s1"]
+        assert await typed(it, "/archive now") == "`/archive now`: expected nothing, or `undo`."
+        assert await typed(it, "/archive undo") == "This session is back on the list of sessions."
+        assert [row.id for row in (await it.store.sessions()).rows] == ["s1"]
 
 
 async def test_usage_counts_tokens_and_export_writes_a_new_markdown_file(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ async def test_rules_are_listed_added_removed_and_apply_at_once(tmp_path: Path) 
             "`shell(git status; ls)` would allow nothing: give the words of a command",
         ),
         ("allow shell(*)", "`shell(*)` would allow nothing: "),
-        ("allow recall(x)", "A rule about `recall` takes no argument; "),
+        ("allow task(x)", "A rule about `task` takes no argument; "),
+        ("allow recall", "`recall` would allow nothing: write `recall(workspace)` for the sessions of this directory"),
         ("allow skill", "`skill` would allow nothing: crow asks about each skill of a workspace separately"),
     ],
 )

@@ -19,6 +19,7 @@ FILES = (
     "0004_usage_once.sql",
     "0005_checksums.sql",
     "0006_names.sql",
+    "0007_openings.sql",
 )
 VERSION = len(FILES)
 

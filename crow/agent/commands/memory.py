@@ -1,0 +1,356 @@
+"""Commands that give the model text to keep: bring, remember."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
+from crow.agent.commands import CommandContext, quoted
+from crow.agent.compaction.compactor import Compactor
+from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
+from crow.agent.instructions import (
+    FILE_BYTES,
+    INSTRUCTION_FILE,
+    append_text,
+    file_size,
+    instruction_file,
+    stays_in_folder,
+)
+from crow.agent.permissions import Refuse, current_rules, decide
+from crow.agent.prompt import without_tags
+from crow.agent.recall import as_data, describe
+from crow.agent.rewind import content_of, digest, name_in
+from crow.domain.conversation import Projection
+from crow.domain.entries import (
+    Announcement,
+    Assistant,
+    CallRef,
+    Diff,
+    Entry,
+    File,
+    Location,
+    NewEntry,
+    Remark,
+    Reminder,
+    Started,
+    StopReason,
+    ToolResult,
+    User,
+)
+from crow.domain.errors import ArgumentError, NoSuchSession
+from crow.domain.events import CallAnnounced, CallEnded
+from crow.domain.messages import Message
+from crow.domain.rendering import code, on_one_line, parts_text
+from crow.domain.tokens import estimate_text
+from crow.llm import cost_of
+from crow.store import SessionRow
+from crow.tools import PlannedCall
+
+BROUGHT_TOKENS = 3_000
+BROUGHT_MESSAGE_CHARS = 800
+SUMMARY_DEADLINE_S = 120.0
+NEWEST_SESSIONS = 500
+CANCEL_S = 2.0
+NOTE_CHARS = 2_000
+REMEMBER = "remember"
+TOO_LARGE = f"{{name}} would be larger than {FILE_BYTES // 1024} KiB, and the model sees no more. Shorten it first."
+REFUSALS: Mapping[PermissionAnswer, str] = {"cannot_ask": "crow could not ask you", "unanswered": "you did not answer"}
+INSTRUCTION = (
+    "Summarise this conversation for another session of the same user, in at most {words} words: what the user wanted, "
+    "what was done and how it was checked, what was decided and why, what is open, and names, paths, commands and "
+    "numbers that will be needed again, copied exactly. Plain text or lists, no preamble."
+)
+BROUGHT = (
+    "<reminder>\nThe user brought a summary of another session into this one. What it says about files may be out of "
+    'date. To read that session itself, call recall with session "{id}" and a wider scope.\n{summary}\n</reminder>'
+)
+SHOWN = "Summary of {title} (`{id}`), as the model sees it{how}:\n\n{summary}"
+HOW = {
+    "checkpoint": "; from its last compaction, and what came after it",
+    "fallback": "; notes by crow, because the model did not summarise",
+}
+SINCE = "## Since that summary"
+LEFT_OUT = "[Earlier messages are left out.]"
+
+
+async def bring(context: CommandContext, argument: str) -> str:
+    """Put a summary of another session into this one. The summary is made after the command was stored."""
+    row = await find_session(context, argument)
+    entries = (await context.store.tail(row.id)).entries
+    projection = Projection(entries)
+    if projection.checkpoint is None and not any(map(said_in, entries)):
+        raise ArgumentError(f"The session {code(on_one_line(row.id))} has no messages.")
+
+    async def follow_up(_: Entry) -> StopReason:
+        await store_summary(context, row, projection)
+        return "end_turn"
+
+    context.follow_up = follow_up
+    return f"Bringing a summary of {title_of(row)} into this session."
+
+
+async def find_session(context: CommandContext, name: str) -> SessionRow:
+    """Return another session: by its id or alias or, among the newest sessions, by its title or the start of its id.
+
+    :raises ArgumentError: there is none, or there are several.
+    """
+    name = name.strip()
+    if not name:
+        raise ArgumentError("`/bring` needs a session: its id, name or title. `/search WORDS` finds sessions.")
+    try:
+        row = await context.store.session(name)
+    except NoSuchSession:
+        page = await context.store.sessions(limit=NEWEST_SESSIONS)
+        titled = [each for each in page.rows if (each.title or "").casefold() == name.casefold()]
+        found = titled or [each for each in page.rows if each.id.startswith(name)]
+        aliased = await context.store.session_by_alias(name)
+        if aliased is None and len(found) != 1:
+            several = ", ".join(code(on_one_line(each.id)) for each in found[:5])
+            problem = f"Several sessions match {quoted(name)}: {several}." if found else f"No session {quoted(name)}."
+            raise ArgumentError(f"{problem} `/search WORDS` finds sessions and shows their ids.") from None
+        row = aliased or found[0]
+    if row.id == context.branch.row.id:
+        raise ArgumentError("That is this session. The model sees it already.")
+    return row
+
+
+async def store_summary(context: CommandContext, row: SessionRow, projection: Projection) -> None:
+    """Store a summary of the session `row`, for the model and for the user."""
+    compactor = await context.compactor()
+    info = compactor.model.info
+    checkpoint = projection.checkpoint_body
+    if checkpoint is not None:
+        how = "checkpoint"
+        text = with_newest(checkpoint.summary, projection.entries, budget_of(compactor))
+        summary = Summary(text=text, method="fallback")
+    else:
+        summary = await summarise(summary_job(projection.context().messages, compactor, row.id), compactor.model)
+        how = summary.method
+    text, title = without_tags(summary.text), title_of(row)
+    reminder = BROUGHT.format(
+        id=without_tags(on_one_line(row.id)), summary=as_data(f"{without_tags(describe(row))}\n{text}")
+    )
+    shown = SHOWN.format(title=title, id=on_one_line(row.id), how=HOW.get(how, ""), summary=text)
+    await context.branch.record(
+        [
+            NewEntry(
+                body=Reminder(text=reminder), model=info.name, usage=summary.usage, cost=cost_of(summary.usage, info)
+            ),
+            NewEntry(body=Remark(text=shown, message_id=new_message_id())),
+        ]
+    )
+
+
+def budget_of(compactor: Compactor) -> int:
+    """The most estimated tokens that a brought summary may have."""
+    scale = compactor.gauge.measured().scale
+    return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
+
+
+def summary_job(messages: tuple[Message, ...], compactor: Compactor, session_id: str) -> SummaryJob:
+    scale = compactor.gauge.measured().scale
+    return SummaryJob(
+        messages=messages,
+        limits=replace(compactor.gauge.limits(), summary=round(budget_of(compactor) * scale)),
+        scale=scale,
+        deadline_s=SUMMARY_DEADLINE_S,
+        instruction=INSTRUCTION,
+        cache_key=session_id,
+        keeps_prefix=False,
+    )
+
+
+def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
+    """Return a summary followed by the newest prompts and answers in `entries`, at most `budget` estimated tokens."""
+    text = shortened(summary.strip(), budget * 2 // 3)
+    left = budget - estimate_text(text) - estimate_text(SINCE) - estimate_text(LEFT_OUT)
+    newest: list[str] = []
+    for said in filter(None, map(said_in, reversed(entries))):
+        left -= estimate_text(said) + 2
+        if left < 0:
+            newest.append(LEFT_OUT)
+            break
+        newest.append(said)
+    return "\n\n".join([text, SINCE, *reversed(newest)]) if newest else text
+
+
+def said_in(entry: Entry) -> str:
+    """Return the text of a prompt or an answer, without the middle if it is long; "" for any other entry."""
+    match entry.body:
+        case User(parts=parts):
+            return f"[user]\n{clipped(parts_text(parts), BROUGHT_MESSAGE_CHARS)}"
+        case Assistant(text=text) if text.strip():
+            return f"[assistant]\n{clipped(text.strip(), BROUGHT_MESSAGE_CHARS)}"
+        case _:
+            return ""
+
+
+def title_of(row: SessionRow) -> str:
+    return quoted(on_one_line(row.title)) if row.title else "an untitled session"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """A note to append to an instruction file. `before` is the content of the file, None if there is no file."""
+
+    path: Path
+    name: str
+    before: bytes | None
+    added: bytes
+    is_users: bool
+
+    @property
+    def after(self) -> bytes:
+        return (self.before or b"") + self.added
+
+    def diff(self) -> Diff:
+        old = None if self.before is None else self.before.decode()
+        return Diff(path=str(self.path), old_text=old, new_text=self.after.decode())
+
+
+async def remember(context: CommandContext, argument: str) -> str:
+    """Append a note to the instruction file of the directory, or with `--user` to the user's own. The user sees the
+    diff and is asked, in every mode."""
+    word, _, rest = argument.partition(" ")
+    is_users = word == "--user"
+    note = (rest if is_users else argument).strip()
+    if not note or len(note) > NOTE_CHARS:
+        raise ArgumentError(
+            f"`/remember` needs a text of at most {NOTE_CHARS:,} characters, such as `/remember Run make check before "
+            "each commit.` It goes to AGENTS.md in this directory; `/remember --user TEXT` to yours for all workspaces."
+        )
+    try:
+        addition = await (addition_to_users if is_users else addition_to_workspace)(context, note)
+    except OSError as error:
+        raise ArgumentError(
+            f"{error.filename or INSTRUCTION_FILE} cannot be read: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{INSTRUCTION_FILE} is not UTF-8 text, so crow does not change it.") from None
+
+    async def follow_up(command: Entry) -> StopReason:
+        return await ask_and_append(context, addition, command)
+
+    context.follow_up = follow_up
+    return f"To remember this, crow adds it to {code(addition.name)}."
+
+
+async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
+    """:raises ArgumentError: the mode, a rule or the file forbids the change."""
+    workspace, row = context.workspace, context.branch.row
+    if row.mode == "plan":
+        raise ArgumentError("Plan mode changes no files. Choose another mode first, such as `/mode ask`.")
+    file, stays, size = await anyio.to_thread.run_sync(find_file, workspace.cwd)
+    path = workspace.resolve(str(file))
+    name = name_in(workspace, path)
+    if not stays:
+        raise ArgumentError(f"{code(str(file))} leads to {code(str(path))}. Crow changes no such link.")
+    plan, rules = plan_of(Announcement(title=""), (str(path), name)), current_rules(context.rules, row)
+    if any(isinstance(decide(tool, plan, row.mode, rules), Refuse) for tool in ("write_file", "edit_file")):
+        raise ArgumentError(f"A deny rule forbids changes of {code(name)}. `/permissions` lists the rules.")
+    if size > FILE_BYTES:
+        raise ArgumentError(TOO_LARGE.format(name=code(name)))
+    return addition_to(path, name, await content_of(workspace, path), note, is_users=False)
+
+
+def find_file(cwd: Path) -> tuple[Path, bool, int]:
+    """Return the instruction file of a directory, which need not exist; whether it is in the directory after links are
+    resolved; and its size. Blocks."""
+    file = instruction_file(cwd) or cwd / INSTRUCTION_FILE
+    return file, stays_in_folder(file), file_size(file)
+
+
+async def addition_to_users(context: CommandContext, note: str) -> Addition:
+    file = context.user_instructions
+    if file is None:
+        raise ArgumentError("There is no directory for your settings, so crow has no instruction file of yours.")
+
+    def content() -> bytes | None:
+        return file.read_bytes() if file.exists() else None
+
+    return addition_to(file, str(file), await anyio.to_thread.run_sync(content), note, is_users=True)
+
+
+def addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_users: bool) -> Addition:
+    """:raises ArgumentError: the file would become too large. :raises UnicodeDecodeError: it is not text."""
+    text = (before or b"").decode()
+    end = "\r\n" if "\r\n" in text else "\n"
+    item = "- " + f"{end}  ".join(line.rstrip() for line in note.splitlines()) + end
+    start = end if text and not text.endswith("\n") else ""
+    addition = Addition(path=path, name=name, before=before, added=f"{start}{item}".encode(), is_users=is_users)
+    if len(addition.after) > FILE_BYTES:
+        raise ArgumentError(TOO_LARGE.format(name=code(name)))
+    return addition
+
+
+def plan_of(announcement: Announcement, names: tuple[str, ...]) -> PlannedCall:
+    return PlannedCall(announcement=announcement, access="write", is_protected=True, rule_paths=names)
+
+
+async def ask_and_append(context: CommandContext, addition: Addition, command: Entry) -> StopReason:
+    """Announce the change as a tool call of the entry `command`, ask the user, and write the file."""
+    branch, call = context.branch, CallRef(assistant=command.id, index=0)
+    announcement = Announcement(
+        title=f"Remember in {addition.name}",
+        kind="edit",
+        locations=(Location(path=str(addition.path)),),
+        diffs=(addition.diff(),),
+    )
+    arguments = json.dumps({"path": str(addition.path), "text": addition.added.decode()}, ensure_ascii=False)
+    plan = plan_of(announcement, (str(addition.path),))
+    is_open = True
+    try:
+        await branch.publish(CallAnnounced(call=call, name=REMEMBER, arguments=arguments, announcement=announcement))
+        answer = await context.client.ask(
+            PermissionQuestion(call=call, name=REMEMBER, arguments=arguments, plan=plan, always="")
+        )
+        if answer == "cancelled":
+            return "cancelled"
+        if answer == "allow_once":
+            fault = await append(context, addition, call, announcement)
+        else:
+            fault = REFUSALS.get(answer, "you did not allow it")
+        if fault:
+            announcement = replace(announcement, title=f"Not written: {addition.name}", diffs=())
+        text = f"Not written to {addition.name}: {fault}." if fault else f"Added to {addition.name}."
+        result = ToolResult(call=call, name=REMEMBER, text=text, is_error=bool(fault), announcement=announcement)
+        await branch.record([NewEntry(body=result)])
+        is_open = False
+        return "end_turn"
+    finally:
+        if is_open:
+            with anyio.move_on_after(CANCEL_S, shield=True):
+                await branch.publish(CallEnded(call=call, text="Nothing was written."))
+
+
+async def append(context: CommandContext, addition: Addition, call: CallRef, announcement: Announcement) -> str:
+    """Write the file if it is still as the diff showed it. Return what went wrong, or ""."""
+    await context.branch.record([NewEntry(body=Started(call=call, why="the user agreed", announcement=announcement))])
+    try:
+        if addition.is_users:
+            await anyio.to_thread.run_sync(append_text, addition.path, addition.before, addition.added)
+            return ""
+        workspace, path = context.workspace, addition.path
+        if workspace.resolve(str(path)) != path or await content_of(workspace, path) != addition.before:
+            return "somebody changed the file just now"
+        file = File(
+            call=call,
+            path=str(path),
+            before=addition.before,
+            after_hash=digest(addition.after),
+            recorded_here=True,
+        )
+        await context.branch.record([NewEntry(body=file)])
+        await workspace.write_text(path, addition.after.decode())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+HANDLERS = (bring, remember)

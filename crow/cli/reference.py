@@ -1,0 +1,371 @@
+"""Shell completions and the manual page, made from the argument parser."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from crow import __version__
+
+SHELLS = ("bash", "zsh", "fish")
+MAX_SESSIONS = 200
+"""How many of the newest sessions are searched for a completion."""
+
+Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
+"""What a shell offers: fixed words, paths, sessions, or nothing."""
+
+_KINDS: Mapping[str, Kind] = {
+    "FILE": "files",
+    "PATH": "files",
+    "DIR": "directories",
+    "ID": "sessions",
+    "NAME|ID": "sessions",
+    "SESSION": "sessions",
+}
+"""What a metavar stands for. Any other metavar stands for text that no shell can know."""
+
+_WORDS: Mapping[str, Sequence[str]] = {
+    "MODE": ("ask", "accept-edits", "plan", "auto"),
+    "LEVEL": ("debug", "info", "warning", "error"),
+    "TOOL": ("claude-code", "codex", "pi", "opencode", "goose", "openai-json"),
+    "GROUPS": ("session", "model", "day"),
+}
+"""The words that a metavar stands for, where the parser has no choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An option with its flags, or a positional argument without flags. `metavar` is empty for an option without a
+    value."""
+
+    flags: tuple[str, ...]
+    metavar: str
+    help: str
+    words: tuple[str, ...] = ()
+    nargs: str | int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return "words" if self.words else _KINDS.get(self.metavar, "none")
+
+    @property
+    def value(self) -> str:
+        """The value as a synopsis shows it: `FILE`, `[DIR]`, `[ID ...]`; empty if there is none."""
+        match self.nargs:
+            case "?":
+                return f"[{self.metavar}]"
+            case "*":
+                return f"[{self.metavar} ...]"
+            case "+":
+                return f"{self.metavar} ..."
+            case _:
+                return self.metavar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of the parser. `path` are its words, such as `("crow", "sessions", "list")`; each alias replaces the
+    last of them."""
+
+    path: tuple[str, ...]
+    aliases: tuple[str, ...]
+    summary: str
+    description: str
+    epilog: str
+    options: tuple[Argument, ...]
+    positionals: tuple[Argument, ...]
+    commands: tuple[Command, ...]
+
+    def all(self) -> Iterator[Command]:
+        """Yield this command and those below it, in the order of the help."""
+        yield self
+        for command in self.commands:
+            yield from command.all()
+
+
+def describe(parser: argparse.ArgumentParser) -> Command:
+    """Return the command line that `parser` reads."""
+    return _command(parser, path=(parser.prog,), aliases=(), summary="")
+
+
+def _command(
+    parser: argparse.ArgumentParser, *, path: tuple[str, ...], aliases: tuple[str, ...], summary: str
+) -> Command:
+    options: list[Argument] = []
+    positionals: list[Argument] = []
+    commands: list[Command] = []
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to read a parser
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
+            for name, child in action.choices.items():
+                if name in summaries:
+                    others = tuple(key for key, value in action.choices.items() if value is child and key != name)
+                    commands.append(_command(child, path=(*path, name), aliases=others, summary=summaries[name]))
+        elif action.help != argparse.SUPPRESS:
+            (options if action.option_strings else positionals).append(_argument(action))
+    return Command(
+        path=path,
+        aliases=aliases,
+        summary=summary,
+        description=parser.description or "",
+        epilog=parser.epilog or "",
+        options=tuple(options),
+        positionals=tuple(positionals),
+        commands=tuple(commands),
+    )
+
+
+def _argument(action: argparse.Action) -> Argument:
+    metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    words = tuple(map(str, action.choices)) if action.choices is not None else tuple(_WORDS.get(metavar, ()))
+    return Argument(
+        flags=tuple(action.option_strings),
+        metavar="" if action.nargs == 0 else metavar,
+        help=(action.help or "").replace("%%", "%"),
+        words=words,
+        nargs=action.nargs,
+    )
+
+
+def completion(shell: str, command: Command) -> str:
+    """Return the completion script for bash, zsh or fish."""
+    match shell:
+        case "bash":
+            return _table(command) + _BASH
+        case "zsh":
+            return f"#compdef crow\n{_table(command)}{_ZSH}"
+        case _:
+            return "".join(f"{line}\n" for line in _fish_lines(command))
+
+
+def _table(root: Command) -> str:
+    """Two functions for bash and zsh: `_crow_step` reads a word that stands before the cursor, and `_crow_offer` sets
+    what may stand at a place."""
+    steps, values, offers = [], [], []
+    for command in root.all():
+        where = " ".join(command.path)
+        for child in command.commands:
+            names = "|".join(_quote(f"{where} {name}") for name in (child.path[-1], *child.aliases))
+            steps.append(f"        {names}) where={_quote(' '.join(child.path))} ;;")
+        offers.append(
+            _offer(f"{where} -", "words", [(flag, one.help) for one in command.options for flag in one.flags])
+        )
+        for option in command.options:
+            if option.metavar:
+                values += [_quote(f"{where} {flag}") for flag in option.flags]
+                offers += [_offer(f"{where} {f}", option.kind, [(w, "") for w in option.words]) for f in option.flags]
+        words = [(name, child.summary) for child in command.commands for name in (child.path[-1], *child.aliases)]
+        words += [(word, "") for one in command.positionals for word in one.words]
+        kinds = [one.kind for one in command.positionals if one.kind != "words"]
+        offers.append(_offer(where, kinds[0] if kinds and not words else "words", words))
+    return f"""\
+_crow_step() {{
+    if [[ -n $option ]]; then
+        [[ $1 == "=" ]] && return
+        option=
+        [[ $1 != -* ]] && return
+    fi
+    case "$where $1" in
+{chr(10).join(steps)}
+        {"|".join(values)}) option=$1 ;;
+    esac
+}}
+
+_crow_offer() {{
+    case "$1" in
+{chr(10).join(filter(None, offers))}
+    esac
+    if [[ $kind == sessions ]]; then
+        lines=$(command crow completion "--sessions=$2" 2>/dev/null)
+    fi
+}}
+
+"""
+
+
+def _offer(place: str, kind: Kind, words: Sequence[tuple[str, str]]) -> str:
+    if kind == "none" or (kind == "words" and not words):
+        return ""
+    lines = "\n".join(f"{word}\t{text}" for word, text in words)
+    return f"        {_quote(place)}) kind={kind} lines={_quote(lines)} ;;"
+
+
+def _quote(text: str) -> str:
+    """`text` as a word of bash or zsh, on one line."""
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    for plain, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    return f"${quoted}" if "\\" in (quoted := f"'{text}'") else quoted
+
+
+# bash 3.2, as macOS has it, has no `mapfile` and no `compopt`.
+_BASH = r"""_crow() {
+    local current=${COMP_WORDS[COMP_CWORD]} where=crow option= kind= lines= word text i
+    local -a shown=()
+    COMPREPLY=()
+    for ((i = 1; i < COMP_CWORD; i++)); do _crow_step "${COMP_WORDS[i]}"; done
+    [[ $current == "=" ]] && current=
+    if [[ $current == -* ]]; then _crow_offer "$where -"
+    elif [[ -n $option ]]; then _crow_offer "$where $option" "$current"
+    else _crow_offer "$where" "$current"
+    fi
+    case $kind in
+        files|directories)
+            compopt -o filenames 2>/dev/null
+            [[ $kind == files ]] && kind=-f || kind=-d
+            while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen "$kind" -- "$current") ;;
+        sessions)
+            while IFS=$'\t' read -r word text; do
+                [[ -n $word ]] && COMPREPLY+=("$word") && shown+=("$word  $text")
+            done <<< "$lines"
+            if ((${#shown[@]} > 1)); then
+                COMPREPLY=("${shown[@]}")
+                # Sessions that match by title: without a common beginning, bash lists them and keeps the typed word.
+                [[ ${shown[0]} == "$current"* ]] || COMPREPLY+=(" ")
+            fi ;;
+        words)
+            while IFS=$'\t' read -r word text; do
+                [[ $word == "$current"* ]] && COMPREPLY+=("$word")
+            done <<< "$lines" ;;
+    esac
+}
+
+complete -F _crow crow
+"""
+
+_ZSH = r"""_crow() {
+    local where=crow option= kind= lines= line i
+    local -a values shown
+    for ((i = 2; i < CURRENT; i++)); do _crow_step "${words[i]}"; done
+    if [[ -z $option && $PREFIX == --*=* ]]; then
+        option=${PREFIX%%=*}
+        compset -P '*='
+    fi
+    if [[ $PREFIX == -* ]]; then _crow_offer "$where -"
+    elif [[ -n $option ]]; then _crow_offer "$where $option" "$PREFIX"
+    else _crow_offer "$where" "$PREFIX"
+    fi
+    case $kind in
+        files) _files ;;
+        directories) _files -/ ;;
+        sessions|words)
+            for line in "${(@f)lines}"; do
+                [[ -n $line ]] || continue
+                values+=("${line%%$'\t'*}")
+                shown+=("${line/$'\t'/  }")
+            done
+            # crow has already chosen the sessions; some of them match by title.
+            if [[ $kind == sessions ]]; then compadd -U -l -d shown -a values
+            else compadd -l -d shown -a values
+            fi ;;
+    esac
+}
+
+if [[ ${funcstack[1]} == _crow ]]; then _crow "$@"; else compdef _crow crow; fi
+"""
+
+
+def _fish_lines(root: Command) -> Iterator[str]:
+    yield "complete -c crow -f"
+    for command in root.all():
+        place = _fish_place(command)
+        for child in command.commands:
+            yield f"complete -c crow -n {place} -a {_fish(child.path[-1])} -d {_fish(child.summary)}"
+        for option in command.options:
+            flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
+            value = f" {_fish_value(option)}" if option.metavar else ""
+            yield f"complete -c crow -n {place} {flags}{value} -d {_fish(option.help)}"
+        for positional in command.positionals:
+            if positional.kind != "none":
+                yield f"complete -c crow -n {place} {_fish_value(positional)}"
+
+
+def _fish_place(command: Command) -> str:
+    """A condition that holds where the words of `command` stand on the line, and none of its sub-commands."""
+    if not command.path[1:]:
+        return "__fish_use_subcommand"
+    tests = [f"__fish_seen_subcommand_from {word}" for word in command.path[1:-1]]
+    tests.append(f"__fish_seen_subcommand_from {' '.join((command.path[-1], *command.aliases))}")
+    if names := [name for child in command.commands for name in (child.path[-1], *child.aliases)]:
+        tests.append(f"not __fish_seen_subcommand_from {' '.join(names)}")
+    return _fish("; and ".join(tests))
+
+
+def _fish_value(argument: Argument) -> str:
+    needs_value = "" if not argument.flags or argument.nargs == "?" else "-r "
+    match argument.kind:
+        case "files":
+            return f"{needs_value}-F"
+        case "directories":
+            return f"{needs_value}-f -a '(__fish_complete_directories)'"
+        case "sessions":
+            return f"{needs_value}-f -a '(command crow completion --sessions=(commandline -ct) 2>/dev/null)'"
+        case _:
+            return f"{needs_value}-f -a {_fish(' '.join(argument.words))}".removesuffix(" -a ''")
+
+
+def _fish(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def manual(root: Command) -> str:
+    """Return the manual page, as roff."""
+    lines = [
+        f'.TH CROW 1 "" "crow {_roff(__version__)}"',
+        ".SH NAME",
+        f"crow \\- {_roff(root.description.removesuffix('.'))}",
+        ".SH SYNOPSIS",
+        f".B {_roff(_synopsis(root))}",
+        ".SH DESCRIPTION",
+        _roff(root.epilog),
+        *_roff_options(root),
+        ".SH COMMANDS",
+    ]
+    for command in list(root.all())[1:]:
+        lines += [f'.SS "{_roff(_synopsis(command))}"', _roff(command.description)]
+        if command.aliases:
+            lines += [".PP", _roff(f"Also: {', '.join(command.aliases)}.")]
+        lines += _roff_options(command)
+        if command.epilog:
+            lines += [".PP", ".nf", _roff(command.epilog.strip()), ".fi"]
+    return "\n".join([*lines, ""])
+
+
+def _synopsis(command: Command) -> str:
+    words = [*command.path]
+    if len(command.options) > 1:  # more than --help
+        words.append("[OPTION ...]")
+    words += [each.value for each in command.positionals]
+    if command.commands:
+        words.append("COMMAND" if len(command.path) == 1 else "[COMMAND]")
+    return " ".join(words)
+
+
+def _roff_options(command: Command) -> Iterator[str]:
+    for each in (*command.positionals, *command.options):
+        if each.help and ("--help" not in each.flags or len(command.path) == 1):
+            value = each.value if each.flags else each.metavar
+            yield from (".TP", f".B {_roff(' '.join(filter(None, [', '.join(each.flags), value])))}", _roff(each.help))
+
+
+def _roff(text: str) -> str:
+    """`text` as roff shows it. A line that would be a request is shielded."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
+    return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))
+
+
+def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and ids that begin with `word`, each with its title. If there are none, yield the ids of the
+    sessions with `word` in their titles. Each of `sessions` is (id, alias, title).
+
+    Names with characters that a shell would have to quote are left out.
+    """
+    named = [(name, title) for key, alias, title in sessions for name in (alias, key) if name]
+    begun = [(name, title) for name, title in named if name.startswith(word)]
+    found = begun or [(key, title) for key, _, title in sessions if word.casefold() in title.casefold()]
+    return ((name, title) for name, title in found if re.fullmatch(r"[\w.@+-]+", name, re.ASCII))

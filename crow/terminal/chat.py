@@ -1,0 +1,693 @@
+"""The command `crow chat`: a conversation at the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import textwrap
+import webbrowser
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from crow.agent.permissions import MODES
+from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line, safe
+from crow.frontend.frames import RequestError
+from crow.runtime import importing
+from crow.settings import OFFLINE, Loaded
+from crow.store import SessionRow
+from crow.terminal.connection import (
+    OpenedSession,
+    Params,
+    TerminalConnection,
+    add_session_arguments,
+    check_session_options,
+    connect,
+    error_of,
+    open_session,
+    session_ids,
+)
+from crow.terminal.form import FormField, fields_of
+from crow.terminal.keyboard import (
+    Choices,
+    Interrupted,
+    Keyboard,
+    LineEditor,
+    PlainKeyboard,
+    mentioned_files,
+    open_history,
+)
+from crow.terminal.prompt import IMAGE_TYPES, image_block, text_block
+from crow.terminal.render import (
+    DIFF_LINES,
+    Look,
+    MarkdownStream,
+    diff_of,
+    inline,
+    look_of,
+    output_of,
+    plan_of,
+    title_of,
+    usage_of,
+    wrapped,
+)
+from crow.terminal.screen import Screen, interrupts, quoted
+
+CAPABILITIES: Mapping[str, Any] = {
+    "session": {"notices": {}, "compaction": {}},
+    "elicitation": {"form": {}, "url": {}},
+    "_meta": {"crow": {"remarks": True}},
+}
+
+QUESTION_LINES = 1_000
+"""A permission question shows at most this many lines. If there are more, the call can be allowed only once."""
+
+REPLAYED_TURNS = 2
+REPLAYED_LINES = 16
+"""A resumed session shows at most this many lines of the last message of each turn."""
+
+REPLAYED_UPDATES = 4_000
+HISTORY_UPDATES = frozenset(
+    {
+        *("user_message_chunk", "agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"),
+        *("compaction_update", "compaction_summary_chunk"),
+    }
+)
+"""The updates of which a replayed history consists."""
+
+OWN_COMMANDS = {
+    "exit": "Leave; the session is kept",
+    "session": "Show this session, or go to another one: its name, its id, or a new name",
+}
+
+HELP = """\
+**Keys**
+
+- `Enter` sends; `Alt-Enter`, `Ctrl-J`, or `\\` at the end of the line breaks the line
+- `Tab` completes `/commands`, their arguments and `@files`; `Ctrl-R` searches earlier prompts
+- `Ctrl-C` cancels the turn, and clears an unfinished prompt; `Ctrl-D` leaves
+
+**Commands of the terminal**
+
+- `/session [NAME]` shows this session, or goes to another one
+- `/exit` leaves; the session is kept
+"""
+
+PLAIN_HELP = """\
+**Keys**
+
+- Enter sends. A line that ends with `\\` continues on the next line.
+- Ctrl-C cancels the turn. Ctrl-D leaves.
+
+**Commands of the terminal**
+
+- `/session [NAME]` shows this session, or goes to another one
+- `/exit` leaves; the session is kept
+"""
+
+STOPS = {
+    "cancelled": "Cancelled.",
+    "max_tokens": "The answer reached its length limit. Send a prompt to continue.",
+    "max_turn_requests": "Stopped at the limit of steps for one turn. Send a prompt to continue.",
+    "refusal": "The model refused to answer.",
+}
+
+
+class NoModel(Exception):
+    """There is no model that could answer. The message says why."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `crow chat`, except those of the settings."""
+    add_session_arguments(parser)
+    parser.add_argument(
+        "--plain",
+        action="store_true",
+        help="for screen readers: no cursor movement, no colours, words instead of symbols",
+    )
+
+
+def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Callable[[Loaded], int]) -> int:
+    """Chat until the user leaves, and return the exit code. `load` reads the settings, and `log_in` is `crow login`.
+
+    :raises ~crow.domain.errors.CrowError: the chat could not begin.
+    """
+    for name, file in (("standard input", sys.stdin), ("standard output", sys.stdout)):
+        if file is None or not file.isatty():
+            raise ArgumentError(
+                f'crow chat needs a terminal, and {name} is not one. In scripts and pipes, use crow run "PROMPT".'
+            )
+    cwd = check_session_options(options)
+    while True:
+        loaded = load()
+        if loaded.problem is not None:
+            raise loaded.problem
+        try:
+            return asyncio.run(Chat(options, loaded, load).run(cwd))
+        except NoModel as error:
+            if not choose_model(str(error), options, partial(log_in, loaded)):
+                return 2
+
+
+def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
+    """Without a usable model, offer `crow login` or the built-in model. Return False if the user wants neither."""
+    print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
+    print("1) crow login: choose an endpoint, a key and a model")
+    print("2) look around with the built-in offline model; it needs no key")
+    print("3) leave")
+    while True:
+        try:
+            answer = input("1, 2 or 3: ").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return False
+        match answer:
+            case "1":
+                return log_in() == 0
+            case "2":
+                options.model = OFFLINE
+                return True
+            case "3":
+                return False
+
+
+class Chat:
+    """One chat: the :class:`crow.terminal.connection.TerminalClient` of its sessions."""
+
+    def __init__(self, options: argparse.Namespace, loaded: Loaded, reload: Callable[[], Loaded]) -> None:
+        self._options = options
+        self._loaded = loaded
+        self._reload = reload
+        self._look = look_of(os.environ, is_plain=options.plain)
+        self._screen = Screen(is_animated=self._look.has_styles)
+        self._choices = Choices(Path.cwd(), arguments={"mode": dict.fromkeys(MODES, "")})
+        self._keyboard: Keyboard = PlainKeyboard()
+        self._is_first = False
+        self._connection: TerminalConnection | None = None
+        self._session = OpenedSession("", "", {}, is_new=True)
+        self._interrupts = 0
+        self._is_prompting = False
+        self._writing = asyncio.Lock()
+        self._replayed: deque[deque[Params]] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stream: MarkdownStream | None = None
+        self._stream_id = ""
+        self._block = ""
+        self._calls: dict[str, dict[str, Any]] = {}
+        self._plan: Any = None
+        self._mode = self._model = self._usage = ""
+
+    async def run(self, cwd: str | None) -> int:
+        """Chat until the user leaves. :raises NoModel: there is no model that could answer."""
+        main = asyncio.current_task()
+        assert main is not None
+        with interrupts(lambda: self._interrupt(main), ["SIGINT"]), interrupts(main.cancel, ["SIGTERM", "SIGHUP"]):
+            try:
+                async with connect(self._loaded, self, reload=self._reload, capabilities=CAPABILITIES) as connection:
+                    self._connection = connection
+                    if not (self._options.session or self._options.newest):
+                        await self._check_model(connection)
+                    self._open_keyboard()
+                    try:
+                        await self._open(self._options, cwd)
+                    except RequestError as error:
+                        raise error_of(error) from None
+                    await self._say_importable()
+                    await self._talk()
+                    if (row := await self._row()).has_prompt:
+                        await self._say(how_to_return(row))
+            except asyncio.CancelledError:
+                if self._session.id:
+                    with suppress(OSError):
+                        print(f"\nCome back with: crow chat --session {self._session.id}")
+                return 130
+            finally:
+                self._screen.clear()
+        return 0
+
+    async def _check_model(self, connection: TerminalConnection) -> None:
+        try:
+            await connection.call("authenticate", {"methodId": "configured"})
+        except RequestError as error:
+            raise NoModel(str(error)) from None
+
+    def _open_keyboard(self) -> None:
+        history, self._is_first = open_history(self._loaded.paths.data_dir / "chat_history")
+        if self._look.has_styles:
+            self._keyboard = LineEditor(self._choices, history, self._status)
+
+    async def _open(self, options: argparse.Namespace, cwd: str | None) -> None:
+        """Open the session that the options name, and show the end of its history."""
+        assert self._connection is not None, "the chat has begun"
+        self._replayed = deque(maxlen=REPLAYED_TURNS)
+        try:
+            opened = await open_session(self._connection, self._loaded, options, cwd, is_replayed=True)
+            turns = self._replayed
+        finally:
+            self._replayed = None
+        self._session, self._choices.cwd, self._plan = opened, Path(opened.cwd), None
+        self._calls.clear()
+        self._take_options(opened.response["configOptions"])
+        self._mode = options.mode or self._mode  # --mode is set after the session was opened
+        name = f" · session {options.session}" if options.session else ""
+        await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
+        if opened.is_new:
+            keys = "Alt-Enter breaks the line" if self._look.has_styles else "Ctrl-D leaves"
+            await self._say(f"Enter sends, {keys}, /help lists the commands.")
+        for turn in turns:
+            await self._show_turn(turn)
+
+    async def _say_importable(self) -> None:
+        """In the user's first chat, say which sessions of other tools could be imported."""
+        if not self._is_first:
+            return
+        with importing():
+            from crow.store.importers import importable  # takes 30 ms, and only the first chat needs it
+
+        found = await asyncio.to_thread(importable, await session_ids(self._loaded))
+        for one in found:
+            number = f"{one.sessions} session{'s' * (one.sessions != 1)}"
+            await self._say(f"{number} of {one.tool} in {one.path}: crow sessions import --from {one.tool}")
+
+    async def _talk(self) -> None:
+        """Read prompts and send them, until the user leaves."""
+        message = "\nYou: " if self._look.has_words else "\n> "
+        while True:
+            await self._refresh_sessions()
+            self._block = ""
+            try:
+                text = await self._keyboard.prompt(message)
+            except EOFError:
+                return
+            self._block = ""
+            name, _, argument = text.strip().partition(" ")
+            match name:
+                case "":
+                    continue
+                case "/exit":
+                    return
+                case "/session":
+                    await self._go_to(argument.strip())
+                    continue
+                case "/help" if not argument:
+                    await self._show_markdown("help", PLAIN_HELP if self._look.has_words else HELP)
+            alias = (await self._row()).alias if name == "/new" else None
+            await self._prompt(text)
+            if alias is not None:  # it is now the name of a new session
+                await self._go_to(alias)
+
+    async def _prompt(self, text: str) -> None:
+        assert self._connection is not None, "the chat has begun"
+        cwd = self._choices.cwd
+        try:
+            blocks = [text_block(text), *(_file_block(path) for path in mentioned_files(text, cwd))]
+        except ArgumentError as error:
+            await self._show_problem(str(error))
+            return
+        self._is_prompting, self._interrupts, self._screen.label = True, 0, ""
+        params = {"sessionId": self._session.id, "prompt": blocks}
+        try:
+            with self._keyboard.quiet(), self._screen.spinning():
+                stop = (await self._connection.call("session/prompt", params))["stopReason"]
+        except RequestError as error:
+            await self._end_message()
+            await self._show_problem(str(error))
+        else:
+            await self._end_message()
+            if stop in STOPS:
+                await self._say(STOPS[stop])
+        finally:
+            self._is_prompting = False
+        if not self._look.has_styles:
+            await self._say(self._status())
+
+    async def _go_to(self, name: str) -> None:
+        """`/session`: show the session, or open the one with this name."""
+        assert self._connection is not None, "the chat has begun"
+        before = self._session.id
+        if not name:
+            await self._say(f"This session is {before}. {how_to_return(await self._row())}")
+            return
+        options = argparse.Namespace(session=name, newest=False, model=None, mode=None)
+        try:
+            await self._open(options, None)
+        except (ArgumentError, RequestError) as error:
+            await self._show_problem(str(error))
+            return
+        if self._session.id != before:
+            with suppress(RequestError):
+                await self._connection.call("session/close", {"sessionId": before})
+
+    async def _row(self) -> SessionRow:
+        assert self._connection is not None, "the chat has begun"
+        return await self._connection.store.session(self._session.id)
+
+    async def _refresh_sessions(self) -> None:
+        assert self._connection is not None, "the chat has begun"
+        page = await self._connection.store.sessions(limit=50)
+        known = {row.alias or row.id: row.title or "" for row in page.rows if row.id != self._session.id}
+        self._choices.arguments |= {"session": known, "bring": known}
+
+    def _interrupt(self, main: asyncio.Task[Any]) -> None:
+        """Ctrl-C: the first cancels the turn, the second leaves."""
+        if not self._is_prompting or self._connection is None:
+            if not self._keyboard.interrupt():
+                main.cancel()
+            return
+        self._interrupts += 1
+        if self._interrupts > 1:
+            main.cancel()
+            return
+        self._screen.label = "Cancelling; press Ctrl-C again to leave"
+        self._start(self._connection.cancel(self._session.id))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # See TerminalClient.
+
+    async def update(self, params: Params) -> None:
+        """See `TerminalClient`."""
+        if self._replayed is not None and params["update"]["sessionUpdate"] in HISTORY_UPDATES:
+            self._keep(params["update"])
+            return
+        async with self._writing:
+            await self._show(params["update"])
+
+    async def ask_permission(self, params: Params) -> dict[str, Any]:
+        """See `TerminalClient`."""
+        async with self._writing:
+            with self._screen.paused():
+                text, options = question_of(self._look, params)
+                call = self._calls.setdefault(params["toolCall"]["toolCallId"], {})
+                call["is_shown"] = True
+                await self._begin_block("question", text)
+                keys = _keys_of(options)
+                for key, option in keys.items():
+                    await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
+                escape = "Esc" if self._look.has_styles else "any other line"
+                await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
+                typed = await self._keyboard.key(keys.keys())
+                self._block = "tool"
+                if typed in keys:
+                    await self._write(self._look.paint("dim", f"  {keys[typed]['name']}") + "\n")
+                    return {"outcome": {"outcome": "selected", "optionId": keys[typed]["optionId"]}}
+                await self._cancel_turn()
+                return {"outcome": {"outcome": "cancelled"}}
+
+    async def elicit(self, params: Params) -> dict[str, Any]:
+        """See `TerminalClient`."""
+        async with self._writing, self._keyboard.set_aside():
+            with self._screen.paused():
+                await self._begin_block("question", self._look.paint("bold", params["message"]) + "\n")
+                if params["mode"] == "url":
+                    return await self._offer_page(params["url"])
+                return await self._fill_in(fields_of(params["requestedSchema"]))
+
+    async def _offer_page(self, url: str) -> dict[str, Any]:
+        await self._write(f"  {safe(url)}\n")
+        match await self._choose({"y": "open this page", "n": "decline"}):
+            case "y":
+                has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+                if not has_display or not await asyncio.to_thread(webbrowser.open, url):
+                    await self._write("  No browser could be opened here; open the page yourself.\n")
+                return {"action": "accept"}
+            case "n":
+                return {"action": "decline"}
+        return {"action": "cancel"}
+
+    async def _fill_in(self, fields: Sequence[FormField]) -> dict[str, Any]:
+        match await self._choose({"y": "answer", "n": "decline"}):
+            case "n":
+                return {"action": "decline"}
+            case "y":
+                pass
+            case _:
+                return {"action": "cancel"}
+        content: dict[str, Any] = {}
+        try:
+            for field in fields:
+                value = await self._fill_in_field(field)
+                if value is not None:
+                    content[field.name] = value
+        except (EOFError, Interrupted):
+            return {"action": "cancel"}
+        return {"action": "accept", "content": content}
+
+    async def _fill_in_field(self, field: FormField) -> Any:
+        lines = [field.description] if field.description else []
+        lines += [f"{number}) {name}" for number, (_, name) in enumerate(field.choices, 1)]
+        lines += ["Several are possible, with commas between them."] if field.kind == "array" else []
+        for line in lines:
+            await self._write(f"  {self._look.paint('dim', on_one_line(line))}\n")
+        hint = " (y/n)" if field.kind == "boolean" else "" if field.is_required else " (optional)"
+        while True:
+            typed = await self._keyboard.line(f"  {on_one_line(field.title)}{hint}: ", default=field.default_text)
+            try:
+                return field.value_of(typed)
+            except ValueError as error:
+                await self._write(f"  {self._look.paint('bad', on_one_line(str(error)))}\n")
+
+    async def _choose(self, keys: Mapping[str, str]) -> str:
+        for key, words in keys.items():
+            await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
+        escape = "Esc" if self._look.has_styles else "any other line"
+        await self._write(f"  {self._look.paint('bold', escape)}  dismiss\n")
+        return await self._keyboard.key(keys.keys())
+
+    async def _cancel_turn(self) -> None:
+        assert self._connection is not None, "the chat has begun"
+        await self._connection.cancel(self._session.id)
+
+    # Showing.
+
+    async def _show(self, update: Params) -> None:
+        match update["sessionUpdate"]:
+            case "agent_message_chunk":
+                tone = "remark" if "_meta" in update else "text"
+                await self._show_text(tone, update.get("messageId", ""), update["content"].get("text", ""))
+            case "agent_thought_chunk":
+                await self._show_text("thought", update.get("messageId", ""), update["content"].get("text", ""))
+            case "tool_call" | "tool_call_update":
+                await self._show_call(update)
+            case "plan":
+                is_whole = isinstance(update["entries"], list)  # a note replaces a plan that is too large
+                if is_whole and update["entries"] != self._plan:
+                    self._plan = update["entries"]
+                    await self._begin_block("plan", plan_of(self._look, update["entries"]))
+            case "notice":
+                title, words = update["title"], update.get("description")
+                mark = "" if title.endswith((".", "!", "?", ":")) else ":"
+                await self._say(
+                    f"{title}{mark} {words}" if words else title, is_warning=update.get("severity") != "info"
+                )
+            case "compaction_update" if update["status"] == "in_progress" and "summary" not in update:
+                await self._say("Compacting the context")
+            case "compaction_update" if update["status"] == "failed":
+                await self._say(f"Compaction failed: {update.get('error', '')}", is_warning=True)
+            case "usage_update":
+                self._usage = usage_of(update["used"], update["size"], update.get("cost", {}).get("amount"))
+            case "current_mode_update":
+                self._mode = update["currentModeId"]
+            case "config_option_update":
+                self._take_options(update["configOptions"])
+            case "available_commands_update":
+                commands = {each["name"]: each["description"] for each in update["availableCommands"]}
+                self._choices.commands = commands | OWN_COMMANDS
+
+    def _take_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        for option in options:
+            match option:
+                case {"id": "mode", "currentValue": str(mode)}:
+                    self._mode = mode
+                case {"id": "model", "currentValue": str(model), "options": list(models)}:
+                    self._model = model
+                    self._choices.arguments["model"] = {one["value"]: "" for one in models}
+
+    def _status(self) -> str:
+        return " · ".join(filter(None, [self._model or "no model", self._mode, self._usage]))
+
+    async def _show_text(self, kind: str, message_id: str, text: str) -> None:
+        if self._stream is None or message_id != self._stream_id:
+            prefix = "Thought:\n" if kind == "thought" and self._look.has_words else ""
+            await self._begin_block("message", prefix)
+            self._stream_id = message_id
+            self._stream = MarkdownStream(self._look, tone="" if kind == "text" else "dim")
+        self._screen.label = "Thinking" if kind == "thought" else ""
+        await self._write(self._stream.feed(text))
+
+    async def _end_message(self) -> None:
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            await self._write(stream.end())
+            self._block = "text"
+
+    async def _show_call(self, update: Params) -> None:
+        call_id, is_new = update["toolCallId"], update["toolCallId"] not in self._calls
+        call = self._calls.setdefault(call_id, {})
+        call |= update
+        status, title = call.get("status", "pending"), _plain_title(call.get("title", "Tool call"))
+        if status in ("completed", "failed"):
+            del self._calls[call_id]
+            self._screen.label = ""
+            await self._begin_block("tool", title_of(self._look, title, status) + self._details(call))
+        else:
+            self._screen.label = title
+            if is_new:
+                await self._end_message()
+                if not self._look.has_styles:
+                    await self._begin_block("tool", title_of(self._look, title, "running"))
+
+    def _details(self, call: Mapping[str, Any]) -> str:
+        """What is shown below the line of a finished call: its diffs, or the end of its output."""
+        contents = call.get("content") or ()
+        texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
+        if call["status"] == "failed" or call.get("kind") == "execute":
+            return output_of(self._look, "\n".join(texts)) if any(text.strip() for text in texts) else ""
+        if call.get("is_shown"):  # the permission question has shown the diffs
+            return ""
+        diffs = [part for part in contents if part["type"] == "diff"]
+        return "".join(diff_of(self._look, part, most=DIFF_LINES, has_path=len(diffs) > 1)[0] for part in diffs)
+
+    async def _show_markdown(self, message_id: str, text: str) -> None:
+        await self._show_text("text", message_id, text)
+        await self._end_message()
+
+    async def _show_problem(self, problem: str) -> None:
+        await self._begin_block("problem", wrapped(self._look, "bad", f"Error: {problem}"))
+
+    async def _say(self, words: str, *, is_warning: bool = False) -> None:
+        """Show a line by crow itself."""
+        await self._begin_block("remark", wrapped(self._look, "bold" if is_warning else "dim", words))
+
+    async def _begin_block(self, kind: str, text: str) -> None:
+        """Show a block. An empty line separates it from a block of another kind."""
+        await self._end_message()
+        gap = "\n" if kind != self._block else ""
+        self._block = kind
+        await self._write(f"{gap}{text}")
+
+    async def _write(self, text: str) -> None:
+        if not text:
+            return
+        if self._is_prompting:
+            await self._screen.print_rendered(text)
+        else:
+            async with self._keyboard.set_aside():
+                await self._screen.print_rendered(text)
+
+    # The end of a stored session.
+
+    def _keep(self, update: Params) -> None:
+        """Keep an update of a replayed history, if it may belong to the last turns."""
+        assert self._replayed is not None, "a session is being opened"
+        if update["sessionUpdate"] == "user_message_chunk":
+            is_first = not self._replayed or self._replayed[-1][-1]["sessionUpdate"] != "user_message_chunk"
+            if is_first:
+                self._replayed.append(deque(maxlen=REPLAYED_UPDATES))
+        if self._replayed:
+            self._replayed[-1].append(update)
+
+    async def _show_turn(self, turn: Sequence[Params]) -> None:
+        """Show the prompt of a stored turn, and the end of the last message."""
+        prompt, messages = "", dict[str, str]()
+        calls = 0
+        for update in turn:
+            match update:
+                case {"sessionUpdate": "user_message_chunk", "content": {"text": str(text)}}:
+                    prompt += text
+                case {"sessionUpdate": "agent_message_chunk", "messageId": str(name), "content": {"text": str(text)}}:
+                    messages[name] = messages.get(name, "") + text
+                case {"sessionUpdate": "tool_call"}:
+                    calls += 1
+        sign = "You:" if self._look.has_words else ">"
+        lines = prompt.strip().splitlines() or [""]
+        more = f" … (+{len(lines) - 1} lines)" if len(lines) > 1 else ""
+        await self._begin_block("prompt", self._look.paint("dim", f"{sign} {on_one_line(lines[0])[:300]}{more}") + "\n")
+        if calls:
+            await self._say(f"({calls} tool call{'s' * (calls > 1)})")
+        if messages:
+            lines = messages.popitem()[1].strip().splitlines()
+            hidden = max(0, len(lines) - REPLAYED_LINES)
+            if hidden:
+                await self._say(f"({hidden} lines before)")
+            await self._show_markdown("", "\n".join(lines[hidden:]))
+        self._block = "turn"
+
+
+def how_to_return(row: SessionRow) -> str:
+    """How to come back to this session."""
+    return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
+
+
+def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]]]:
+    """What a permission request shows, and the options that are offered."""
+    call, options = params["toolCall"], list(params["options"])
+    left = QUESTION_LINES
+    shown = [look.paint("bold", f"Allow this? {_plain_title(call['title'])}") + "\n"]
+    hidden = 0
+    for part in call.get("content") or ():
+        match part:
+            case {"type": "content", "content": {"type": "text", "text": str(text)}}:
+                lines = _question_lines(look, text)
+                shown += lines[:left]
+                hidden += max(0, len(lines) - left)
+                left -= min(left, len(lines))
+            case {"type": "diff"}:
+                diff, more = diff_of(look, part, most=left)
+                shown.append(diff)
+                hidden += more
+                left -= min(left, diff.count("\n"))
+    if hidden:
+        shown.append(look.paint("bold", f"{hidden} lines are not shown.") + "\n")
+        options = [option for option in options if option["kind"].endswith("_once")]
+    return "".join(shown), options
+
+
+def _question_lines(look: Look, text: str) -> list[str]:
+    """The lines of a text in a question. A bar replaces the fences around code, so that no line of it looks like an
+    option."""
+    fence, lines = "", []
+    bar = look.paint("dim", "" if look.has_words else "│ " if look.has_styles else "| ")
+    for line in text.splitlines():
+        ticks = len(line) - len(line.lstrip("`"))
+        if not fence and ticks >= 3:
+            fence = "`" * ticks
+        elif fence and line == fence:
+            fence = ""
+        elif fence:
+            lines.append(f"  {bar}{look.paint('code', line)}\n")
+        elif line:
+            lines.append(f"  {look.paint('dim', line)}\n")
+    return lines
+
+
+def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The key for each option."""
+    letters = {"allow_once": "y", "allow_always": "aw", "reject_once": "n", "reject_always": "dr"}
+    keys: dict[str, Mapping[str, Any]] = {}
+    for number, option in enumerate(options, 1):
+        free = [key for key in letters.get(option["kind"], "") if key not in keys]
+        keys[free[0] if free else str(number)] = option
+    return keys
+
+
+def _plain_title(title: str) -> str:
+    """The title of a call without Markdown."""
+    return "".join(text for _, text in inline(title)[0])
+
+
+def _file_block(path: str) -> dict[str, Any]:
+    """An image, or a link to a file: crow attaches small text files itself."""
+    if Path(path).suffix.lower() in IMAGE_TYPES:
+        return image_block(path)
+    return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

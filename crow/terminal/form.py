@@ -1,0 +1,126 @@
+"""The fields of an MCP server's form, as the user fills them in at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crow.terminal.answer import AnswerSchema
+
+_CHECKED = (
+    *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
+    *("oneOf", "anyOf", "const"),
+)
+"""The keywords that are checked here. Others, such as `pattern`, may take long to check; the server checks them."""
+
+_KINDS = ("string", "number", "integer", "boolean", "array")
+_YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """A field of a form. `choices` are the values and names to choose from; empty if any value of `kind` is fine."""
+
+    name: str
+    title: str
+    description: str
+    kind: str
+    is_required: bool
+    default: Any
+    choices: tuple[tuple[str, str], ...]
+    schema: Mapping[str, Any]
+
+    @property
+    def default_text(self) -> str:
+        """The default as the user would type it."""
+        match self.default:
+            case None:
+                return ""
+            case bool():
+                return "y" if self.default else "n"
+            case list():
+                return ", ".join(map(str, self.default))
+            case _:
+                return str(self.default)
+
+    def value_of(self, typed: str) -> Any:
+        """The value for what was typed; None if the field stays empty.
+
+        :raises ValueError: the field does not take it; the message says what it takes.
+        """
+        text = typed.strip()
+        if not text:
+            if self.is_required:
+                raise ValueError("This field is required.")
+            return None
+        value = self._convert(text)
+        problem = AnswerSchema({key: self.schema[key] for key in _CHECKED if key in self.schema}).problem(value)
+        if problem is not None:
+            raise ValueError(problem.partition(": ")[2])
+        return value
+
+    def takes(self, typed: str) -> bool:
+        """Whether the field takes what was typed."""
+        try:
+            self.value_of(typed)
+        except ValueError:
+            return False
+        return True
+
+    def _convert(self, text: str) -> Any:
+        match self.kind:
+            case "boolean":
+                if text.lower() not in (*_YES, *_NO):
+                    raise ValueError("Type y or n.")
+                return text.lower() in _YES
+            case "integer" | "number":
+                try:
+                    return int(text) if self.kind == "integer" else float(text)
+                except ValueError:
+                    whole = "a whole number" if self.kind == "integer" else "a number"
+                    raise ValueError(f"Type {whole}.") from None
+            case "array":
+                return [self._chosen(part.strip()) for part in text.split(",") if part.strip()]
+            case _:
+                return self._chosen(text) if self.choices else text
+
+    def _chosen(self, text: str) -> str:
+        """The choice with this number, name or value."""
+        for number, (value, name) in enumerate(self.choices, 1):
+            if text in (value, name, str(number)):
+                return value
+        if not self.choices:
+            return text
+        raise ValueError(f"Type a number from 1 to {len(self.choices)}, or one of the names.")
+
+
+def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
+    """The fields of a form, in order. A default that its field would not take is left out."""
+    required = schema.get("required")
+    names = required if isinstance(required, list) else []
+    properties = schema.get("properties")
+    found = []
+    for name, field in properties.items() if isinstance(properties, dict) else ():
+        kind, items = (field.get("type", "string"), field.get("items")) if isinstance(field, dict) else (None, None)
+        if kind not in _KINDS:
+            continue
+        choices = _choices(items if kind == "array" and isinstance(items, dict) else field)
+        title, description = str(field.get("title") or name), str(field.get("description") or "")
+        default = field.get("default")
+        one = FormField(name, title, description, kind, name in names, default, choices, field)
+        found.append(one if one.takes(one.default_text) else replace(one, default=None))
+    return found
+
+
+def _choices(field: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    named = field.get("oneOf") or field.get("anyOf")
+    if isinstance(named, list):
+        pairs = [(one["const"], one.get("title")) for one in named if isinstance(one, dict) and "const" in one]
+        return tuple((str(value), str(name or value)) for value, name in pairs)
+    values = field.get("enum")
+    if not isinstance(values, list):
+        return ()
+    names = field.get("enumNames")
+    shown: Sequence[Any] = names if isinstance(names, list) and len(names) == len(values) else values
+    return tuple((str(value), str(name)) for value, name in zip(values, shown, strict=True))

@@ -1,0 +1,377 @@
+"""Reads what the user types in `crow chat`: prompts, single keys and lines of a form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app_or_none, in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
+
+from crow.domain.rendering import on_one_line, safe
+from crow.terminal.screen import discard_input, next_input, write
+
+HISTORY_BYTES = 1_000_000
+"""A larger history loses its older half when crow starts."""
+
+MAX_WALKED = 20_000
+"""At most this many files and directories are looked at for `@` without a directory."""
+
+MAX_COMPLETIONS = 50
+ESCAPE, END = "escape", "end"
+"""The names of Esc, and of Ctrl-D or the end of input."""
+
+_SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
+_TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
+_MENTION = re.compile(r"(?:^|(?<=\s))@(?:\"([^\"\n]+)\"|([^\s\"@]+))")
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C."""
+
+
+@dataclass(slots=True)
+class Choices:
+    """What can be completed. `commands` maps the names of slash commands to descriptions, and `arguments` maps names of
+    commands to their arguments with descriptions. `cwd` is the workspace."""
+
+    cwd: Path
+    commands: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+class Keyboard(Protocol):
+    """The user's keyboard. Only one method is used at a time, except `set_aside` and `interrupt`."""
+
+    async def prompt(self, message: str) -> str:
+        """Read a prompt. :raises EOFError: Ctrl-D."""
+        ...
+
+    async def line(self, message: str, *, default: str = "") -> str:
+        """Read a line of a form. :raises EOFError: Ctrl-D. :raises Interrupted: Ctrl-C."""
+        ...
+
+    async def key(self, keys: Collection[str]) -> str:
+        """Read one of these keys, `ESCAPE` or `END`. What was typed before is discarded."""
+        ...
+
+    def set_aside(self) -> AbstractAsyncContextManager[None]:
+        """A context manager that hides an unfinished prompt, so that something can be written."""
+        ...
+
+    def quiet(self) -> Any:
+        """A context manager in which typed keys are not shown. They are read by the next prompt."""
+        ...
+
+    def interrupt(self) -> bool:
+        """Ctrl-C was pressed while no turn ran. Return False if nothing is being read."""
+        ...
+
+
+class ChoicesCompleter(Completer):
+    """Completes slash commands, their arguments, and `@files` of the workspace."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:  # noqa: ARG002
+        """See `Completer`."""
+        text = document.text_before_cursor
+        if found := _TYPED_FILE.search(text):
+            yield from self._files(found[1].removeprefix('"'), len(found[1]))
+        elif text.startswith("/") and "\n" not in text:
+            name, space, argument = text[1:].partition(" ")
+            known = self._choices.arguments.get(name, {}) if space else self._choices.commands
+            typed = argument if space else name
+            for value, words in known.items():
+                if value.startswith(typed) or (space and typed.lower() in f"{value} {words}".lower()):
+                    shown = value if space else f"/{value}"
+                    meta = on_one_line(words)[:60]
+                    yield Completion(value, -len(typed), display=on_one_line(shown), display_meta=meta)
+
+    def _files(self, typed: str, length: int) -> Iterator[Completion]:
+        for path in islice(find_files(self._choices.cwd, typed), MAX_COMPLETIONS):
+            text = f'"{path}"' if " " in path else path
+            yield Completion(text, -length, display=path)
+
+
+def find_files(cwd: Path, typed: str) -> Iterator[str]:
+    """Files and directories of the workspace that match what was typed after `@`, relative to `cwd`. Without a slash,
+    also files in subdirectories whose name contains it. Names with hidden characters are left out."""
+    folder, _, name = typed.rpartition("/")
+    if os.path.isabs(typed) or ".." in folder.split("/"):
+        return
+    found = set()
+    with suppress(OSError):
+        for entry in sorted(os.scandir(cwd / folder), key=lambda entry: entry.name.lower()):
+            if entry.name.lower().startswith(name.lower()) and (name.startswith(".") or entry.name[0] != "."):
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                path += "/" if entry.is_dir() else ""
+                if _is_typable(path):
+                    found.add(path)
+                    yield path
+    if folder or len(name) < 2:
+        return
+    left = MAX_WALKED
+    for parent, folders, files in os.walk(cwd):
+        folders[:] = sorted(each for each in folders if each not in _SKIPPED and not each.startswith("."))
+        left -= len(folders) + len(files)
+        for file in sorted(files):
+            path = os.path.relpath(os.path.join(parent, file), cwd)
+            if name.lower() in file.lower() and path not in found and _is_typable(path):
+                yield path
+        if left < 0:
+            return
+
+
+def _is_typable(path: str) -> bool:
+    return on_one_line(path) == path and '"' not in path
+
+
+def mentioned_files(text: str, cwd: Path) -> list[str]:
+    """The `@files` in a prompt that exist in the workspace, as absolute paths without doubles."""
+    found: dict[str, None] = {}
+    for match in _MENTION.finditer(text):
+        name = match[1] or match[2]
+        for each in (name, name.rstrip(".,;:!?)")):
+            with suppress(OSError, ValueError):
+                path = (cwd / each).resolve()
+                if path.exists() and path.is_relative_to(cwd.resolve()):
+                    found[str(path)] = None
+                    break
+    return list(found)
+
+
+def open_history(path: Path) -> tuple[History, bool]:
+    """The history of prompts in a file that only the user can read, and whether the file is new."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_new = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        with open(fd, "rb+") as file:
+            os.fchmod(fd, 0o600)
+            if os.fstat(fd).st_size > HISTORY_BYTES:
+                file.seek(-HISTORY_BYTES // 2, os.SEEK_END)
+                _, mark, rest = file.read().partition(b"\n# ")
+                file.seek(0)
+                file.write(mark + rest)
+                file.truncate()
+    except OSError:
+        return InMemoryHistory(), False
+    return FileHistory(str(path)), is_new
+
+
+class LineEditor:
+    """The keyboard with a line editor. `toolbar` is the line below the prompt."""
+
+    def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str]) -> None:
+        style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": "reverse"})
+        self._session: PromptSession[str] = PromptSession(
+            history=history,
+            multiline=True,
+            completer=ChoicesCompleter(choices),
+            complete_in_thread=True,
+            key_bindings=_prompt_keys(),
+            bottom_toolbar=lambda: on_one_line(toolbar()),
+            prompt_continuation="  ",
+            style=style,
+            enable_suspend=True,
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
+            reserve_space_for_menu=6,
+        )
+        self._is_aside = False
+
+    async def prompt(self, message: str) -> str:
+        """See `Keyboard`."""
+        return await self._session.prompt_async(message, handle_sigint=False)
+
+    async def line(self, message: str, *, default: str = "") -> str:
+        """See `Keyboard`."""
+        session: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
+        return await session.prompt_async(message, default=default, handle_sigint=False)
+
+    async def key(self, keys: Collection[str]) -> str:
+        """See `Keyboard`."""
+        return await _read_key(sys.stdin.fileno(), keys)
+
+    @asynccontextmanager
+    async def set_aside(self) -> AsyncIterator[None]:
+        """See `Keyboard`."""
+        if self._is_aside:  # a nested in_terminal would wait for the outer one for ever
+            yield
+            return
+        async with in_terminal():
+            self._is_aside = True
+            try:
+                yield
+            finally:
+                self._is_aside = False
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """See `Keyboard`."""
+        with _without_echo(sys.stdin.fileno()):
+            yield
+
+    def interrupt(self) -> bool:
+        """See `Keyboard`. While the line editor runs, it reads Ctrl-C as a key."""
+        return get_app_or_none() is not None
+
+
+class PlainKeyboard:
+    """The keyboard without a line editor, for screen readers and simple terminals: the terminal edits each line.
+
+    A line that ends with a backslash continues on the next line. Lines that arrive together, such as pasted ones, are
+    one prompt.
+    """
+
+    def __init__(self) -> None:
+        self._interrupted: asyncio.Future[bytes] | None = None
+        self._message = ""
+
+    async def prompt(self, message: str) -> str:
+        """See `Keyboard`."""
+        while True:
+            try:
+                return await self._read(message)
+            except Interrupted:
+                await write(sys.stdout, "\n")
+
+    async def line(self, message: str, *, default: str = "") -> str:
+        """See `Keyboard`."""
+        return await self._read(f"{message}[{safe(default)}] " if default else message) or default
+
+    async def key(self, keys: Collection[str]) -> str:
+        """See `Keyboard`. The key is typed on a line of its own; any other line counts as `ESCAPE`."""
+        discard_input(sys.stdin.fileno())
+        try:
+            typed = (await self._read(f"Type {', '.join(keys)}, then Enter: ")).strip().lower()
+        except EOFError:
+            return END
+        except Interrupted:
+            return ESCAPE
+        return typed if typed in keys else ESCAPE
+
+    @asynccontextmanager
+    async def set_aside(self) -> AsyncIterator[None]:
+        """See `Keyboard`."""
+        is_waiting = self._interrupted is not None
+        if is_waiting:
+            await write(sys.stdout, "\n")
+        yield
+        if is_waiting:
+            await write(sys.stdout, self._message)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """See `Keyboard`."""
+        yield
+
+    def interrupt(self) -> bool:
+        """See `Keyboard`."""
+        if self._interrupted is None:
+            return False
+        if not self._interrupted.done():
+            self._interrupted.set_exception(Interrupted())
+        return True
+
+    async def _read(self, message: str) -> str:
+        self._message = message
+        await write(sys.stdout, message)
+        lines = [await self._read_line()]
+        while lines[-1].endswith("\\") or select.select([sys.stdin], [], [], 0)[0]:
+            lines[-1] = lines[-1].removesuffix("\\")
+            lines.append(await self._read_line())
+        return "\n".join(lines)
+
+    async def _read_line(self) -> str:
+        self._interrupted = asyncio.get_running_loop().create_future()
+        try:
+            line = await next_input(sys.stdin.fileno(), self._interrupted)
+        finally:
+            self._interrupted = None
+        if not line:
+            raise EOFError
+        return line.decode("utf-8", "replace").removesuffix("\n")
+
+
+def _prompt_keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None
+        elif buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def break_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    @keys.add("c-c")
+    def clear(event: KeyPressEvent) -> None:
+        event.current_buffer.reset()
+
+    @keys.add("c-d")
+    def leave(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.delete()
+        else:
+            event.app.exit(exception=EOFError)
+
+    return keys
+
+
+async def _read_key(fd: int, keys: Collection[str]) -> str:
+    discard_input(fd)
+    with _without_echo(fd):
+        while True:
+            typed = await next_input(fd)
+            match typed:
+                case b"" | b"\x04":
+                    return END
+                case b"\x1b":
+                    return ESCAPE
+            key = typed.decode("utf-8", "replace").lower()
+            if key in keys:
+                return key
+
+
+@contextmanager
+def _without_echo(fd: int) -> Iterator[None]:
+    """Neither show typed keys nor wait for Enter during the block."""
+    try:
+        import termios  # not available on Windows
+    except ImportError:
+        yield
+        return
+    before = termios.tcgetattr(fd)
+    changed = termios.tcgetattr(fd)
+    changed[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(fd, termios.TCSADRAIN, changed)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)

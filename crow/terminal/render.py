@@ -1,0 +1,579 @@
+"""Writes Markdown, diffs, tool calls and questions as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Table
+
+from crow.domain.diff import diff_lines
+from crow.domain.rendering import on_one_line, safe
+
+PROSE_COLUMNS = 100
+"""Prose is wrapped at this column at the latest, because longer lines are hard to read."""
+
+HELD_CHARS = 200
+"""The end of a text is held back for at most this many characters, until it is clear whether it is Markdown."""
+
+LINK_CHARS = 800
+TABLE_ROWS = 200
+TABLE_CHARS = 50_000
+"""A longer table is shown as it was written."""
+
+DIFF_LINES = 40
+"""At most this many lines of a finished call's diffs are shown."""
+
+OUTPUT_LINES = 8
+"""At most this many lines at the end of a finished call's output are shown."""
+
+PLAN_STEPS = 50
+
+Tone: TypeAlias = Literal[
+    "", "dim", "bold", "title", "italic", "strike", "code", "added", "removed", "place", "bad", "good"
+]
+
+_SGR: Mapping[Tone, tuple[str, str]] = {
+    "": ("", ""),
+    "dim": ("2", ""),
+    "bold": ("1", ""),
+    "title": ("1", "36"),
+    "italic": ("3", ""),
+    "strike": ("9", ""),
+    "code": ("", "36"),
+    "added": ("", "32"),
+    "removed": ("", "31"),
+    "place": ("2", "36"),
+    "bad": ("1", "31"),
+    "good": ("", "32"),
+}
+"""The SGR codes of each tone: those without colour, and the colour."""
+
+Segment: TypeAlias = "tuple[Tone, str]"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How text is written. `has_words`: for a screen reader, with words instead of symbols and without line breaks of
+    our own. `has_styles`: the terminal understands escape sequences."""
+
+    has_styles: bool = True
+    has_colors: bool = True
+    has_words: bool = False
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal now."""
+        return max(20, shutil.get_terminal_size().columns)
+
+    @property
+    def prose_columns(self) -> int:
+        """The width of prose; huge if prose is not wrapped."""
+        return 1_000_000 if self.has_words else min(PROSE_COLUMNS, self.columns - 1)
+
+    def paint(self, tone: Tone, text: str) -> str:
+        """`text` with hidden characters escaped, in this tone."""
+        text = safe(text)
+        plain, color = _SGR[tone]
+        codes = ";".join(code for code in (plain, color if self.has_colors else "") if code)
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.has_styles and codes and text else text
+
+    def symbol(self, symbol: str, word: str) -> str:
+        """The symbol, or the word for a screen reader."""
+        return f"{word}:" if self.has_words else symbol
+
+
+def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
+    """The look for this environment: TERM and NO_COLOR, and `--plain`."""
+    has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
+    return Look(has_styles=has_styles, has_colors=has_styles and not environment.get("NO_COLOR"), has_words=is_plain)
+
+
+_WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
+_PIECES = re.compile(rf"([ \t]+|[{_WIDE}])")
+_WORD_CHARS = 60
+"""A longer word is written in parts of this size."""
+
+
+class WrappedText:
+    """Text that is only appended to, and broken between words at the width of the terminal.
+
+    A word is written when it is complete, and what is written never changes. `lead` begins the lines after a break.
+    """
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._out: list[Segment] = []
+        self._word: list[Segment] = []
+        self._size = 0
+        self._space = ""
+        self.column = 0
+        self.lead: Sequence[Segment] = ()
+
+    def put(self, tone: Tone, text: str) -> None:
+        """Append text without line ends."""
+        for piece in _PIECES.split(text):
+            if not piece:
+                continue
+            if piece[0] in " \t":
+                self._end_word()
+                self._space += piece.replace("\t", " ")
+                continue
+            is_wide = len(piece) == 1 and cell_len(piece) > 1
+            if is_wide:
+                self._end_word()
+            rest = piece
+            while rest:
+                part, rest = rest[: _WORD_CHARS - self._size], rest[_WORD_CHARS - self._size :]
+                self._word.append((tone, part))
+                self._size += len(part)
+                if is_wide or self._size == _WORD_CHARS:
+                    self._end_word()
+
+    def put_unbroken(self, tone: Tone, text: str) -> None:
+        """Append text that is not broken."""
+        self._end_word()
+        self._out.append((tone, self._space + text))
+        self.column += cell_len(self._space + text)
+        self._space = ""
+
+    def end_line(self) -> None:
+        """End the line. Spaces at its end are dropped."""
+        self._end_word()
+        self._space = ""
+        self._out.append(("", "\n"))
+        self.column = 0
+
+    def end(self) -> None:
+        """End the line, unless it is empty."""
+        self._end_word()
+        if self.column:
+            self.end_line()
+
+    def take(self) -> str:
+        """What is new since the last call."""
+        text = "".join(self._look.paint(tone, part) for tone, part in _joined(self._out))
+        self._out.clear()
+        return text
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        width = sum(cell_len(safe(text)) for _, text in self._word)
+        lead = sum(cell_len(text) for _, text in self.lead)
+        if self.column + len(self._space) + width > self._look.prose_columns and self.column > lead:
+            self._out += [("", "\n"), *self.lead]
+            self.column, self._space = lead, ""
+        is_same_tone = self._out and self._out[-1][0] == self._word[0][0]
+        self._out += [(self._word[0][0] if is_same_tone else "", self._space), *self._word]
+        self.column += len(self._space) + width
+        self._word.clear()
+        self._size, self._space = 0, ""
+
+
+def wrapped(look: Look, tone: Tone, text: str) -> str:
+    """The text in this tone, with breaks between words. It ends with a line end."""
+    out = WrappedText(look)
+    for line in text.split("\n"):
+        out.put(tone, line)
+        out.end_line()
+    return out.take()
+
+
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, with neighbours of the same tone joined."""
+    joined: list[Segment] = []
+    for tone, text in segments:
+        if joined and joined[-1][0] == tone:
+            joined[-1] = (tone, joined[-1][1] + text)
+        else:
+            joined.append((tone, text))
+    return joined
+
+
+_SPECIAL = re.compile(r"[`*_~\[\\]")
+_CODE = re.compile(r"(`{1,9})(?!`)(.+?)(?<!`)\1(?!`)")
+_LINK = re.compile(r"\[([^\[\]\n]{1,200})\]\(<?([^()\s<>]{1,500})>?(?: \"[^\"\n]{0,80}\")?\)")
+_SPANS: Sequence[tuple[str, Tone]] = (
+    ("***", "bold"),
+    ("**", "bold"),
+    ("__", "bold"),
+    ("~~", "strike"),
+    ("*", "italic"),
+    ("_", "italic"),
+)
+
+
+def _span_pattern(mark: str) -> re.Pattern[str]:
+    char, whole = re.escape(mark[0]), re.escape(mark)
+    after = r"(?!\w)" if mark[0] == "_" else ""
+    return re.compile(rf"{whole}(?=[^\s{char}])(.+?)(?<=\S)(?<!{char}){whole}(?!{char}){after}")
+
+
+_SPAN_PATTERNS = [(mark, tone, _span_pattern(mark)) for mark, tone in _SPANS]
+
+
+def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[Segment], int]:
+    """Read emphasis, code and links in a line. Return the segments, and how many characters they are made of: unless
+    `is_end`, the rest may mean something else when more follows. `before` is the character before the text."""
+    segments: list[Segment] = []
+    at = 0
+    while at < len(text):
+        found = _SPECIAL.search(text, at)
+        if found is None:
+            segments.append(("", text[at:]))
+            return segments, len(text)
+        if found.start() > at:
+            segments.append(("", text[at : found.start()]))
+            at = found.start()
+        last = text[at - 1] if at else before
+        span = _span_at(text, at, last, depth)
+        is_unclear = span[1] == len(text) if span is not None else _may_continue(text, at, last)
+        most = LINK_CHARS if text[at] == "[" else HELD_CHARS
+        if is_unclear and not is_end and len(text) - at < most:
+            return segments, at
+        if span is None:
+            run = re.compile(re.escape(text[at]) + "+").match(text, at)
+            end = run.end() if run else at + 1
+            segments.append(("", text[at:end]))
+            at = end
+        else:
+            segments += span[0]
+            at = span[1]
+    return segments, at
+
+
+def _may_continue(text: str, at: int, last: str) -> bool:
+    """Whether the character at `at` may begin a span that ends in text that has not arrived yet."""
+    following = text[at + 1 : at + 2]
+    match text[at]:
+        case "[":
+            rest = text[at:]
+            close = rest.find("]")
+            return close < 0 or close == len(rest) - 1 or (rest[close + 1] == "(" and ")" not in rest[close:])
+        case "\\":
+            return not following
+        case "_" if last.isalnum():
+            return False
+        case "`":
+            return True
+        case _:
+            return not following or not following.isspace()
+
+
+def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], int] | None:
+    """The span that begins at `at`, as segments and its end; None if none does."""
+    char = text[at]
+    if char == "\\":
+        following = text[at + 1 : at + 2]
+        return ([("", following)], at + 2) if following and not following.isalnum() and following != " " else None
+    if char == "`":
+        code = _CODE.match(text, at, at + HELD_CHARS * 4)
+        return ([("code", code[2].strip() or code[2])], code.end()) if code else None
+    if char == "[":
+        link = _LINK.match(text, at)
+        if link is None:
+            return None
+        words, address = link[1], link[2]
+        shown: list[Segment] = [("", words)] if words == address else [("", words), ("dim", f" ({address})")]
+        return shown, link.end()
+    if depth > 3 or (char == "_" and last.isalnum()):
+        return None
+    for mark, tone, pattern in _SPAN_PATTERNS:
+        if text.startswith(mark, at):
+            found = pattern.match(text, at, at + HELD_CHARS)
+            if found is None:
+                continue
+            inner, _ = inline(found[1], before=mark[-1], depth=depth + 1)
+            return [(tone if each == "" else each, words) for each, words in inner], found.end()
+    return None
+
+
+_FENCE = re.compile(r"( {0,12})(`{3,}|~{3,})[ \t]*([\w+#.{}=\t -]*)$")
+_HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+|$)")
+_ITEM = re.compile(r"([ \t]*)([-*+]|\d{1,9}[.)])[ \t]+")
+_QUOTE = re.compile(r" {0,3}(?:> ?)+")
+_RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
+_UNCLEAR = re.compile(r"[ \t]*(?:[-*_+#>~`|\d.) \t]{0,40})$")
+_DIVIDER = re.compile(r"[\s|:-]+$")
+
+
+class MarkdownStream:
+    """Markdown that is shown while it arrives. `feed` and `end` return what to write next; what was written stays.
+
+    `tone` is used for all text, such as dim thoughts.
+    """
+
+    def __init__(self, look: Look, *, tone: Tone = "") -> None:
+        self._look = look
+        self._tone: Tone = tone
+        self._text = WrappedText(look)
+        self._held = self._return = ""
+        self._line_tone: Tone = tone
+        self._is_in_line = False
+        self._last = ""
+        self._fence = ""
+        self._table: list[str] = []
+        self._has_text = False
+        self._blank = False
+
+    def feed(self, text: str) -> str:
+        """Add a part of the text. Return what can be shown now."""
+        text = self._return + text
+        self._return = "\r" if text.endswith("\r") else ""  # it may belong to a line end
+        self._held += text.removesuffix("\r").replace("\r\n", "\n")
+        self._read(is_end=False)
+        return self._text.take()
+
+    def end(self) -> str:
+        """The text is complete: return the rest. It ends with a line end if anything was shown."""
+        self._held += self._return
+        self._read(is_end=True)
+        self._show_table()
+        self._text.end()
+        return self._text.take()
+
+    def _read(self, *, is_end: bool) -> None:
+        while self._held:
+            if not self._is_in_line and not self._begin_line(is_end=is_end):
+                return
+            if self._is_in_line and not self._continue_line(is_end=is_end):
+                return
+
+    def _begin_line(self, *, is_end: bool) -> bool:
+        """Read the beginning of a line, or the whole line if only the whole line tells what it is. Return False if more
+        text is needed."""
+        newline = self._held.find("\n")
+        is_whole = newline >= 0 or is_end
+        line = self._held[:newline] if newline >= 0 else self._held
+        start = line.lstrip(" \t")
+        is_row = start.startswith("|") and not self._fence
+        needs_whole = self._fence or is_row or start.startswith(("```", "~~~"))
+        if not is_whole and (needs_whole or _UNCLEAR.match(line)) and len(line) < TABLE_CHARS:
+            return False
+        if self._table and not is_row:
+            self._show_table()
+        if is_whole and (needs_whole or not start.strip() or _RULE.match(line)):
+            self._held = self._held[newline + 1 :] if newline >= 0 else ""
+            self._show_line(line)
+            return True
+        self._begin_block(line)
+        return True
+
+    def _show_line(self, line: str) -> None:
+        """Show a whole line: of code, of a table, a fence, a rule, or an empty line."""
+        fence = _FENCE.match(line)
+        if self._fence:
+            closes = fence is not None and fence[2].startswith(self._fence) and not fence[3].strip()
+            if closes:
+                self._fence = ""
+            self._show_code(line, is_fence=closes)
+        elif fence is not None:
+            self._fence = fence[2]
+            self._space_out()
+            self._show_code(line, is_fence=True)
+        elif line.lstrip(" \t").startswith("|"):
+            self._table.append(line.strip())
+            if len(self._table) > TABLE_ROWS or sum(map(len, self._table)) > TABLE_CHARS:
+                self._show_rows_unchanged()
+        elif not line.strip():
+            self._blank = True
+        elif _RULE.match(line):
+            self._space_out()
+            self._text.put_unbroken("dim", "---" if not self._look.has_styles else "─" * 20)
+            self._text.end_line()
+        else:  # a fence cannot have backticks in its first line
+            self._held = f"{line}\n{self._held}"
+            self._begin_block(line)
+
+    def _show_code(self, line: str, *, is_fence: bool) -> None:
+        tone: Tone = self._tone or ("dim" if is_fence else "code")
+        if is_fence and self._look.has_words:
+            language = line.strip("`~ \t")
+            line = f"Code{f', {language}' if language else ''}:" if self._fence else "End of code."
+        self._text.put_unbroken(tone, line)
+        self._text.end_line()
+
+    def _space_out(self) -> None:
+        """Write the empty line that comes before what follows."""
+        if self._blank and self._has_text:
+            self._text.end_line()
+        self._blank, self._has_text = False, True
+
+    def _begin_block(self, line: str) -> None:
+        """Begin a line of prose: read what marks a heading, an item or a quotation."""
+        self._space_out()
+        self._is_in_line, self._last, self._line_tone = True, "", self._tone
+        taken, lead, marks = 0, "", ""
+        tone = self._tone
+        if found := _HEADING.match(line):
+            taken, self._line_tone = found.end(), self._tone or "title"
+            marks = "Heading: " if self._look.has_words else "" if self._look.has_styles else f"{found[1]} "
+        elif found := _QUOTE.match(line):
+            taken = found.end()
+            lead = "│ " if self._look.has_styles else "> "
+            marks = "Quote: " if self._look.has_words else lead
+            tone = "dim"
+        elif found := _ITEM.match(line):
+            taken = found.end()
+            bullet = found[2] if found[2][0].isdigit() or self._look.has_words or not self._look.has_styles else "•"
+            indent = found[1].replace("\t", "    ")[:40]
+            marks = f"{indent}{bullet} "
+            lead = " " * len(marks)
+        else:
+            spaces = len(line) - len(line.lstrip(" \t"))
+            taken, marks = spaces, line[:spaces].replace("\t", "    ")[:40]
+            lead = marks
+        self._text.lead = [(tone, lead)] if lead else ()
+        if marks:
+            self._text.put_unbroken(tone, marks)
+        self._held = self._held[taken:]
+
+    def _continue_line(self, *, is_end: bool) -> bool:
+        """Show what is clear of the line. Return False if more text is needed."""
+        newline = self._held.find("\n")
+        line = self._held[:newline] if newline >= 0 else self._held
+        segments, taken = inline(line, before=self._last, is_end=is_end or newline >= 0)
+        for tone, text in segments:
+            self._text.put(self._tone or tone or self._line_tone, text)
+        if newline < 0:
+            self._last = line[taken - 1] if taken else self._last
+            self._held = self._held[taken:]
+            return False
+        self._held = self._held[newline + 1 :]
+        self._text.end_line()
+        self._is_in_line, self._text.lead = False, ()
+        return True
+
+    def _show_rows_unchanged(self) -> None:
+        self._space_out()
+        for row in self._table:
+            self._text.put_unbroken(self._tone, row)
+            self._text.end_line()
+        self._table.clear()
+
+    def _show_table(self) -> None:
+        """Show the rows that were held back as a table."""
+        if not self._table:
+            return
+        if len(self._table) < 2 or not _DIVIDER.match(self._table[1]):
+            self._show_rows_unchanged()
+            return
+        head, _, *rows = [_cells(row) for row in self._table]
+        self._table.clear()
+        self._space_out()
+        for line in _table_lines(self._look, head, rows):
+            self._text.put_unbroken(self._tone, line)
+            self._text.end_line()
+
+
+def _cells(row: str) -> list[str]:
+    """The cells of a row of a table, without Markdown."""
+    inner = row.strip().removeprefix("|").removesuffix("|")
+    cells = re.split(r"(?<!\\)\|", inner)[:50]
+    return ["".join(text for _, text in inline(cell.strip().replace("\\|", "|"))[0]) for cell in cells]
+
+
+def _table_lines(look: Look, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if look.has_words:
+        return ["; ".join(f"{name}: {cell}" for name, cell in zip(head, row, strict=False)) + "." for row in rows]
+    table = Table(*(safe(name) for name in head), box=box.ASCII2 if not look.has_styles else box.SQUARE)
+    for row in rows:
+        cells = [safe(cell) for cell in row[: len(head)]]
+        table.add_row(*cells)
+    for column in table.columns:
+        column.overflow = "fold"
+    console = Console(file=io.StringIO(), width=look.columns - 1, color_system=None, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(table, highlight=False)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def title_of(look: Look, title: str, state: Literal["running", "completed", "failed"]) -> str:
+    """The line of a tool call."""
+    symbols: Mapping[str, tuple[Tone, str, str]] = {
+        "running": ("dim", "•", "Running"),
+        "completed": ("good", "✓", "Done"),
+        "failed": ("bad", "✗", "Failed"),
+    }
+    tone, symbol, word = symbols[state]
+    if not look.has_styles and not look.has_words:
+        symbol = {"•": "*", "✓": "+", "✗": "!"}[symbol]
+    return f"{look.paint(tone, look.symbol(symbol, word))} {look.paint('', on_one_line(title))}\n"
+
+
+def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = True) -> tuple[str, int]:
+    """A diff of a tool call, in at most `most` lines. Also return how many lines are left out."""
+    lines = diff_lines(part.get("oldText") or "", part["newText"])
+    tones: Mapping[str, tuple[Tone, str]] = {
+        "+": ("added", "added: "),
+        "-": ("removed", "removed: "),
+        " ": ("dim", ""),
+        "@": ("place", ""),
+    }
+    shown = [look.paint("bold", on_one_line(part["path"]))] if has_path else []
+    for mark, text in lines[:most]:
+        tone, word = tones[mark]
+        prefix = word if look.has_words else "" if mark == "@" else mark
+        shown.append(look.paint(tone, prefix + text))
+    hidden = max(0, len(lines) - most)
+    if hidden:
+        shown.append(look.paint("dim", f"... ({hidden} more lines)"))
+    return "".join(f"{'' if look.has_words else '  '}{line}\n" for line in shown), hidden
+
+
+def output_of(look: Look, text: str) -> str:
+    """The last lines of a finished call's output."""
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
+        lines = lines[1:-1]
+    hidden = max(0, len(lines) - OUTPUT_LINES)
+    shown = [f"... ({hidden} lines before)"] if hidden else []
+    shown += lines[hidden:]
+    if look.has_words:
+        return "".join(f"{safe(line)}\n" for line in shown)
+    width = look.columns - 3
+    return "".join(f"  {look.paint('dim', cut(safe(line).expandtabs(4), width))}\n" for line in shown)
+
+
+def cut(text: str, columns: int) -> str:
+    """The text, or as much of it as fits into this many columns."""
+    return text if cell_len(text) <= columns else set_cell_size(text, max(0, columns - 1)) + "…"
+
+
+def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
+    """The plan, one step a line."""
+    marks: Mapping[str, tuple[Tone, str, str]] = {
+        "completed": ("good", "✓", "done"),
+        "in_progress": ("bold", "▸", "now"),
+        "pending": ("dim", "○", "open"),
+    }
+    lines = [look.paint("bold", "Plan")]
+    hidden = max(0, len(entries) - PLAN_STEPS)
+    for entry in entries[:PLAN_STEPS]:
+        tone, symbol, word = marks.get(entry.get("status", ""), marks["pending"])
+        if not look.has_styles and not look.has_words:
+            symbol = {"✓": "[x]", "▸": "[>]", "○": "[ ]"}[symbol]
+        mark = f"{word}:" if look.has_words else symbol
+        step = on_one_line(str(entry.get("content", "")))
+        lines.append(f"  {look.paint(tone, mark)} {look.paint('dim' if word == 'done' else '', step)}")
+    lines += [look.paint("dim", f"  ... ({hidden} more steps)")] if hidden else []
+    return "".join(f"{line}\n" for line in lines)
+
+
+def usage_of(used: int, size: int, cost: float | None) -> str:
+    """How full the context is, and the cost of the session."""
+    parts = []
+    if size:
+        window = f"{round(size / 1000)}k" if size >= 10_000 else str(size)
+        parts.append(f"context {round(100 * used / size)}% of {window}")
+    if cost:
+        parts.append(f"${cost:.4f}" if cost < 1 else f"${cost:.2f}")
+    return " · ".join(parts)
