@@ -16,7 +16,7 @@ from crow.domain.entries import Entry, NewEntry, Note, PlanItem, Prompt, ToolRes
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
-from crow.llm import THOUGHT_LEVELS
+from crow.llm import THOUGHT_LEVELS, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Branch:
         """What the requests of this turn used, including those of its sub-agents. None if there were none."""
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
+        self._refused: dict[str, tuple[str, ...]] = {}
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told_cost: float | None = None
         """The cost that the client was told last, in USD. None if it was told none."""
@@ -74,6 +75,20 @@ class Branch:
     def plan(self) -> tuple[PlanItem, ...]:
         """The newest plan."""
         return self.projection.plan
+
+    @property
+    def thought_level(self) -> ThoughtLevel | None:
+        """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
+        return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
+
+    def watch_refused(self, info: ModelInfo) -> None:
+        """Remember what the endpoint has refused before the first request to it."""
+        self._refused.setdefault(info.endpoint, info.refused)
+
+    def newly_refused(self, info: ModelInfo) -> tuple[str, ...]:
+        """Return the parts of messages that the endpoint has refused since the last call, or since `watch_refused`."""
+        known, self._refused[info.endpoint] = self._refused.get(info.endpoint, ()), info.refused
+        return tuple(part for part in info.refused if part not in known)
 
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""

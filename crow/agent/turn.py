@@ -29,11 +29,11 @@ from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
 from crow.domain import errors
-from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Entry, NewEntry, Note, Reminder, StopReason, ToolResult, TurnEnd, User
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
-from crow.llm import THOUGHT_LEVELS, Attempt, Request, Stream, cost_of
+from crow.llm import Attempt, Request, Stream, cost_of
 from crow.tools import PlannedCall, Toolbox
 
 END_S = 5.0
@@ -213,16 +213,17 @@ class Turn:
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
     async def _ask_once(self, before: str) -> tuple[int, Assistant, Sequence[PlannedCall]]:
-        context, row = self._branch.context(), self._branch.row
+        context = self._branch.context()
         request = Request(
             messages=context.messages,
             tools=context.tools,
             max_output_tokens=self._gauge.max_output_tokens(),
-            cache_key=row.id,
-            thought_level=next((level for level in THOUGHT_LEVELS if level == row.config.get("thought_level")), None),
+            cache_key=self._branch.row.id,
+            thought_level=self._branch.thought_level,
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._stream, self._sent, self._counted = None, self._gauge.used(), 0
+        self._branch.watch_refused(self._model.info)
         self._is_listening = True
         try:
             async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as self._stream:
@@ -232,6 +233,8 @@ class Turn:
                 await anyio.sleep_forever()
             self._is_listening = False
         self._answer = answer = replace(answer, usage=usage_of_answer(answer, sent=self._sent))
+        if refused := self._branch.newly_refused(self._model.info):
+            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(refused)))])
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
             async with after_delay(PLAN_S, self._save_draft):
@@ -270,6 +273,7 @@ class Turn:
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
                 announcements=tuple(plan.announcement for plan in plans),
+                cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
             ),
             model=info.name,
             usage=answer.usage,

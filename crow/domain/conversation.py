@@ -207,7 +207,7 @@ class Projection:
 
     def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
         calls = self._unique_calls(entry.id, body.calls)
-        message = rendering.assistant_message(body, calls)
+        message = rendering.assistant_message(body, calls, entry.id)
         if message is None:
             self._rows.openness = "closed"  # a request was made here, so later text must not join an earlier message
             return

@@ -71,11 +71,13 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
     """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
-    window is unknown if it is neither configured nor listed by the endpoint."""
+    window is unknown if it is neither configured nor listed by the endpoint. `refused` has the parts of messages that
+    the endpoint refused, oldest first."""
 
     name: str
     endpoint: str
     is_window_configured: bool = False
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

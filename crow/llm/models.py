@@ -157,7 +157,12 @@ class EndpointFacts:
     def _current_info(self) -> ModelInfo:
         info, listed = self._endpoint.info, self._listed
         window = info.context_window or (listed.context_window if listed is not None else None)
-        info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
+        info = replace(
+            info,
+            context_window=window,
+            max_output_tokens=self.output_limit(None),
+            refused=self.dialect.refused_in_messages,
+        )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
         prices = {key: getattr(listed, key) for key in _PRICES}
@@ -172,7 +177,7 @@ class EndpointFacts:
 
     async def add_refusal(self, part: str) -> None:
         """Note that the endpoint refused a part of a request."""
-        self.dialect = self.dialect.refusing(part)
+        self.dialect, self._info = self.dialect.refusing(part), None
         await self._store({"refused": list(self.dialect.refused)})
 
     async def set_max_output(self, tokens: int) -> None:

@@ -9,16 +9,27 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
-from crow.agent.compaction.budget import Limits
+from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines
-from crow.domain.entries import CallRef, File, ToolResult
+from crow.domain.entries import (
+    Body,
+    CallRef,
+    Checkpoint,
+    Entry,
+    File,
+    Mask,
+    Note,
+    Prompt,
+    Restore,
+    ToolResult,
+)
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
-from crow.store import UsageTotal, hits_by_session
+from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
 
@@ -52,10 +63,51 @@ async def show_context(context: CommandContext, argument: str) -> str:
             done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
     else:
         used = gauge.used()
+        moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
+        done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     return f"{done}\n{gauge.context_window.describe(gauge.info)}"
+
+
+def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
+    """Say, for the user, when and why the requests last changed other than at their end. `moves` come newest first."""
+    newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
+    move = moves[0] if moves else None
+    if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
+        reason, where, created_ms = reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
+    elif move is not None:
+        reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
+    else:
+        return "No request was sent yet."
+    when = datetime.datetime.fromtimestamp(created_ms / 1000, datetime.UTC).astimezone()
+    return (
+        f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then each request begins with all of the "
+        "request before it, so the endpoint can reuse what it has cached."
+    )
+
+
+def is_break(body: Body) -> bool:
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
+
+
+def reason_of_break(body: Body) -> str:
+    match body:
+        case Note(about="thought_level", value=value):
+            return f"the thought level changed to {value or 'the default of the endpoint'}"
+        case Note(value=value):
+            return f"the endpoint refused a part of the messages ({value}), so crow leaves it out"
+        case Checkpoint():
+            return "a compaction replaced older messages"
+        case Mask():
+            return "a compaction hid old tool outputs"
+        case Restore():
+            return "a compaction was undone"
+        case Prompt(reason=reason) if reason:
+            return reason
+        case _:
+            return "a new system message was needed"
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:

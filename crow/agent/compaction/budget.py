@@ -18,7 +18,7 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import AssistantMessage, Usage
+from crow.domain.messages import AssistantMessage, ToolCall, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
@@ -186,6 +186,12 @@ class Gauge:
         results in the same step, including this one."""
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
+
+    def cut_calls(self, calls: Sequence[ToolCall]) -> int | None:
+        """Return how many characters of the arguments of one answer's calls the model may see, or None for all."""
+        measured = self.measured()
+        text = "".join(call.arguments for call in calls)
+        return cut_for(text, self._cautious_limits(measured.fixed), measured.scale)
 
     def cut_prompt(self, text: str) -> int | None:
         """Return how many characters of a user prompt the model may see, or None for all. This also works for the first
@@ -411,5 +417,7 @@ def anchored(context: Context, anchor: Report, scale: float) -> int | None:
     # reasoning is not sent back, or only as an opaque field that the next report will count
     is_reported = usage.output_tokens and not usage.is_output_estimated
     said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if is_reported else None
+    if isinstance(anchor.entry.body, Assistant) and anchor.entry.body.cut is not None:
+        said = None  # less is sent back than the model wrote
     answer = context.estimates[index] * scale if said is None else max(0, said)
     return round(anchor.tokens + answer + sum(context.estimates[index + 1 :]) * scale)

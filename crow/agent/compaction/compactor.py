@@ -293,6 +293,7 @@ class Compactor:
             focus=going.focus,
             context=going.advice.context,
             cache_key=self._branch.row.id,
+            thought_level=self._branch.thought_level,
             show=show,
         )
         text = going.advice.summary.strip()

@@ -27,7 +27,7 @@ from crow.domain.messages import (
 )
 from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
-from crow.llm import Model, ModelInfo, Request, Stream, TextDelta
+from crow.llm import Model, ModelInfo, Request, Stream, TextDelta, ThoughtLevel
 
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 
@@ -84,9 +84,11 @@ class SummaryJob:
     summary, which is also the content of `messages[1]`, or empty. `limits.summary` bounds the result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
-    hooks. If `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most
-    `deadline_s`. `stream(model, request, sent=tokens)` sends them and counts what they use. `show` receives the text as
-    it arrives; an empty string retracts what was shown.
+    hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
+    before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
+    the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
+    `stream(model, request, sent=tokens)` sends them and counts what they use. `show` receives the text as it arrives;
+    an empty string retracts what was shown.
     """
 
     messages: tuple[Message, ...]
@@ -101,6 +103,7 @@ class SummaryJob:
     focus: str = ""
     context: str = ""
     cache_key: str = ""
+    thought_level: ThoughtLevel | None = None
     keeps_prefix: bool = True
     show: Callable[[str], Awaitable[None]] = ignore
 
@@ -194,6 +197,7 @@ def prefix_request(job: SummaryJob) -> Request | None:
         tool_choice="none",
         max_output_tokens=None if job.limits.output is None else min(job.limits.output, left),
         cache_key=job.cache_key,
+        thought_level=job.thought_level,
     )
 
 
