@@ -14,8 +14,7 @@ effort), or `enable_thinking`."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """What a request contains, and in which form. A dialect starts as configured. When the endpoint rejects a
-    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first, and
-    is remembered across processes.
+    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
@@ -46,6 +45,13 @@ class Dialect:
         change."""
         changed = self._without(part)
         return self if changed == self else replace(changed, refused=(*self.refused, part))
+
+    def name_of(self, part: str) -> str:
+        """Return the name under which a refusal of `part` is remembered. A part that may be refused twice, with
+        different effects, has another name the second time."""
+        if part == "reasoning" and self.thinking == "reasoning":
+            return "thought_level"
+        return "developer_role" if part == "system_role" and self.system_role == "developer" else part
 
     def _without(self, part: str) -> Dialect:
         match part:

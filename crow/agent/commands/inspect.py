@@ -45,17 +45,23 @@ async def compact(context: CommandContext, argument: str) -> str:
 
 async def show_context(context: CommandContext, argument: str) -> str:
     gauge = (await context.compactor()).gauge
+    facts = await gauge.context_window.facts(gauge.info)
     if argument == "forget":
         learned = await gauge.context_window.forget(gauge.info)
         done = f"Crow has learned nothing about the context window of {gauge.info.name}."
         if learned is not None:
             done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
+        if facts:
+            done += f" Dropped what it learned about {', '.join(fact.about for fact in facts)}."
+            facts = ()
     else:
         used = gauge.used()
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
     await gauge.tell()
-    return f"{done}\n{gauge.context_window.describe(gauge.info)}"
+    learned_facts = "".join(f"\n- {fact.about}: {safe(fact.words)}" for fact in facts)
+    head = f"\n\nCrow also learned this about the endpoint:\n{learned_facts}" if facts else ""
+    return f"{done}\n{gauge.context_window.describe(gauge.info)}{head}"
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
