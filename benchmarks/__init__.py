@@ -14,4 +14,5 @@ benchmarks.write` copies them into BENCHMARKS.md.
 - `questions`: how often a user is asked about commands, with and without confinement
 - `retention`: facts that survive compaction
 - `prefix`: bytes of requests that a provider's cache saves
+- `endpoints`: what crow pays to follow endpoints that change
 """

@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,12 @@ import anyio
 import anyio.to_thread
 
 from crow import adapters
-from crow.agent.compaction.window import DEFAULT_WINDOW, LearnedWindow, learned_in
+from crow.agent.compaction.window import DEFAULT_WINDOW
 from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.domain.rendering import on_one_line
 from crow.llm import Model, Request, TextDelta
+from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, learned_window
 from crow.llm.models import Offered, facts_of
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
@@ -226,10 +227,12 @@ async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, repor
             report(Finding("answers", "skipped", "not tried, because the endpoint does not answer"))
             return
         has_key = target.endpoint.api_key is not None or bool(key_command)
-        learned = await _learned_window(store, target)
-        await _check_answers(
-            model, report, key="the key is accepted" if has_key else "no key is needed", learned=learned
-        )
+        facts = await _learned_facts(store, target)
+        key = "the key is accepted" if has_key else "no key is needed"
+        await _check_answers(model, report, key=key, learned=learned_window(facts))
+        facts = await _learned_facts(store, target)
+        for fact in describe({name: value for name, value in facts.items() if name != WINDOW}):
+            report(Finding(f"learned: {fact.about}", "ok", fact.words))
     finally:
         await model.close()
 
@@ -288,14 +291,12 @@ async def _check_answers(model: Model, report: Report, *, key: str = "", learned
 
 def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     check, window = "context window", model.info.context_window
-    if learned is not None and not model.info.is_window_configured:
-        scope = "for every session" if learned.times > 1 else "for one session only"
-        words = f"{learned.tokens:,} tokens {scope}, learned on {learned.learned_on} from {learned.source}"
+    if learned is not None and learned.times and not model.info.is_window_configured:
         advice = (
             "A learned window only makes compaction happen earlier. To drop it, use /context forget in a session, or "
             "set context_window in [model] or [models.NAME]."
         )
-        return Finding(check, "warning", words, advice)
+        return Finding(check, "warning", describe_window(learned, is_own=False), advice)
     if window is None:
         advice = "Set context_window in [model] or [models.NAME] to the size that the server was started with."
         return Finding(check, "warning", f"not known: crow assumes {DEFAULT_WINDOW:,} tokens", advice)
@@ -306,13 +307,13 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     return Finding(check, "ok", f"{window:,} tokens{source}")
 
 
-async def _learned_window(store: adapters.SqliteStore | None, target: Target) -> LearnedWindow | None:
+async def _learned_facts(store: adapters.SqliteStore | None, target: Target) -> Mapping[str, object]:
     if store is None:
-        return None
+        return {}
     try:
-        return learned_in(await store.learned(target.base_url, target.model))
+        return await store.learned(target.base_url, target.model)
     except errors.StoreError:
-        return None
+        return {}
 
 
 async def _try_tool_call(model: Model) -> Finding:

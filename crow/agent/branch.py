@@ -45,7 +45,7 @@ class Branch:
         """What the requests of this turn used, including those of its sub-agents. None if there were none."""
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
-        self._refused: dict[str, tuple[str, ...]] = {}
+        self._left_out: dict[str, frozenset[str]] = {}
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told_cost: float | None = None
         """The cost that the client was told last, in USD. None if it was told none."""
@@ -81,14 +81,19 @@ class Branch:
         """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
-    def watch_refused(self, info: ModelInfo) -> None:
-        """Remember what the endpoint has refused before the first request to it."""
-        self._refused.setdefault(info.endpoint, info.refused)
+    def watch_parts(self, info: ModelInfo) -> None:
+        """Remember which parts of messages are left out before the first request to this endpoint."""
+        self._left_out.setdefault(info.endpoint, self._left_out_for(info))
 
-    def newly_refused(self, info: ModelInfo) -> tuple[str, ...]:
-        """Return the parts of messages that the endpoint has refused since the last call, or since `watch_refused`."""
-        known, self._refused[info.endpoint] = self._refused.get(info.endpoint, ()), info.refused
-        return tuple(part for part in info.refused if part not in known)
+    def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
+        """Return the parts of messages that were sent before the last call, or before `watch_parts`, and are now left
+        out, or the other way round."""
+        known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
+        self._left_out[info.endpoint] = now
+        return tuple(sorted(known ^ now))
+
+    def _left_out_for(self, info: ModelInfo) -> frozenset[str]:
+        return frozenset(each.part for each in info.refused if each.applies_to(self.row.id))
 
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""

@@ -30,7 +30,15 @@ from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
 from crow.domain import errors
 from crow.domain.entries import Assistant, Entry, NewEntry, Note, Reminder, StopReason, ToolResult, TurnEnd, User
-from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
+from crow.domain.errors import (
+    BadRequest,
+    ContextOverflow,
+    ModelTimeout,
+    NetworkError,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+)
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
 from crow.llm import Attempt, Request, Stream, cost_of
@@ -48,9 +56,19 @@ POINT_OUT = frozenset({3, 10, 20})
 """After each of these numbers of repetitions, the model is told that it repeats itself."""
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
+MAX_CONTINUED = 3
+"""If this many answers in a row broke off and were continued, the next break ends the turn."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
+)
+BROKE_OFF = (
+    "Stopped: each of the last {count} answers broke off before its end. What was shown is kept. Check the connection, "
+    "then send another prompt to continue."
+)
+ONLY_THOUGHT = (
+    "The model reached its output limit before it gave an answer. Raise max_output_tokens (in [model] or "
+    "[models.NAME]), lower the thought level, or ask for less."
 )
 REPEATED = (
     "<reminder>You have called {name} {count} times with the same arguments and the same result. Calling it again will "
@@ -85,6 +103,7 @@ class Turn:
         self._stream: Stream | None = None
         self._sent = self._counted = 0
         self._is_listening = False
+        self._continued = 0
         self._steps = steps
         self._bounded_by = bounded_by
         self._steered: list[User] = []
@@ -105,6 +124,8 @@ class Turn:
             if not answer.calls:
                 if self._steered and answer.finish != "refusal":
                     continue
+                if answer.finish == "length" and not answer.text.strip():
+                    await self._branch.record([new_remark(ONLY_THOUGHT)])
                 return self._stop_reason(answer)
             self._repetition.add(await self._calls.run(entry, answer, plans))
             if self._calls.dismissed:
@@ -188,14 +209,18 @@ class Turn:
     async def _ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
-        If a stream breaks after text was shown, the model is asked to continue, but only one time. If the continuation
-        repeats shown text, the repetition is left out. A request that was too long is sent again after a compaction.
+        If a stream breaks after text was shown, the model is asked to continue, but only one time, and not if it had to
+        continue each of the last `MAX_CONTINUED` answers. If the continuation repeats shown text, the repetition is
+        left out. A request that was too long, or may have been, is sent again after a compaction.
         """
         is_continued = False
         before = ""
         while True:
             try:
-                return await self._ask_once(before)
+                asked = await self._ask_once(before)
+            except BadRequest as error:
+                if not error.is_unclear or not await self._compactor.refused_unclearly(error):
+                    raise
             except (ContextOverflow, NetworkError, ModelTimeout, Overloaded, ProtocolError, RateLimited) as error:
                 text = self._draft.text if self._draft is not None else ""
                 shown = self._unstored_answer()
@@ -203,7 +228,11 @@ class Turn:
                     await self._store_answer(*shown)
                     if is_continued:
                         raise
+                    if self._continued == MAX_CONTINUED:
+                        await self._branch.record([new_remark(BROKE_OFF.format(count=MAX_CONTINUED + 1))])
+                        raise
                     is_continued = True
+                    self._continued += 1
                 if isinstance(error, ContextOverflow):
                     await self._compactor.overflowed(error)
                 elif not shown:
@@ -211,6 +240,9 @@ class Turn:
                 if text.strip():  # without text there is nothing to continue, so the model is just asked again
                     before = text
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
+            else:
+                self._continued = self._continued if is_continued else 0
+                return asked
 
     async def _ask_once(self, before: str) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         context = self._branch.context()
@@ -223,7 +255,7 @@ class Turn:
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
         self._stream, self._sent, self._counted = None, self._gauge.used(), 0
-        self._branch.watch_refused(self._model.info)
+        self._branch.watch_parts(self._model.info)
         self._is_listening = True
         try:
             async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as self._stream:
@@ -233,8 +265,8 @@ class Turn:
                 await anyio.sleep_forever()
             self._is_listening = False
         self._answer = answer = replace(answer, usage=usage_of_answer(answer, sent=self._sent))
-        if refused := self._branch.newly_refused(self._model.info):
-            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(refused)))])
+        if changed := self._branch.changed_parts(self._model.info):
+            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(changed)))])
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
             async with after_delay(PLAN_S, self._save_draft):

@@ -109,7 +109,12 @@ class ContentRefused(ModelError):
 
 
 class BadRequest(ModelError):
-    """The endpoint does not accept the request."""
+    """The endpoint does not accept the request. If `is_unclear` is true, it gave no reason, or one that may mean that
+    the request is too long."""
+
+    def __init__(self, message: str, *, is_unclear: bool = False) -> None:
+        super().__init__(message)
+        self.is_unclear = is_unclear
 
 
 class NetworkError(ModelError):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
 from crow.domain.messages import Answer, Message, ToolSpec, Usage
+from crow.llm.facts import Refusal
 
 ThoughtLevel: TypeAlias = Literal["off", "low", "medium", "high"]
 THOUGHT_LEVELS: tuple[ThoughtLevel, ...] = get_args(ThoughtLevel)
@@ -71,13 +72,13 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
     """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
-    window is unknown if it is neither configured nor listed by the endpoint. `refused` has the parts of messages that
-    the endpoint refused, oldest first."""
+    window is unknown if it is neither configured nor listed by the endpoint. `refused` has the refusals that change how
+    messages are written, oldest first."""
 
     name: str
     endpoint: str
     is_window_configured: bool = False
-    refused: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ import difflib
 import json
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import lru_cache
 from urllib.parse import urlsplit, urlunsplit
 
@@ -30,6 +31,7 @@ from crow import __version__
 from crow.domain import errors
 from crow.domain.messages import Answer
 from crow.llm import EndpointMemory, ModelInfo, Request
+from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.llm.endpoint import Endpoint, is_local
 from crow.llm.errors import (
@@ -41,7 +43,8 @@ from crow.llm.errors import (
     refused_part,
     retry_after_s,
 )
-from crow.llm.models import EndpointFacts, Offered, read_listing
+from crow.llm.facts import OUTPUT_LIMIT, utc_today
+from crow.llm.models import EndpointFacts, Offered, RequestForm, read_listing
 from crow.llm.stream import MAX_ADAPTATIONS, ChatStream, RetryTiming
 
 _MAX_ENCODERS = 64
@@ -90,10 +93,11 @@ class ChatCompletions:
         memory: EndpointMemory | None = None,
         learned: Mapping[str, object] | None = None,
         timing: RetryTiming | None = None,
+        today: Callable[[], date] = utc_today,
     ) -> None:
         self._endpoint = endpoint
         self._timing = timing or RetryTiming()
-        self._facts = EndpointFacts(endpoint, memory, learned or {})
+        self._facts = EndpointFacts(endpoint, memory, learned or {}, today=today)
         self._listing: asyncio.Task[None] | None = None
         # Returns the encoder of the session that has this cache key.
         self._encoder = lru_cache(_MAX_ENCODERS)(lambda _cache_key: Encoder())
@@ -120,7 +124,9 @@ class ChatCompletions:
     def stream(self, request: Request) -> AbstractAsyncContextManager[ChatStream]:
         """Return a stream with the answer to `request`. The request is sent when the stream is first read. Leaving the
         context manager closes the connection."""
-        return aclosing(ChatStream(self, request, timing=self._timing))
+        if request.thought_level is None and self._endpoint.thought_level is not None:
+            request = replace(request, thought_level=self._endpoint.thought_level)
+        return aclosing(ChatStream(Exchange(self, request), request, timing=self._timing))
 
     async def close(self) -> None:
         """Close connections. Takes a limited time and can be called twice."""
@@ -162,44 +168,70 @@ class ChatCompletions:
             raise errors.ProtocolError(f"{who}/models is not a list of models.")
         return offered
 
-    async def send(self, request: Request) -> _HttpBody:
-        """Send `request` without the parts that the endpoint refuses.
+    async def form_for(self, request: Request) -> RequestForm:
+        """Return the form in which to send `request`, from what is known now."""
+        await self._facts.refresh()
+        return self._facts.form(request.cache_key)
+
+    async def send(self, request: Request, form: RequestForm) -> _HttpBody:
+        """Send `request` in the given form. If the endpoint refuses a part of it, change the form and send it again.
 
         :raises ~crow.domain.errors.ModelError: the request failed.
         """
         self.check()
-        if request.thought_level is None and self._endpoint.thought_level is not None:
-            request = replace(request, thought_level=self._endpoint.thought_level)
         for _ in range(MAX_ADAPTATIONS):
-            body = self._encoder(request.cache_key).body(
-                request,
-                model=self._endpoint.model,
-                endpoint=self._endpoint.name,
-                dialect=self._facts.dialect,
-                limit=self._facts.output_limit(request.max_output_tokens),
-                extra=self._endpoint.extra_body,
-            )
+            body = self._body(self._encoder(request.cache_key), request, form.dialect, form.max_output)
             response = await self._post(body)
             if isinstance(response, _HttpBody):
                 return response
-            if not await self.adapt(request, response):
-                raise await self._error_of(response)
+            if not await self.adapt(request, form, response):
+                error = await self._error_of(response)
+                if isinstance(error, errors.ContextOverflow):
+                    # An endpoint that complains only of the length accepts the rest. But it may check the length first,
+                    # so this is no test of a part.
+                    form.tested.clear()
+                    await self.accept(request, form)
+                raise error
         raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} different forms of the request.")
 
-    async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Adapt later requests to the error in `body`: leave out the part that it names, or lower the output limit.
-        Return False if there is nothing to change."""
+    def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
+        return encoder.body(
+            request,
+            model=self._endpoint.model,
+            endpoint=self._endpoint.name,
+            dialect=dialect,
+            limit=self._facts.output_limit(request.max_output_tokens, max_output),
+            extra=self._endpoint.extra_body,
+        )
+
+    async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
+        """Change `form` after the error in `body`: leave out the part that it names, or lower the output limit. If the
+        error names no part, change what was learned. Return False if there is nothing to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
-        accepted, limit = max_output_tokens(body), self._facts.output_limit(request.max_output_tokens)
+        accepted, limit = max_output_tokens(body), self._facts.output_limit(request.max_output_tokens, form.max_output)
         if accepted is not None and limit is not None and accepted < limit:
-            await self._facts.set_max_output(accepted)
+            self._facts.refuse(form, OUTPUT_LIMIT, body.shown, limit=accepted)
             return True
-        part = None if isinstance(error, errors.ContextOverflow) else refused_part(body, self._facts.dialect)
+        part = None if isinstance(error, errors.ContextOverflow) else refused_part(body, form.dialect)
         if part is not None:
-            await self._facts.add_refusal(part)
-        return part is not None
+            self._facts.refuse(form, part, body.shown)
+            return True
+        return isinstance(error, errors.BadRequest) and form.revert(body.searched)
+
+    async def accept(self, request: Request, form: RequestForm) -> None:
+        """Learn from a request that the endpoint accepted in this form."""
+
+        def shows(part: str) -> bool:
+            sent, without = form.dialect, form.dialect_without(part)
+            limit = form.known[part].limit
+            if limit is not None:
+                wanted = self._facts.output_limit(request.max_output_tokens, form.max_output)
+                return wanted is not None and wanted > limit
+            return self._body(Encoder(), request, sent, None) != self._body(Encoder(), request, without, None)
+
+        await self._facts.settle(form, shows)
 
     async def learn_from(self, answer: Answer) -> None:
         """Note the token usage. If the context window is unknown or is filling up, read the list of models in the
@@ -305,6 +337,39 @@ class ChatCompletions:
             names = tuple(each.name for each in await self.models())
         near = difflib.get_close_matches(self._endpoint.model, names, n=3, cutoff=0.4) or names[:5]
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
+
+
+class Exchange:
+    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.Transport`."""
+
+    def __init__(self, model: ChatCompletions, request: Request) -> None:
+        self.timeouts = model.timeouts
+        self._model = model
+        self._request = request
+        self._form: RequestForm | None = None
+
+    @property
+    def origin(self) -> Origin:
+        return self._model.origin
+
+    async def send(self, request: Request) -> _HttpBody:
+        if self._form is None:
+            self._form = await self._model.form_for(request)
+        return await self._model.send(request, self._form)
+
+    async def adapt(self, request: Request, body: ErrorBody) -> bool:
+        return self._form is not None and await self._model.adapt(request, self._form, body)
+
+    async def accept(self) -> None:
+        if self._form is not None:
+            await self._model.accept(self._request, self._form)
+
+    async def learn_from(self, answer: Answer) -> None:
+        await self.accept()
+        await self._model.learn_from(answer)
+
+    def redact(self, error: errors.ModelError) -> None:
+        self._model.redact(error)
 
 
 async def _read_start(response: httpx2.Response, timeout_s: float) -> bytes:

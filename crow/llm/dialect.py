@@ -14,8 +14,7 @@ effort), or `enable_thinking`."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """What a request contains, and in which form. A dialect starts as configured. When the endpoint rejects a
-    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first, and
-    is remembered across processes.
+    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
@@ -41,17 +40,18 @@ class Dialect:
     streams: bool = True
     refused: tuple[str, ...] = ()
 
-    @property
-    def refused_in_messages(self) -> tuple[str, ...]:
-        """The refused parts that change how messages are written. After such a refusal, the endpoint cannot reuse what
-        it has cached."""
-        return tuple(part for part in self.refused if part in _IN_MESSAGES)
-
     def refusing(self, part: str) -> Dialect:
         """Return the dialect to use after the endpoint refused `part`. Return this dialect if there is nothing to
         change."""
         changed = self._without(part)
         return self if changed == self else replace(changed, refused=(*self.refused, part))
+
+    def name_of(self, part: str) -> str:
+        """Return the name under which a refusal of `part` is remembered. A part that may be refused twice, with
+        different effects, has another name the second time."""
+        if part == "reasoning" and self.thinking == "reasoning":
+            return "thought_level"
+        return "developer_role" if part == "system_role" and self.system_role == "developer" else part
 
     def _without(self, part: str) -> Dialect:
         match part:
@@ -78,12 +78,14 @@ class Dialect:
         return replace(self, **_CHANGES.get(part, {}))
 
 
-_IN_MESSAGES = frozenset(
+MESSAGE_PARTS = frozenset(
     {
         *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "parallel_calls"),
         *("system_role", "developer_role"),
     }
 )
+"""Parts of a request that change how messages are written. If one of them is left out or sent again, the endpoint
+cannot reuse what it has cached."""
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "stream_options": {"usage_option": False},

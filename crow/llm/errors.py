@@ -87,6 +87,8 @@ overflow
 not overflow
     possible causes|at most \d[\d,]* completion tokens|valid range of max_tokens|max_tokens must be
     |tools\[\d+\]|tool_calls\[\d+\]|function\.(?:name|description)|tool name|array too long
+unclear overflow
+    possible causes.{0,200}(?:context|length|tokens)
 window
     tokens?(?![a-z])|(?:prompt|input|sequence|model) length|[ck]onte(?:xt|kst)|\bn_ctx\b
     |max_(?:model|seq)_len|コンテキスト|上下文|токен|jetons
@@ -117,7 +119,8 @@ A message reports an overflow if it matches "overflow", or if it contains a numb
 overflow. Some of these messages list "possible causes", because the server does not know whether a parameter is bad or
 the request is too long. Others are about the output limit, or about the name or description of a tool.
 
-A number directly after a match of "code before" may be an error code.
+A message that matches "unclear overflow" may report one. A number directly after a match of "code before" may be an
+error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)
@@ -263,7 +266,8 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status is not None and status < 400:
         return errors.ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
-    return errors.BadRequest(f"{who} does not accept the request: {words}.{hint}")
+    is_unclear = status == 400 and (not re.search(r"\w", body.searched) or says("unclear overflow"))
+    return errors.BadRequest(f"{who} does not accept the request: {words}.{hint}", is_unclear=is_unclear)
 
 
 def page_title(text: str) -> str | None:
@@ -476,7 +480,7 @@ def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
         return None
     for part, wording in _REFUSALS:
         if wording.search(body.searched) and dialect.refusing(part) != dialect:
-            return part
+            return dialect.name_of(part)
     return None
 
 

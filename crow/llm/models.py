@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import date
 from typing import Any
 
 from crow.domain.errors import StoreError
 from crow.domain.messages import Usage
 from crow.llm import EndpointMemory, ModelInfo, ModelLimits
+from crow.llm.dialect import MESSAGE_PARTS, Dialect
 from crow.llm.endpoint import Endpoint
+from crow.llm.facts import (
+    USAGE,
+    Refusal,
+    UsageShape,
+    learned_refusals,
+    learned_usage,
+    quoted,
+    refusals_for,
+    stored_refusals,
+    utc_today,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +50,11 @@ _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
 
+_MIN_OUTPUT = 512
+"""A refused output limit below this is not remembered: it usually depends on the length of that one request."""
+
+_MISSING_USAGE = 3
+"""After this many answers in a row without token counts, the endpoint is said to report none."""
 
 _PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
 
@@ -117,30 +135,113 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
     return {"listed": stated}
 
 
+@dataclass(slots=True, kw_only=True)
+class RequestForm:
+    """The form in which one request is sent, until the endpoint accepts it.
+
+    `known` are the refusals that apply to the session. `tested` are the parts among them that this request contains
+    nevertheless, to test whether the endpoint still refuses them. `refused` are the parts that the endpoint refused in
+    this request, and `doubted` are tested parts after it refused the request without a usable reason. `restored` are
+    known parts that this request contains because the endpoint refused it without them: it may require them by now.
+    """
+
+    session: str
+    configured: Dialect
+    known: dict[str, Refusal]
+    tested: set[str] = field(default_factory=set)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    doubted: set[str] = field(default_factory=set)
+    restored: set[str] = field(default_factory=set)
+    is_settled: bool = False
+
+    def left_out(self) -> tuple[Refusal, ...]:
+        """The refusals that this request respects, oldest first."""
+        sent = self.tested | self.restored
+        return (*(each for each in self.known.values() if each.part not in sent), *self.refused.values())
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect of this request."""
+        return self.dialect_without()
+
+    def dialect_without(self, *parts: str) -> Dialect:
+        """The dialect of this request if `parts` were left out too."""
+        dialect = self.configured
+        for part in (*(each.part for each in self.left_out()), *parts):
+            dialect = dialect.refusing(part)
+        return dialect
+
+    @property
+    def max_output(self) -> int | None:
+        """The largest output limit that the endpoint is known to accept."""
+        return min((each.limit for each in self.left_out() if each.limit is not None), default=None)
+
+    def revert(self, words: str) -> bool:
+        """Change the form after a refusal, in these words, that names no part which could be left out. Stop the tests,
+        or else send what was left out: first the parts that the words name. Return False if there is nothing to
+        change."""
+        if self.tested:
+            self.doubted, self.tested = self.doubted | self.tested, set()
+            return True
+        absent = self.known.keys() - self.refused.keys() - self.doubted - self.restored
+        self.restored |= {part for part in absent if part in words} or absent
+        return bool(absent)
+
+    @property
+    def in_question(self) -> frozenset[str]:
+        """The known parts that this request contains. If it is accepted, the endpoint no longer refuses them."""
+        return frozenset(self.tested | self.restored) - self.refused.keys()
+
+
 class EndpointFacts:
     """What crow knows about one model at one endpoint in addition to its configuration.
 
-    `learned` contains the facts that `memory` had stored when this process began. Changes are written to `memory` at
-    once. A configured context window takes precedence over a listed one. Overflow errors are handled by the
-    agent and not here, because the agent knows what was sent.
+    `learned` contains the facts that `memory` had stored when this process began. They are read again before each
+    request, and changes are written at once. A configured context window takes precedence over a listed one. Overflow
+    errors are handled by the agent and not here, because the agent knows what was sent.
     """
 
-    def __init__(self, endpoint: Endpoint, memory: EndpointMemory | None, learned: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        memory: EndpointMemory | None,
+        learned: Mapping[str, object],
+        *,
+        today: Callable[[], date] = utc_today,
+    ) -> None:
         self._endpoint = endpoint
         self._memory = memory
+        self._today = today
+        self._filled = 0
+        self._missing_usage = 0
+        self._sessions: set[str] = set()
+        self._unstored: dict[str, object] = {}
+        self._read = learned
+        self._take(learned)
+
+    def _take(self, learned: Mapping[str, object]) -> None:
         self._info: ModelInfo | None = None  # None: must be computed again
         self._listed: Offered | None = None
-        self._filled = 0
-        limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
-        self._max_output = limit if type(limit) is int and 0 < limit <= _MAX_WINDOW else None
-        self.dialect = endpoint.dialect
-        for part in refused if isinstance(refused, (list, tuple)) else ():
-            if isinstance(part, str):
-                self.dialect = self.dialect.refusing(part)
+        self._refusals = learned_refusals(learned)
+        self._usage = learned_usage(learned)
+        listed = learned.get("listed")
         if isinstance(listed, Mapping):
             known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
             limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
-            self._listed = Offered(name=endpoint.model, **limits)
+            self._listed = Offered(name=self._endpoint.model, **limits)
+
+    async def refresh(self) -> None:
+        """Read the stored facts again: another session, another process or the user may have changed them."""
+        if self._memory is None:
+            return
+        try:
+            learned = await self._memory.learned(self._endpoint.base_url, self._endpoint.model)
+        except StoreError as error:
+            logger.warning("Facts about %s could not be read: %s", self._endpoint.base_url, error)
+            return
+        if learned is not self._read:
+            self._read = learned
+            self._take({**learned, **self._unstored})
 
     @property
     def is_listed(self) -> bool:
@@ -157,33 +258,76 @@ class EndpointFacts:
     def _current_info(self) -> ModelInfo:
         info, listed = self._endpoint.info, self._listed
         window = info.context_window or (listed.context_window if listed is not None else None)
+        limits = (each.limit for each in self._refusals.values() if each.times > 1 and each.holds)
+        known = min((limit for limit in limits if limit is not None), default=None)
         info = replace(
             info,
             context_window=window,
-            max_output_tokens=self.output_limit(None),
-            refused=self.dialect.refused_in_messages,
+            max_output_tokens=self.output_limit(None, known),
+            refused=tuple(each for each in self._refusals.values() if each.part in MESSAGE_PARTS),
         )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
         prices = {key: getattr(listed, key) for key in _PRICES}
         return replace(info, **prices)
 
-    def output_limit(self, wanted: int | None) -> int | None:
+    def output_limit(self, wanted: int | None, known: int | None) -> int | None:
         """Return the output limit to send, or None to send no limit. This is `wanted`, or the configured limit if
-        `wanted` is None, but never more than the endpoint accepts."""
+        `wanted` is None, but never more than the endpoint lists, nor more than `known`, which it is known to accept."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
-        return min((limit for limit in (wanted, listed, self._max_output) if limit is not None), default=None)
+        return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
 
-    async def add_refusal(self, part: str) -> None:
-        """Note that the endpoint refused a part of a request."""
-        self.dialect, self._info = self.dialect.refusing(part), None
-        await self._store({"refused": list(self.dialect.refused)})
+    def form(self, session: str) -> RequestForm:
+        """Return the form of the next request of `session`. If a fact is due for a test, the form tests it."""
+        is_first = session not in self._sessions
+        self._sessions.add(session)
+        known = {each.part: each for each in refusals_for(self._refusals, session)}
+        today = self._today()
+        due = {part for part, each in known.items() if each.is_due(today)}
+        return RequestForm(
+            session=session,
+            configured=self._endpoint.dialect,
+            known=known,
+            tested=due if is_first else due - MESSAGE_PARTS,
+        )
 
-    async def set_max_output(self, tokens: int) -> None:
-        """Note that the endpoint refused an output limit above `tokens`."""
-        self._max_output, self._info = tokens, None
-        await self._store({"max_output_tokens": tokens})
+    def refuse(self, form: RequestForm, part: str, words: str, *, limit: int | None = None) -> None:
+        """Note in `form` that the endpoint refused a part of the request. This is stored when the endpoint accepts the
+        request without this part."""
+        today = self._today().isoformat()
+        form.tested.discard(part)
+        form.refused[part] = Refusal(
+            part=part,
+            source=f'a refused request: "{quoted(words)}"',
+            learned_on=today,
+            checked_on=today,
+            session=form.session,
+            limit=limit,
+        )
+
+    async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:
+        """Learn from a request that the endpoint accepted in this form. `shows` returns whether the request would look
+        different without a part; otherwise it is no test of that part."""
+        if form.is_settled:
+            return
+        form.is_settled = True
+        if not (form.refused or form.doubted or form.in_question):
+            return
+        await self.refresh()
+        today, refusals = self._today(), dict(self._refusals)
+        for part, new in form.refused.items():
+            if new.limit is None or new.limit >= _MIN_OUTPUT:
+                old = refusals.get(part)
+                refusals[part] = new if old is None else old.again(new, today)
+        for part in form.doubted & refusals.keys():
+            refusals[part] = refusals[part].again(refusals[part], today)
+        for part in form.in_question & refusals.keys():
+            if shows(part):
+                refusals[part] = replace(refusals[part], holds=False)
+        if refusals != self._refusals:
+            self._refusals, self._info = refusals, None
+            await self._store(stored_refusals(refusals))
 
     async def set_listed(self, offered: Offered | None) -> None:
         """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
@@ -192,8 +336,10 @@ class EndpointFacts:
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Forget the listed context window if a request was longer. Return whether to read the list of models: it was
-        never read, or the window is filling up and the server may have changed its size."""
+        """Note which counts the endpoint reports. Forget the listed context window if a request was longer. Return
+        whether to read the list of models: it was never read, or the window is filling up and the server may have
+        changed its size."""
+        await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
         if self._listed is not None and window is not None and used > window:
@@ -208,10 +354,30 @@ class EndpointFacts:
         self._filled += 1
         return self._filled % _LISTING_INTERVAL == 1
 
+    async def _note_usage(self, usage: Usage | None) -> None:
+        """Store which counts the endpoint reports, when that is new or seen for the second time."""
+        names = [] if usage is None else [each.name for each in fields(usage) if getattr(usage, each.name) is not None]
+        counts = [name.removesuffix("_tokens") for name in names]
+        known = self._usage.counts.split() if self._usage is not None else []
+        self._missing_usage = 0 if counts else self._missing_usage + 1
+        if known and not counts and self._missing_usage < _MISSING_USAGE:
+            return
+        # Not every answer has every count: the cached tokens are often missing if there are none.
+        seen = [*known, *(count for count in counts if count not in known)] if counts else []
+        times = 2 if self._usage is not None and seen == known else 1
+        if self._usage is not None and seen == known and self._usage.times >= times:
+            return
+        self._usage = UsageShape(counts=" ".join(seen), learned_on=self._today().isoformat(), times=times)
+        await self._store({USAGE: asdict(self._usage)})
+
     async def _store(self, facts: Mapping[str, object]) -> None:
         if self._memory is None:
             return
         try:
             await self._memory.learn(self._endpoint.base_url, self._endpoint.model, facts)
         except StoreError as error:  # the answer is more important than storing what was learned from it
+            self._unstored.update(facts)
             logger.warning("Facts about %s could not be stored: %s", self._endpoint.base_url, error)
+        else:
+            for key in facts:
+                self._unstored.pop(key, None)

@@ -30,8 +30,47 @@ MAX_CHARS = 4_000_000
 
 Piece: TypeAlias = TextDelta | ThoughtDelta
 
+LOOP_CHARS = 16_384
+"""An answer is cut off if this many characters in a row are one passage again and again."""
+MAX_PASSAGE_CHARS = 2_048
+_LOOP_STEP_CHARS = 4_096
+
 _DECODER = json.JSONDecoder(strict=False)
 _MAX_BLANKS = 1000
+
+
+class LoopDetector:
+    """Notices a text that repeats one passage again and again; `passage` is then this passage. The text is searched
+    only every `_LOOP_STEP_CHARS` characters."""
+
+    def __init__(self) -> None:
+        self.passage = ""
+        self._tail = ""
+        self._pieces: list[str] = []
+        self._chars = 0
+
+    def feed(self, piece: str) -> None:
+        """Add the next piece of the text."""
+        self._pieces.append(piece)
+        self._chars += len(piece)
+        if self._chars >= _LOOP_STEP_CHARS:
+            self._tail = "".join((self._tail, *self._pieces))[-LOOP_CHARS:]
+            self._pieces, self._chars = [], 0
+            self.passage = repeated_passage(self._tail) if len(self._tail) == LOOP_CHARS else ""
+
+
+def repeated_passage(text: str) -> str:
+    """Return the shortest passage of at most `MAX_PASSAGE_CHARS` characters whose repetition gives `text`. Return an
+    empty text if there is none."""
+    end, at = text[-64:], len(text) - 64
+    for _ in range(64):  # a passage may contain its own end several times
+        at = text.rfind(end, max(0, len(text) - 64 - MAX_PASSAGE_CHARS), at + 63)
+        if at < 0:
+            break
+        period = len(text) - 64 - at
+        if text.startswith(text[period:]):
+            return text[-period:]
+    return ""
 
 
 class StreamParser:
@@ -57,6 +96,8 @@ class StreamParser:
         self._pieces: list[tuple[type[Piece], str]] = []
         self._text = io.StringIO()
         self._thought = io.StringIO()
+        self._answer_loop = LoopDetector()
+        self._thought_loop = LoopDetector()
         self._chars = 0
         self._blank_thought = ""
         self._reasoning_field: str | None = None
@@ -98,6 +139,9 @@ class StreamParser:
                 "itself. The part that was shown is kept, but none of the tool calls ran. Prompt again, or limit "
                 "answers with max_output_tokens."
             )
+            raise self._error
+        if (self._answer_loop.passage or self._thought_loop.passage) and not self.is_finished:
+            self._error = self._loop_error()
             raise self._error
         return self._take_pieces()
 
@@ -147,6 +191,15 @@ class StreamParser:
     def has_begun(self) -> bool:
         """Whether a part of an answer, or a report of its usage, has arrived."""
         return self._has_deltas or self._size > 0 or self._usage is not None
+
+    def _loop_error(self) -> AnswerTooLong:
+        what, loop = ("answer", self._answer_loop) if self._answer_loop.passage else ("reasoning", self._thought_loop)
+        passage = replace_lone(" ".join(loop.passage.split())[:60])
+        return AnswerTooLong(
+            f"The {what} from {self._origin.endpoint} was cut off, because its last {LOOP_CHARS:,} characters repeat "
+            f'the same {len(loop.passage):,} characters: "{passage}". The part that was shown is kept, but none of the '
+            "tool calls ran. Prompt again in other words, or choose another model."
+        )
 
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
@@ -309,6 +362,7 @@ class StreamParser:
 
     def _add_text(self, text: str) -> None:
         if text:
+            self._answer_loop.feed(text)
             self._text.write(text)
             self._pieces.append((TextDelta, text))
 
@@ -321,6 +375,7 @@ class StreamParser:
                 return
         if thought:
             self._has_thought = True
+            self._thought_loop.feed(thought)
             self._thought.write(thought)
             self._pieces.append((ThoughtDelta, thought))
 

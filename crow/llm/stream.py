@@ -53,7 +53,7 @@ class ResponseBody(Protocol):
 
 
 class Transport(Protocol):
-    """Sends requests to one endpoint."""
+    """Sends one request to an endpoint, in several attempts if need be."""
 
     timeouts: EndpointTimeouts
 
@@ -68,11 +68,14 @@ class Transport(Protocol):
         """
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Adapt later requests to the error in `body`: leave out the part that it names, or lower the output limit.
+        """Adapt the next attempt to the error in `body`: leave out the part that it names, or lower the output limit.
         Return False if there is nothing to change."""
 
+    async def accept(self) -> None:
+        """Learn from the form of the request, which the endpoint has accepted."""
+
     async def learn_from(self, answer: Answer) -> None:
-        """Learn facts about the endpoint from a complete answer."""
+        """Learn facts about the endpoint from a complete answer. Its request was accepted."""
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of an error."""
@@ -147,6 +150,8 @@ class ChatStream:
                 self._transport.redact(error)
                 wait_s = _retry_wait_s(error, tries, chance=self._timing.chance())
                 if wait_s is None or is_shown:
+                    if is_shown:
+                        await self._transport.accept()
                     for piece in parser.flush():
                         yield piece
                     raise

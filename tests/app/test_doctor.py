@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ def test_a_working_endpoint_passes_every_check(run: Run, tmp_path: Path, endpoin
         "usage": "ok",
         "context window": "ok",
         "tool calling": "ok",
+        "learned: usage": "ok",
         "tools": "ok",
         "confinement": "warning",
         f"MCP server {Path(sys.executable).name}": "ok",
@@ -145,19 +147,34 @@ def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
         "learned_on": "2026-01-02",
         "session": "s",
     }
-    for times, reach in ((1, "for one session only"), (2, "for every session")):
+    scopes = "for one session only (it happened once)", "for every session (it happened 2 times)"
+    for times, scope in enumerate(scopes, start=1):
         with closing(sqlite3.connect(tmp_path / "crow.db")) as connection, connection:
             facts = json.dumps({"window": learned | {"times": times}})
             connection.execute("UPDATE endpoints SET learned = ?", (facts,))
         found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
         assert found["words"] == (
-            f"12,000 tokens {reach}, learned on 2026-01-02 from a refused request of about 13,000 tokens: "
-            '"at most 12000"'
+            f"Crow learned a window of 12,000 tokens on 2026-01-02, {scope}, from a refused request of about 13,000 "
+            'tokens: "at most 12000". It only triggers compaction. After 8 more answers, or on another day, '
+            "crow tests whether the endpoint accepts more."
         )
         assert "use /context forget in a session" in found["advice"]
     (tmp_path / "config.toml").write_text("model.context_window = 128000\n")
     found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
     assert found["words"] == "128,000 tokens, as configured"
+
+
+def test_everything_learned_of_the_endpoint_is_shown_with_its_words_and_next_test(
+    run: Run, tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    endpoint.script(failing(400, "Unknown parameter: 'stream_options'"))
+    found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))
+    assert re.fullmatch(
+        r"Crow leaves this out of requests since (\S+), for one session only \(it happened once\), because of a "
+        r"refused request: \"Unknown parameter: 'stream_options' \(HTTP 400\)\"\. It is tested again on \S+\.",
+        found["learned: usage while streaming (stream_options)"]["words"],
+    )
+    assert found["learned: usage"]["words"].startswith("The endpoint reports input and output tokens (after several")
 
 
 @pytest.mark.parametrize("case", ["key", "server", "configuration", "database", "nothing"])

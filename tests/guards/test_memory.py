@@ -92,7 +92,7 @@ async def test_a_replay_needs_memory_for_one_batch_and_the_ids(tmp_path: Path) -
 
 
 async def test_a_long_answer_needs_a_small_multiple_of_its_size() -> None:
-    size, piece = 2_000_000, "The nest is built of twigs. " * 40
+    size, piece = 2_000_000, "".join(f"The nest is built of {number} twigs. " for number in range(80))
     reads = [sse(chunk({"content": piece}), done=False)] * (size // len(piece))
     live = LiveUpdates(client_capabilities({}))
     with watched() as memory:

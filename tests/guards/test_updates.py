@@ -73,6 +73,9 @@ class Way:
     async def adapt(self, _request: Request, _complaint: ErrorBody) -> bool:
         return False
 
+    async def accept(self) -> None:
+        """Learns nothing."""
+
     async def learn_from(self, answer: Answer) -> None:
         """Learns nothing."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import date
 
 import anyio
 import pytest
@@ -29,6 +31,7 @@ from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
+from crow.llm.facts import learned_refusals, utc_today
 from crow.llm.parser import MAX_CHARS
 from crow.llm.stream import RetryTiming
 from tests.support.fake_endpoint import (
@@ -72,6 +75,11 @@ class Memory:
         self.facts.update(facts)
 
 
+def refusals(memory: Memory) -> dict[str, tuple[int, bool]]:
+    """For each part of a request that the endpoint refused: how often, and whether that still holds."""
+    return {part: (each.times, each.holds) for part, each in learned_refusals(memory.facts).items()}
+
+
 class Waits:
     """Retry timing that does not wait and records the seconds; chance is always a half."""
 
@@ -96,6 +104,7 @@ async def asking(
     api_key: str | None = None,
     window: int | None = None,
     hang_s: float = 60,
+    today: Callable[[], date] = utc_today,
 ) -> AsyncIterator[ChatCompletions]:
     model = ChatCompletions(
         Endpoint(
@@ -104,6 +113,7 @@ async def asking(
         memory=memory,
         learned=dict(memory.facts) if memory is not None else None,
         timing=(waits or Waits()).timing(),
+        today=today,
     )
     try:
         with anyio.fail_after(hang_s):
@@ -475,7 +485,7 @@ async def test_a_stream_that_breaks_while_all_text_is_held_is_retried() -> None:
 
 
 async def test_an_endless_answer_is_stopped_and_not_retried() -> None:
-    piece = sse(chunk({"content": "twigs " * 10_000}), done=False)
+    piece = sse(chunk({"content": "".join(f"twig {number} " for number in range(6_000))}), done=False)
     async with (
         FakeEndpoint(otherwise=Reply(steps=itertools.repeat(piece))) as endpoint,
         asking(endpoint) as model,
@@ -574,7 +584,8 @@ async def test_a_refused_parameter_is_left_out_and_remembered(
         assert missing not in second
         assert present is None or present in second
         assert later == second
-    assert memory.facts == {"refused": [refused], "listed": {}}
+    assert refusals(memory) == {refused: (1, True)}
+    assert memory.facts["listed"] == {}
 
 
 async def test_an_endpoint_that_cannot_stream_is_asked_for_the_whole_answer() -> None:
@@ -587,19 +598,22 @@ async def test_an_endpoint_that_cannot_stream_is_asked_for_the_whole_answer() ->
         endpoint.script(failing(400, "Unsupported value: 'stream' does not support true with this model."))
         _, answer = await ask(model)
         assert (answer.text, [request.body["stream"] for request in endpoint.asked]) == ("Whole.", [True, False])
-    assert memory.facts["refused"] == ["stream"]
+    assert refusals(memory) == {"stream": (1, True)}
 
 
-async def test_an_output_limit_that_is_too_large_is_lowered() -> None:
+@pytest.mark.parametrize(("accepted", "remembered"), [(4_096, True), (64, False)])
+async def test_an_output_limit_that_is_too_large_is_lowered(accepted: int, remembered: bool) -> None:
     memory = Memory()
+    request = replace(ASK, max_output_tokens=8_000)
     async with FakeEndpoint() as endpoint, asking(endpoint, memory=memory) as model:
-        endpoint.script(
-            failing(400, "max_tokens is too large: 100. This model supports at most 64 completion tokens, not 100.")
-        )
-        await ask(model)
-        assert [request.body["max_tokens"] for request in endpoint.asked] == [100, 64]
-        assert model.info.max_output_tokens == 64
-    assert memory.facts == {"max_output_tokens": 64, "listed": {}}
+        words = f"max_tokens is too large: 8000. This model supports at most {accepted} completion tokens, not 8000."
+        for _ in range(2):  # a second session
+            endpoint.script(failing(400, words))
+            await ask(model, request)
+            request = replace(request, cache_key="session-2")
+        assert [sent.body["max_tokens"] for sent in endpoint.asked] == [8_000, accepted] * 2
+        assert model.info.max_output_tokens == (accepted if remembered else None)
+    assert refusals(memory) == ({"max_output_tokens": (2, True)} if remembered else {})
 
 
 async def test_a_refusal_without_a_removable_part_is_raised() -> None:

@@ -106,6 +106,23 @@ def test_every_known_overflow_wording_is_recognised(words: str, limit: int | Non
     assert (error.limit, error.size) == (limit, size)
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "is_unclear"),
+    [
+        (400, b"", True),
+        (400, b"{}", True),
+        (400, {"error": {"message": "Possible causes: input exceeds the maximum context length, or bad"}}, True),
+        (400, {"error": {"message": "Possible causes: the name of a tool is bad"}}, False),
+        (400, {"error": {"message": "temperature must be 1"}}, False),
+        (422, b"", False),
+    ],
+)
+def test_a_refusal_without_a_clear_reason_is_marked(status: int, body: object, is_unclear: bool) -> None:
+    error = error_of(status, body)
+    assert isinstance(error, BadRequest)
+    assert error.is_unclear is is_unclear
+
+
 def test_the_numbers_of_llama_cpp_are_found_in_the_metadata() -> None:
     body = {"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 4096}}
     error = error_of(400, body)

@@ -16,7 +16,7 @@ from crow.llm.chat_completions import ChatCompletions
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.models import Offered, read_listing
-from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of
+from tests.llm.test_chat_completions import ASK, Memory, ask, asking, failure_of, refusals
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Reply, body, chunk, sse, text, usage
 
 
@@ -52,7 +52,7 @@ async def test_a_listed_window_is_read_after_the_first_answer_and_stored() -> No
             await ask(model)
             assert model.info.context_window == 16384
         assert endpoint.listings == 1
-    assert memory.facts == {"listed": {"context_window": 16384}}
+    assert memory.facts["listed"] == {"context_window": 16384}
 
 
 async def test_a_listed_window_is_read_again_when_it_fills_up() -> None:
@@ -115,7 +115,7 @@ async def test_a_parameter_refused_within_a_successful_response_is_left_out_and_
         assert [delta for delta in deltas if isinstance(delta, Retrying)] == []
         first, second = (request.body for request in endpoint.asked)
         assert ("stream_options" in first, "stream_options" in second) == (True, False)
-    assert memory.facts["refused"] == ["stream_options"]
+    assert refusals(memory) == {"stream_options": (1, True)}
 
 
 async def test_a_part_that_is_refused_again_after_leaving_it_out_is_reported() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from crow.domain.errors import AnswerTooLong
 from crow.domain.messages import Answer, ToolCall, Usage
 from crow.llm import TextDelta, ThoughtDelta
-from crow.llm.parser import MAX_CHARS, StreamParser
+from crow.llm.parser import LOOP_CHARS, MAX_CHARS, StreamParser
 from crow.llm.reasoning import ThinkSplitter
 from crow.llm.tool_calls import new_call_id
 from tests.llm.streams import FIXTURES, TOOLS, Fixture, Outcome, outcome_of
@@ -130,15 +130,18 @@ def test_a_partial_answer_has_no_calls_and_is_interrupted() -> None:
     assert parser.partial() == Answer(text="Now", finish="interrupted")
 
 
+TWIGS = "".join(f"twig {number} " for number in range(600))
+"""Longer than a passage whose repetition is noticed."""
+
 ENDLESS = {
-    "text": {"content": "twigs " * 1000},
-    "a thought in its own field": {"reasoning_content": "twigs " * 1000},
-    "a thought in tags": {"content": "<think>" + "twigs " * 1000},
-    "details": {"reasoning_details": [{"type": "reasoning.encrypted", "index": 0, "data": "twigs " * 1000}]},
-    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "shell", "arguments": "twigs " * 1000}}]},
-    "a call with ever new members": {"tool_calls": [{"index": 0, "id": "a", "extra": "twigs " * 1000}]},
-    "a call in text": {"content": '<tool_call>{"name": "shell", "arguments": {"command": "' + "twigs " * 1000},
-    "an old call": {"function_call": {"name": "shell", "arguments": "twigs " * 1000}},
+    "text": {"content": TWIGS},
+    "a thought in its own field": {"reasoning_content": TWIGS},
+    "a thought in tags": {"content": "<think>" + TWIGS},
+    "details": {"reasoning_details": [{"type": "reasoning.encrypted", "index": 0, "data": TWIGS}]},
+    "arguments": {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "shell", "arguments": TWIGS}}]},
+    "a call with ever new members": {"tool_calls": [{"index": 0, "id": "a", "extra": TWIGS}]},
+    "a call in text": {"content": '<tool_call>{"name": "shell", "arguments": {"command": "' + TWIGS},
+    "an old call": {"function_call": {"name": "shell", "arguments": TWIGS}},
 }
 
 
@@ -155,6 +158,34 @@ def test_an_endless_answer_is_cut_at_the_limit(delta: dict[str, Any]) -> None:
     assert len(shown.text) + len(shown.thought) <= MAX_CHARS
     with pytest.raises(AnswerTooLong):
         parser.finish()
+
+
+@pytest.mark.parametrize(
+    ("member", "what"), [("content", "answer"), ("reasoning_content", "reasoning")], ids=["text", "thought"]
+)
+@pytest.mark.parametrize("passage", ["\n", "twigs ", "Wait, twigs break. " * 2, "x".join(TWIGS)[:2000]])
+def test_an_answer_that_repeats_one_passage_is_cut_off_soon(passage: str, member: str, what: str) -> None:
+    parser = StreamParser(tuple(TOOLS.values()))
+    parser.feed([json.dumps({"choices": [{"delta": {member: "Now. "}}]})])
+    events = [json.dumps({"choices": [{"delta": {member: passage}}]})]
+    with pytest.raises(AnswerTooLong, match=f"The {what} from .* was cut off, because its last 16,384 characters"):
+        collections.deque(map(parser.feed, itertools.repeat(events, 30_000 // len(passage))))
+    parser.flush()
+    shown = parser.partial().text + parser.partial().thought
+    assert (shown[:5], shown[5:].replace(passage, "")) == ("Now. ", "")
+    assert LOOP_CHARS <= len(shown) <= LOOP_CHARS + 4_096 + len(passage)
+
+
+def test_repetition_with_differences_or_in_a_complete_answer_is_no_loop() -> None:
+    numbered, parser = "".join(f"| row {number} | ok |\n" for number in range(5_000)), StreamParser()
+    parser.feed(
+        [json.dumps({"choices": [{"delta": {"content": line}}]}) for line in numbered.splitlines(keepends=True)]
+    )
+    parser.feed(['{"choices":[{"delta":{},"finish_reason":"stop"}]}'])
+    assert parser.finish().text == numbered
+    parser = StreamParser()
+    parser.feed([json.dumps({"choices": [{"message": {"content": "-" * 50_000}, "finish_reason": "stop"}]})])
+    assert parser.finish().text == "-" * 50_000
 
 
 def test_endless_tool_calls_are_cut_at_the_limit() -> None:
@@ -190,11 +221,12 @@ def test_fragments_with_a_new_id_each_are_one_call() -> None:
 
 def test_reasoning_details_in_many_pieces_are_joined_in_linear_time() -> None:
     parser = StreamParser()
-    event = {"choices": [{"delta": {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "twigs "}]}}]}
-    for _ in range(50_000):
-        parser.feed([json.dumps(event)])
+    for number in range(50_000):
+        detail = {"type": "reasoning.text", "index": 0, "text": f"twig {number} "}
+        parser.feed([json.dumps({"choices": [{"delta": {"reasoning_details": [detail]}}]})])
     parser.feed(['{"choices":[{"delta":{"content":"A"},"finish_reason":"stop"}]}'])
-    joined = {"type": "reasoning.text", "index": 0, "text": "twigs " * 50_000}
+    text = "".join(f"twig {number} " for number in range(50_000))
+    joined = {"type": "reasoning.text", "index": 0, "text": text}
     assert parser.finish().opaque == {"reasoning_details": [joined]}
 
 

@@ -268,7 +268,8 @@ async def test_a_window_that_shrinks_and_grows_is_learned_reported_and_forgotten
             assert (await agent.prompt(session, "q" * 8_000))["stopReason"] == "end_turn"
             largest = max(largest, len(endpoint.asked[-1].raw) // 4)
         assert largest > 40_000
-        assert learned(home) is None
+        assert learned(home)["times"] == 0
+        assert "Crow learned" not in await command(agent, session, "/context")
         assert served.refused <= 3
 
 
@@ -304,6 +305,30 @@ async def test_a_learned_window_can_be_forgotten_and_a_configured_one_replaces_i
             assert "of 128,000 tokens" in told
             assert "You configured this window." in told
             assert learned(home) is None
+
+
+async def test_a_refused_parameter_is_shown_and_can_be_forgotten(crow: StartCrow, home: Path, place: Path) -> None:
+    def choosy(request: Recorded) -> Reply:
+        is_refused = "stream_options" in request.body
+        return fake.failing(400, "Unknown parameter: 'stream_options'") if is_refused else fake.text("Hello.")
+
+    async with FakeEndpoint(otherwise=choosy) as endpoint, crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        one, two, three = [await agent.new_session(place) for _ in range(3)]
+        asked = []
+        for session in (one, one, two, three):
+            before = len(endpoint.asked)
+            assert (await agent.prompt(session, "hi"))["stopReason"] == "end_turn"
+            asked.append(len(endpoint.asked) - before)
+        assert asked == [2, 1, 2, 1]
+        told = await command(agent, three, "/context")
+        assert "- usage while streaming (stream_options): Crow leaves this out" in told
+        assert 'for every session (it happened 2 times), because of a refused request: "Unknown parameter: ' in told
+        assert "Dropped what it learned about usage while streaming" in await command(agent, three, "/context forget")
+        assert "Crow leaves this out" not in await command(agent, one, "/context")
+        before = len(endpoint.asked)
+        await agent.prompt(one, "hi")
+        assert ["stream_options" in request.body for request in endpoint.asked[before:]] == [True, False]
 
 
 async def test_only_a_configured_window_refuses_and_says_what_to_change(

@@ -160,20 +160,24 @@ def endless(kind: str) -> Iterator[bytes]:
         "a line": b'data: {"choices":[{"delta":{"content":"',
         "a call in text": fake.sse(fake.chunk({"content": '<tool_call>{"name": "read_file", "x": "'}), done=False),
     }
-    call = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": WORDS * 50}}
+    many = "".join(f"{number}. {WORDS}" for number in range(100))
+    call = {"index": 0, "id": "a", "function": {"name": "write_file", "arguments": many}}
     deltas: dict[str, dict[str, Any]] = {
-        "thought": {"reasoning_content": WORDS * 50},
+        "thought": {"reasoning_content": many},
         "arguments": {"tool_calls": [call]},
-        "wide text": {"content": "鳥の巣は小枝でできている。😀" * 50},
+        "wide text": {"content": "".join(f"{number}. 鳥の巣は小枝でできている。😀" for number in range(150))},
+        "one passage": {"content": WORDS},
     }
     yield fake.sse(fake.chunk({"content": WORDS}), done=False)
     yield starts.get(kind, b"")
     piece = WORDS.encode() * 500 if kind == "a line" else None
-    delta = deltas.get(kind, {"content": WORDS * 50})
+    delta = deltas.get(kind, {"content": many})
     yield from itertools.repeat(piece or fake.sse(fake.chunk(delta), done=False))
 
 
-@pytest.mark.parametrize("kind", ["text", "wide text", "thought", "arguments", "a line", "a call in text"])
+@pytest.mark.parametrize(
+    "kind", ["text", "wide text", "one passage", "thought", "arguments", "a line", "a call in text"]
+)
 async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, kind: str
 ) -> None:
@@ -188,10 +192,11 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
         assert (await agent.prompt(session, "And now?"))["stopReason"] == "end_turn"
         assert peak_mb(agent) <= MOST_MB
         assert (await replayed_texts(agent, session, place))[0].startswith(shown)
-    words = (
-        "sent more than 8,388,608 bytes as one event" if kind == "a line" else "was cut off after 4,000,000 characters"
-    )
-    assert words in raised.value.message
+    words = {
+        "a line": "sent more than 8,388,608 bytes as one event",
+        "one passage": f"characters repeat the same {len(WORDS)} characters",
+    }
+    assert words.get(kind, "was cut off after 4,000,000 characters") in raised.value.message
     assert shown.startswith(WORDS)
     assert len(shown + thought) <= 4_000_000
     assert (home / "crow.db").stat().st_size < 64_000_000

@@ -123,9 +123,9 @@ class Notes:
         return [event.status for event in self.events if isinstance(event, CompactionChanged)]
 
 
-def branch_of(store: MemoryStore, client: Notes) -> Branch:
+def branch_of(store: MemoryStore, client: Notes, session: str = "s") -> Branch:
     typed: Store = store  # type: ignore[assignment]  # it has what these tests call
-    branch = Branch(typed, client, store.create("s"))  # type: ignore[arg-type]  # so has the client
+    branch = Branch(typed, client, store.create(session))  # type: ignore[arg-type]  # so has the client
     branch.turn = 1
     return branch
 

@@ -78,6 +78,9 @@ class StreamTransport:
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
         return False
 
+    async def accept(self) -> None:
+        """Nothing is learned."""
+
     async def learn_from(self, answer: Answer) -> None:
         """Nothing is learned."""
 

@@ -56,11 +56,15 @@ async def compact(context: CommandContext, argument: str) -> str:
 
 async def show_context(context: CommandContext, argument: str) -> str:
     gauge = (await context.compactor()).gauge
+    facts = await gauge.context_window.facts(gauge.info)
     if argument == "forget":
         learned = await gauge.context_window.forget(gauge.info)
         done = f"Crow has learned nothing about the context window of {gauge.info.name}."
         if learned is not None:
             done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
+        if facts:
+            done += f" Dropped what it learned about {', '.join(fact.about for fact in facts)}."
+            facts = ()
     else:
         used = gauge.used()
         moves = await context.store.moves(context.branch.row.id)
@@ -68,7 +72,9 @@ async def show_context(context: CommandContext, argument: str) -> str:
         done += f"\n{describe_sources(context.instructions())}\n"
         done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
-    return f"{done}\n{gauge.context_window.describe(gauge.info)}"
+    learned_facts = "".join(f"\n- {fact.about}: {safe(fact.words)}" for fact in facts)
+    head = f"\n\nCrow also learned this about the endpoint:\n{learned_facts}" if facts else ""
+    return f"{done}\n{gauge.context_window.describe(gauge.info)}{head}"
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
@@ -97,7 +103,7 @@ def reason_of_break(body: Body) -> str:
         case Note(about="thought_level", value=value):
             return f"the thought level changed to {value or 'the default of the endpoint'}"
         case Note(value=value):
-            return f"the endpoint refused a part of the messages ({value}), so crow leaves it out"
+            return f"the endpoint refused a part of the messages, or takes it again ({value})"
         case Checkpoint():
             return "a compaction replaced older messages"
         case Mask():

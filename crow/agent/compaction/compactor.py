@@ -25,7 +25,7 @@ from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, wit
 from crow.agent.compaction.summary import Summary, SummaryJob, notes, summarise
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
-from crow.domain.errors import ContextOverflow, TurnError
+from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, NoticeShown, SummaryShown
 from crow.domain.tokens import estimate_text
 from crow.llm import Model
@@ -96,6 +96,9 @@ class Compactor:
         """
         if not self._settings.auto or not self.gauge.is_full():
             return
+        self.gauge.context_window.test_if_due(self.model.info)
+        if not self.gauge.is_full():
+            return
         limits = self.gauge.limits()
         answers = self._answers_since(2)
         if answers is not None and answers < MIN_ANSWERS:
@@ -123,6 +126,19 @@ class Compactor:
         result = await self.compact("overflow", window=window)
         if result.entry is None:
             raise with_advice(error, measured, "nothing") from error
+
+    async def refused_unclearly(self, error: BadRequest) -> bool:
+        """Shorten a request that was refused without a clear reason, if it may have been too long. Return whether to
+        send the request again."""
+        measured = self.gauge.measured()
+        is_large = self.gauge.context_window.is_larger_than_accepted(self.model.info, measured.used)
+        if not self._settings.auto or not is_large or self._is_refused_too_often():
+            return False
+        try:
+            await self.overflowed(ContextOverflow(str(error)))
+        except ContextOverflow:
+            return False
+        return True
 
     async def on_command(self, focus: str = "") -> str:
         """Compact because the user asked, or undo the newest compaction if `focus` is `undo`. The summary favours

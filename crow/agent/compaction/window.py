@@ -8,61 +8,35 @@ limit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 
 from crow.domain.errors import ContextOverflow, StoreError
 from crow.llm import EndpointMemory, ModelInfo
+from crow.llm.facts import (
+    FIRST_WINDOW_PATIENCE,
+    LEARNED_KEYS,
+    WINDOW,
+    LearnedFact,
+    LearnedWindow,
+    describe,
+    describe_window,
+    learned_window,
+    quoted,
+    utc_today,
+)
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
+MIN_SUSPECT = 8_000
+"""If an endpoint refuses a request of fewer tokens without a clear reason, the request was not too long."""
+
 MIN_ROOM = 2_000
 """Compaction cannot help if the threshold is less than this many tokens above the fixed part."""
-
-FACT = "window"
-QUOTE_CHARS = 300
-FIRST_PATIENCE = 4
-MAX_PATIENCE = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedWindow:
-    """A window size that crow learned from how an endpoint behaved, stored as a fact about the endpoint.
-
-    A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
-    once applies to every session. After `patience` compactions, crow tests whether the endpoint accepts more. `source`
-    says what the size was learned from. `learned_on` is a date in UTC. `is_silent` means that the endpoint truncates
-    longer requests instead of refusing them.
-    """
-
-    tokens: int
-    source: str
-    learned_on: str
-    session: str
-    times: int = 1
-    is_silent: bool = False
-    compactions: int = 0
-    patience: int = FIRST_PATIENCE
-
-
-def learned_in(facts: Mapping[str, object]) -> LearnedWindow | None:
-    """Return the learned window among an endpoint's facts, or None if there is none or its format is unknown."""
-    fact = facts.get(FACT)
-    if not isinstance(fact, Mapping):
-        return None
-    known = {field.name: fact[field.name] for field in fields(LearnedWindow) if field.name in fact}
-    if any(type(known[field.name]).__name__ != field.type for field in fields(LearnedWindow) if field.name in known):
-        return None
-    try:
-        learned = LearnedWindow(**known)
-    except TypeError:
-        return None
-    is_valid = learned.tokens > 0 and min(learned.times, learned.compactions, learned.patience) >= 0
-    return learned if is_valid else None
 
 
 @dataclass(slots=True)
@@ -71,7 +45,8 @@ class EndpointWindow:
 
     `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
     that were refused since the last answer. `was_refused` is true if the endpoint has refused any request in this
-    session. While `probing` is true, crow ignores `learned` to test whether it still holds.
+    session. While `probing` is true, crow ignores `learned` to test whether it still holds. `answers` counts the
+    answers since `learned` was stored.
     """
 
     loaded: bool = False
@@ -82,14 +57,19 @@ class EndpointWindow:
     refusals: int = 0
     was_refused: bool = False
     probing: bool = False
+    answers: int = 0
 
 
 class ContextWindow:
-    """The windows of one session's models. Without `memory`, what is learned is lost with this object."""
+    """The windows of one session's models. Without `memory`, what is learned is lost with this object. `today` returns
+    the date in UTC."""
 
-    def __init__(self, memory: EndpointMemory | None = None, session: str = "") -> None:
+    def __init__(
+        self, memory: EndpointMemory | None = None, session: str = "", *, today: Callable[[], date] = utc_today
+    ) -> None:
         self._memory = memory
         self._session = session
+        self._today = today
         self._endpoints: dict[str, EndpointWindow] = {}
 
     def tokens(self, info: ModelInfo) -> int:
@@ -108,26 +88,32 @@ class ContextWindow:
     def learned(self, info: ModelInfo) -> LearnedWindow | None:
         """Return the learned window if it applies to this session."""
         learned = self._of(info).learned
-        return learned if learned is not None and (learned.times > 1 or learned.session == self._session) else None
+        return learned if learned is not None and learned.applies_to(self._session) else None
+
+    def is_larger_than_accepted(self, info: ModelInfo, used: int) -> bool:
+        """Whether a request of `used` tokens is large, and larger than all that the endpoint accepted in this session
+        since its last refusal."""
+        return used >= MIN_SUSPECT and used > self._of(info).worked
 
     def describe(self, info: ModelInfo) -> str:
         """Explain to the user, in full sentences, where the window size comes from."""
         learned = self.learned(info)
         if learned is not None:
-            scope = "for every session with this endpoint" if learned.times > 1 else "for this session only"
-            left = learned.patience - learned.compactions
-            probe = f"After {left} more compaction{'s' * (left != 1)} crow tests whether the endpoint accepts more."
-            if self._of(info).probing:
-                probe = "Crow is now testing whether the endpoint accepts more."
-            return (
-                f"Crow learned a window of {learned.tokens:,} tokens on {learned.learned_on}, {scope}, from "
-                f"{learned.source}. It only triggers compaction. {probe} `/context forget` drops it."
-            )
+            state = self._of(info)
+            words = describe_window(learned, answers=state.answers, is_tested=state.probing)
+            return f"{words} `/context forget` drops it."
         if info.is_window_configured:
             return "You configured this window."
         if info.context_window or self._of(info).listed:
             return "The endpoint lists this window."
         return f"The endpoint does not say how large its window is; crow assumes {DEFAULT_WINDOW:,} tokens."
+
+    async def facts(self, info: ModelInfo) -> tuple[LearnedFact, ...]:
+        """Return everything else that was learned about the endpoint and applies to this session."""
+        if self._memory is None:
+            return ()
+        learned = await self._memory.learned(*endpoint_and_model(info))
+        return describe({key: fact for key, fact in learned.items() if key != WINDOW}, self._session)
 
     def is_loaded_for(self, info: ModelInfo) -> bool:
         """Whether this model was looked up with its present configuration."""
@@ -143,12 +129,13 @@ class ContextWindow:
             return
         facts = await self._memory.learned(*endpoint_and_model(info))
         if info.is_window_configured:
-            if facts.get(FACT) is not None:
+            if facts.get(WINDOW) is not None:
                 await self._store(info, None)
             return
         state.listed = listed_window(facts)
-        state.learned = learned_in(facts)
-        state.probing = state.probing and state.learned is not None
+        old, state.learned = state.learned, learned_window(facts)
+        # another session may have finished the test
+        state.probing = state.probing and state.learned is not None and state.learned == old
 
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
         """Learn from a refused request of `used` tokens. The system message and the tools take `fixed` of them.
@@ -174,11 +161,9 @@ class ContextWindow:
                 tokens = None  # one refused request is not enough to shrink the window this far
         state.was_refused = True
         if tokens is not None and tokens < declared:
-            words = "".join(char if char.isprintable() else " " for char in str(error))[:QUOTE_CHARS]
-            await self._learn(info, tokens, f'a refused request of about {used:,} tokens: "{words}"')
+            await self._learn(info, tokens, f'a refused request of about {used:,} tokens: "{quoted(str(error))}"')
         elif state.probing and old is not None:
-            state.probing = False
-            await self._replace(info, confirmed(old))
+            await self._confirm(info, old)
         return min(declared, used * 9 // 10, tokens or declared)
 
     async def on_truncation(self, info: ModelInfo, tokens: int, *, fixed: int) -> None:
@@ -192,6 +177,7 @@ class ContextWindow:
         if it is unknown."""
         state, learned = self._of(info), self.learned(info)
         state.refusals = 0
+        state.answers += 1
         state.worked = max(state.worked, sent // 2 if counted is None else counted)
         if learned is None:
             return
@@ -201,27 +187,35 @@ class ContextWindow:
             is_disproved = not learned.is_silent and sent > learned.tokens * 1.1
         if is_disproved:
             state.probing = False
-            await self._replace(info, None)
+            await self._replace(info, learned.disproved(self._today()))
         elif state.probing and counted is not None and sent > learned.tokens * 1.2:
-            state.probing = False
-            await self._replace(info, confirmed(learned))
+            await self._confirm(info, learned)
+
+    def test_if_due(self, info: ModelInfo) -> None:
+        """Start to test a larger window if the learned one is due for a test, or if the endpoint has accepted more in
+        this session. The context has filled up, so otherwise crow would compact now."""
+        state, learned = self._of(info), self.learned(info)
+        if learned is not None and not state.probing:
+            state.probing = state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """Count a compaction of a full context. After `patience` compactions, start to test a larger window."""
+        """Store how many answers a learned window has lasted, after a compaction of a full context."""
         state, learned = self._of(info), self.learned(info)
-        if learned is None or state.probing:
-            return
-        state.probing = learned.compactions + 1 >= learned.patience
-        await self._replace(info, replace(learned, compactions=0 if state.probing else learned.compactions + 1))
+        if learned is not None and not state.probing and state.answers:
+            await self._replace(info, replace(learned, answers=learned.answers + state.answers))
 
     async def forget(self, info: ModelInfo) -> LearnedWindow | None:
-        """Drop the learned window, for this session and the endpoint. Return the dropped window."""
+        """Drop everything that was learned about the endpoint, for all sessions. Return the dropped window."""
         await self.look_up(info)
         state = self._of(info)
         learned, state.probing = state.learned, False
         if learned is not None:
             await self._replace(info, None)
-        return learned
+        if self._memory is not None:
+            facts = await self._memory.learned(*endpoint_and_model(info))
+            if dropped := {key: None for key in LEARNED_KEYS if facts.get(key)}:
+                await self._memory.learn(*endpoint_and_model(info), dropped)
+        return learned if learned is not None and learned.times else None
 
     def _of(self, info: ModelInfo) -> EndpointWindow:
         return self._endpoints.setdefault(info.endpoint, EndpointWindow())
@@ -229,20 +223,31 @@ class ContextWindow:
     async def _learn(self, info: ModelInfo, tokens: int, source: str, *, is_silent: bool = False) -> None:
         state = self._of(info)
         old, was_probing, state.probing = state.learned, state.probing, False
+        today = self._today()
+        times = 1 if old is None else old.times + (state.refusals < 2)  # several refusals in a row count as one
         learned = LearnedWindow(
             tokens=tokens,
             source=source,
-            learned_on=datetime.now(UTC).date().isoformat(),
+            learned_on=today.isoformat(),
             session=self._session,
-            # several refusals in a row count as one
-            times=1 if old is None else old.times + (state.refusals < 2),
+            times=times,
             is_silent=is_silent,
-            patience=FIRST_PATIENCE if old is None else old.patience,
+            answers=0 if old is None else old.answers + state.answers,
+            patience=FIRST_WINDOW_PATIENCE if old is None else old.patience,
+            checked_on=today.isoformat(),
         )
-        await self._replace(info, confirmed(learned) if was_probing else learned)
+        await self._replace(info, learned.confirmed(today) if was_probing else replace(learned, answers=0))
+
+    async def _confirm(self, info: ModelInfo, learned: LearnedWindow) -> None:
+        """Note that a test has shown that the learned window holds."""
+        state = self._of(info)
+        state.probing = False
+        counted = replace(learned, answers=learned.answers + state.answers)
+        await self._replace(info, counted.confirmed(self._today()))
 
     async def _replace(self, info: ModelInfo, learned: LearnedWindow | None) -> None:
-        self._of(info).learned = learned
+        state = self._of(info)
+        state.learned, state.answers = learned, 0
         if not info.is_window_configured:
             await self._store(info, None if learned is None else asdict(learned))
 
@@ -250,15 +255,10 @@ class ContextWindow:
         if self._memory is None:
             return
         try:
-            await self._memory.learn(*endpoint_and_model(info), {FACT: fact})
+            await self._memory.learn(*endpoint_and_model(info), {WINDOW: fact})
         except StoreError as error:
             # a turn should not fail because of this; crow will learn the window again
             logger.warning("Could not store the learned context window of %s: %s", info.endpoint, error)
-
-
-def confirmed(learned: LearnedWindow) -> LearnedWindow:
-    """Return a learned window that a test has confirmed. The next test comes after twice as many compactions."""
-    return replace(learned, compactions=0, patience=min(MAX_PATIENCE, learned.patience * 2))
 
 
 def configured_window(info: ModelInfo) -> int | None:

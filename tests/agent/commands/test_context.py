@@ -83,7 +83,7 @@ def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
         (
             [PROMPT, user("q"), Note(about="dialect", value="reasoning"), Note(about="mode", value="ask")],
             [],
-            "the endpoint refused a part of the messages (reasoning), so crow leaves it out (entry 3,",
+            "the endpoint refused a part of the messages, or takes it again (reasoning) (entry 3,",
         ),
         ([PROMPT, Note(about="thought_level", value="high")], [], "the thought level changed to high (entry 2,"),
         ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),

@@ -292,8 +292,9 @@ async def test_messages_are_cut_for_the_learned_window_while_a_larger_one_is_tes
     await place.compactor.overflowed(ContextOverflow("too long", limit=9_000))
     gauge = place.compactor.gauge
     cuts = gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)
-    for _ in range(4):
-        await place.window.on_compaction(gauge.info)
+    for _ in range(16):
+        await place.window.on_answer(gauge.info, sent=100, counted=100)
+    place.window.test_if_due(gauge.info)
     assert gauge.window() == 16_000
     assert (gauge.cut_result("x" * 60_000), gauge.cut_prompt("x" * 60_000)) == cuts
 

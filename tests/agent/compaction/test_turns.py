@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy
-from crow.agent.compaction.window import LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
-from crow.domain.errors import ContextOverflow
+from crow.domain.errors import BadRequest, ContextOverflow
 from crow.domain.events import ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo, Request
+from crow.llm.facts import LearnedWindow, learned_window
 from tests.agent.harness import Opened, Tool, opened, text
 from tests.support.compaction import SUMMARY, AnsweringModel
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 TINY = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
+ROOMY = replace(TINY, context_window=64_000)
 LONG = Say(text=["a" * 8_000])
 GOOD = Say(text=[SUMMARY])
 
@@ -63,7 +65,7 @@ async def test_later_step_of_a_turn_makes_room_for_itself(tmp_path: Path) -> Non
 
 
 async def learned(run: Opened, base_url: str, model: str) -> LearnedWindow | None:
-    return learned_in(await run.store.learned(base_url, model))
+    return learned_window(await run.store.learned(base_url, model))
 
 
 async def test_refused_request_is_compacted_and_sent_again_and_the_window_learned(tmp_path: Path) -> None:
@@ -280,3 +282,27 @@ async def test_summary_is_asked_for_with_the_thought_level_of_the_session(tmp_pa
         await talked(run, 4)
         assert len(await checkpoints(run)) == 1
         assert [request.thought_level for request in model.requests] == ["high"] * 5
+
+
+async def test_large_request_refused_without_a_reason_is_compacted_and_sent_again_once(tmp_path: Path) -> None:
+    refused = Say(error=BadRequest("The endpoint does not accept the request: HTTP 400.", is_unclear=True))
+    model = ScriptedModel(*[LONG] * 3, refused, GOOD, Say(text=["done"]), info=ROOMY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+        assert await run.session.prompt(text("q" * 16_000)) == "end_turn"
+        assert len(await checkpoints(run)) == 1
+    small = ScriptedModel(refused, info=ROOMY)
+    (tmp_path / "small").mkdir()
+    async with opened(tmp_path / "small", small) as run:
+        with pytest.raises(BadRequest, match="HTTP 400"):
+            await run.session.prompt(text("hi"))
+
+
+async def test_request_refused_twice_without_a_reason_fails_with_the_words(tmp_path: Path) -> None:
+    refused = Say(error=BadRequest("The endpoint does not accept the request: HTTP 400.", is_unclear=True))
+    model = ScriptedModel(*[LONG] * 3, refused, GOOD, refused, info=ROOMY)
+    async with opened(tmp_path, model) as run:
+        await talked(run, 3)
+        with pytest.raises(BadRequest, match="HTTP 400"):
+            await run.session.prompt(text("q" * 40_000))
+        assert len(await checkpoints(run)) == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date, timedelta
 
 import pytest
 
-from crow.agent.compaction.window import ContextWindow, LearnedWindow, learned_in
+from crow.agent.compaction.window import ContextWindow
 from crow.domain.errors import ContextOverflow, StoreError
 from crow.llm import ModelInfo
+from crow.llm.facts import LearnedWindow, describe, learned_window
 
 HERE = "http://localhost model"
 INFO = ModelInfo(name="model", endpoint=HERE, context_window=100_000)
@@ -40,7 +42,8 @@ def overflow(limit: int | None = None, size: int | None = None) -> ContextOverfl
 
 
 def learned_by(memory: Memory) -> LearnedWindow | None:
-    return learned_in(memory.facts.get(("http://localhost", "model"), {}))
+    learned = learned_window(memory.facts.get(("http://localhost", "model"), {}))
+    return learned if learned is not None and learned.times else None
 
 
 async def test_window_is_configured_or_listed_or_assumed() -> None:
@@ -132,9 +135,10 @@ async def test_description_of_a_learned_window_says_when_and_from_which_words() 
     window = await looked_up(Memory())
     await window.on_refusal(INFO, ContextOverflow("At most 8192\n\x1b[31m tokens."), used=50_000, fixed=2_000)
     assert re.fullmatch(
-        r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only, from a refused request of "
-        r'about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only triggers compaction\. After 4 more compactions '
-        r"crow tests whether the endpoint accepts more\. `/context forget` drops it\.",
+        r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only \(it happened once\), from "
+        r'a refused request of about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only triggers compaction\. '
+        r"After 8 more answers, or on another day, crow tests whether the endpoint accepts more\. "
+        r"`/context forget` drops it\.",
         window.describe(INFO),
     )
 
@@ -169,7 +173,7 @@ async def test_configured_window_discards_the_learned_one_and_is_lowered_only_fo
     ids=["of an older version", "text", "zero", "no count", "a string", "nothing"],
 )
 def test_invalid_fact_is_ignored(fact: object) -> None:
-    assert learned_in({"window": fact}) is None
+    assert learned_window({"window": fact}) is None
 
 
 async def test_answer_to_a_longer_request_discards_a_learned_window() -> None:
@@ -188,23 +192,81 @@ async def test_answer_to_a_longer_request_discards_a_learned_window() -> None:
     assert window.tokens(INFO) == 100_000
 
 
-async def test_learned_window_is_tested_after_four_compactions_and_later_if_it_still_holds() -> None:
+async def answers(window: ContextWindow, count: int) -> bool:
+    """Give some answers, then fill the context. Return whether a larger window is tested."""
+    for _ in range(count):
+        await window.on_answer(INFO, sent=5_000, counted=5_000)
+    window.test_if_due(INFO)
+    return window.tokens(INFO) == 100_000
+
+
+async def test_learned_window_is_tested_after_some_answers_and_later_if_it_still_holds() -> None:
     memory = Memory()
     window = await looked_up(memory)
     await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
-    due = []
-    for patience in (4, 8, 16):
-        for _ in range(patience):
-            due.append(window.tokens(INFO))
-            await window.on_compaction(INFO)
-        assert (window.tokens(INFO), window.cautious_tokens(INFO)) == (100_000, 12_000)
+    for patience in (8, 16, 32, 64, 128, 256, 256):
+        assert not await answers(window, patience // 2)
+        await window.on_compaction(INFO)  # stores the count
+        window = await looked_up(memory)
+        assert not await answers(window, patience // 2 - 1)
+        assert await answers(window, 1)
+        assert window.cautious_tokens(INFO) == 12_000
         await window.on_answer(INFO, sent=11_800, counted=11_800)
         assert window.tokens(INFO) == 100_000
         await window.on_refusal(INFO, overflow(), used=13_000, fixed=2_000)
-    assert due == [12_000] * 28
     learned = learned_by(memory)
     assert learned is not None
-    assert (learned.tokens, learned.times, learned.compactions, learned.patience) == (12_000, 4, 0, 32)
+    assert (learned.tokens, learned.times, learned.answers, learned.patience) == (12_000, 8, 0, 256)
+
+
+async def test_learned_window_is_tested_with_the_first_full_context_of_another_day() -> None:
+    memory, day = Memory(), date(2026, 1, 1)
+    window = ContextWindow(memory, "s", today=lambda: day)
+    await window.look_up(INFO)
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    for _ in range(3):
+        assert not await answers(window, 1)
+        day += timedelta(days=1)
+        assert await answers(window, 0)
+        await window.on_refusal(INFO, overflow(), used=13_000, fixed=2_000)
+
+
+async def test_session_whose_longer_requests_were_accepted_tests_a_window_learned_by_others() -> None:
+    memory = Memory()
+    own = await looked_up(memory, session="own")
+    await own.on_answer(INFO, sent=40_000, counted=40_000)
+    for session in ("one", "two"):
+        other = await looked_up(memory, session=session)
+        await other.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    await own.look_up(INFO)
+    assert own.tokens(INFO) == 12_000
+    assert await answers(own, 0)
+    await own.on_refusal(INFO, overflow(limit=12_000), used=41_000, fixed=2_000)
+    assert not await answers(own, 0)
+    learned = learned_by(memory)
+    assert learned is not None
+    assert (learned.times, learned.patience) == (3, 8)
+
+
+@pytest.mark.parametrize(("days", "patience"), [(0, 8), (1, 32)], ids=["on the same day", "on another day"])
+async def test_disproved_window_leaves_only_its_patience_if_it_lasted_until_another_day(
+    days: int, patience: int
+) -> None:
+    memory, day = Memory(), date(2026, 1, 1)
+    window = ContextWindow(memory, "s", today=lambda: day)
+    await window.look_up(INFO)
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    for _ in range(2):
+        assert await answers(window, 128)
+        await window.on_refusal(INFO, overflow(), used=13_000, fixed=2_000)
+    day += timedelta(days=days)
+    await window.on_answer(INFO, sent=40_000, counted=40_000)
+    assert (learned_by(memory), window.tokens(INFO)) == (None, 100_000)
+    assert describe(memory.facts["http://localhost", "model"]) == ()
+    await window.on_refusal(INFO, overflow(limit=12_000), used=50_000, fixed=2_000)
+    learned = learned_by(memory)
+    assert learned is not None
+    assert (learned.patience, learned.times) == (patience, 1)
 
 
 async def test_silently_truncated_window_is_tested_with_one_answer() -> None:
@@ -213,15 +275,12 @@ async def test_silently_truncated_window_is_tested_with_one_answer() -> None:
     assert window.tokens(INFO) == 100_000
     await window.on_truncation(INFO, 8_192, fixed=2_000)
     assert window.tokens(INFO) == 8_192
-    for _ in range(4):
-        await window.on_compaction(INFO)
-    assert window.tokens(INFO) == 100_000
+    assert await answers(window, 8)
     await window.on_answer(INFO, sent=8_500, counted=8_192)
     assert window.tokens(INFO) == 100_000
     await window.on_answer(INFO, sent=10_500, counted=8_200)
     assert window.tokens(INFO) == 8_192
-    for _ in range(8):
-        await window.on_compaction(INFO)
+    assert await answers(window, 16)
     await window.on_answer(INFO, sent=10_500, counted=10_400)
     assert window.describe(INFO) == "The endpoint lists this window."
 

@@ -1,0 +1,275 @@
+"""What crow has learned about a model at an endpoint: the stored format, and words for the user.
+
+Each fact says from which words it was learned, when, by which session, and how often. A fact that was learned once
+applies only to its session. A fact that was learned twice or more often applies to every session. No fact is final:
+each is tested again, so an endpoint's bad day has no lasting effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, TypeVar
+
+WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
+"""Keys of the facts about one endpoint and model. The first three are also names of what was learned."""
+
+LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
+QUOTE_CHARS = 300
+MAX_PATIENCE_DAYS = 32
+_MAX_REFUSALS = 40
+
+FIRST_WINDOW_PATIENCE = 8
+MAX_WINDOW_PATIENCE = 256
+MAX_SILENT_PATIENCE = 1024
+"""The patience of a learned window is a number of answers; see `LearnedWindow`. An endpoint that truncates silently is
+tested less often, because a test loses the start of the conversation for one answer."""
+
+_Fact = TypeVar("_Fact", "LearnedWindow", "Refusal", "UsageShape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedWindow:
+    """A window size that crow learned from how an endpoint behaved.
+
+    A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
+    once applies to every session. `answers` counts the answers since the window was last found to hold, on
+    `checked_on`. When the context fills up after `patience` answers or on another day, crow does not compact but tests
+    whether the endpoint accepts more. `source` says what the size was learned from. Dates are ISO dates in UTC.
+    `is_silent` means that the endpoint truncates longer requests instead of refusing them. When the endpoint accepts
+    more, `times` becomes 0. The fact is kept because of its patience: an endpoint that changes every day is not tested
+    as often as one that changes within a day.
+    """
+
+    tokens: int
+    source: str
+    learned_on: str
+    session: str
+    times: int = 1
+    is_silent: bool = False
+    answers: int = 0
+    patience: int = FIRST_WINDOW_PATIENCE
+    checked_on: str = ""
+
+    def applies_to(self, session: str) -> bool:
+        return self.times > 1 or (self.times == 1 and self.session == session)
+
+    def is_due(self, answers: int, today: date) -> bool:
+        """Whether to test the window now, after `answers` more answers than were counted."""
+        return self.answers + answers >= self.patience or _is_past(self.checked_on, 1, today)
+
+    def disproved(self, today: date) -> LearnedWindow:
+        """Return this window after the endpoint accepted more."""
+        is_same_day = today.isoformat() == self.learned_on
+        return replace(self, times=0, answers=0, patience=FIRST_WINDOW_PATIENCE if is_same_day else self.patience)
+
+    def confirmed(self, today: date) -> LearnedWindow:
+        """Return this window after a test showed that it holds. If the test came after `patience` answers, the next one
+        comes after twice as many."""
+        patience = self.patience
+        if self.answers >= patience:
+            patience = min(MAX_SILENT_PATIENCE if self.is_silent else MAX_WINDOW_PATIENCE, 2 * patience)
+        return replace(self, answers=0, patience=patience, checked_on=today.isoformat())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A part of a request that the endpoint refused, after which it accepted the request without this part.
+
+    `part` is a name as in :class:`crow.llm.dialect.Dialect`, or `max_output_tokens`; then `limit` is the largest
+    accepted output limit. `patience` days after `checked_on`, one request contains the part again. If the endpoint
+    refuses it, the patience doubles. If the endpoint accepts it, `holds` becomes false, and the part is sent again. The
+    fact is kept, so that a part which is refused again is known from before.
+    """
+
+    part: str
+    source: str
+    learned_on: str
+    session: str
+    times: int = 1
+    limit: int | None = None
+    checked_on: str = ""
+    patience: int = 1
+    holds: bool = True
+
+    def applies_to(self, session: str) -> bool:
+        return self.holds and (self.times > 1 or self.session == session)
+
+    def is_due(self, today: date) -> bool:
+        return _is_past(self.checked_on, self.patience, today)
+
+    def again(self, new: Refusal, today: date) -> Refusal:
+        """Return this fact after the part was refused again, as `new` says."""
+        patience = min(MAX_PATIENCE_DAYS, self.patience * 2)
+        return replace(new, times=self.times + 1, patience=patience, checked_on=today.isoformat())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageShape:
+    """Which token counts the endpoint reports: some of `input`, `output`, `cached` and `reasoning`, separated by
+    blanks. Empty if it reports none."""
+
+    counts: str
+    learned_on: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedFact:
+    """One learned fact for the user. `words` are full sentences."""
+
+    about: str
+    words: str
+
+
+def utc_today() -> date:
+    return datetime.now(UTC).date()
+
+
+def quoted(words: str) -> str:
+    """Return the start of an endpoint's message, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in words)[:QUOTE_CHARS]
+
+
+def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
+    """Return the learned window among an endpoint's facts, or None if there is none or its format is unknown."""
+    learned = _read(LearnedWindow, facts.get(WINDOW))
+    is_valid = learned is not None and learned.tokens > 0 and min(learned.times, learned.answers, learned.patience) >= 0
+    return learned if is_valid else None
+
+
+def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
+    """Return the refused parts of requests by name, oldest first. Older versions of crow stored only the names and the
+    output limit, after a single refusal. Such facts are tested with the next request."""
+    listed = facts.get(REFUSED)
+    found: dict[str, Refusal] = {}
+    for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
+        refusal = _of_older_version(item) if isinstance(item, str) else _read(Refusal, item)
+        if refusal is not None and refusal.times > 0 and refusal.patience > 0:
+            found[refusal.part] = refusal
+    limit = facts.get(OUTPUT_LIMIT)
+    if type(limit) is int and limit > 0 and OUTPUT_LIMIT not in found:
+        found[OUTPUT_LIMIT] = replace(_of_older_version(OUTPUT_LIMIT), limit=limit)
+    return found
+
+
+def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
+    """Return which token counts the endpoint reports, or None if that is unknown."""
+    return _read(UsageShape, facts.get(USAGE))
+
+
+def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
+    """Return the facts to store for these refused parts."""
+    return {REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
+
+
+def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
+    """Return everything that was learned about an endpoint: what, from which words, when, how sure it is, and when it
+    is tested again. With `session`, leave out what does not apply to that session."""
+    described: list[LearnedFact] = []
+    window = learned_window(facts)
+    if window is not None and window.times and (session is None or window.applies_to(session)):
+        words = describe_window(window, is_own=session is not None)
+        described.append(LearnedFact(about="context window", words=words))
+    described += [
+        LearnedFact(
+            about=_PART_NAMES.get(refusal.part, refusal.part), words=_describe(refusal, is_own=session is not None)
+        )
+        for refusal in learned_refusals(facts).values()
+        if refusal.holds and (session is None or refusal.applies_to(session))
+    ]
+    usage = learned_usage(facts)
+    if usage is not None:
+        counts = " and ".join(", ".join(usage.counts.split()).rsplit(", ", 1))
+        reports = f"The endpoint reports {counts} tokens" if counts else "The endpoint reports no token counts"
+        seen = "after one answer" if usage.times == 1 else "after several answers"
+        words = f"{reports} ({seen}, {usage.learned_on}). Every answer is checked."
+        described.append(LearnedFact(about="usage", words=words))
+    return tuple(described)
+
+
+def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
+    """Describe a learned window in full sentences. `answers` came since the stored count. `is_tested` means that crow
+    ignores the window at the moment, to test it. `is_own` means that a user of its session reads the words."""
+    left = max(0, window.patience - window.answers - answers)
+    more = f"{left} more answer{'s' * (left != 1)}"
+    test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."
+    if is_tested or left == 0:
+        test = "Crow is now testing whether the endpoint accepts more."
+    scope = _scope(window.times, is_own=is_own)
+    return (
+        f"Crow learned a window of {window.tokens:,} tokens on {window.learned_on}, {scope}, from {window.source}. "
+        f"It only triggers compaction. {test}"
+    )
+
+
+_PART_NAMES = {
+    "stream": "streaming",
+    "stream_options": "usage while streaming (stream_options)",
+    "max_output_tokens": "output limit",
+    "prompt_cache_key": "cache key (prompt_cache_key)",
+    "cache_marker": "cache marker (cache_control)",
+    "null_content": "null as the content of calls",
+    "no_content": "calls without content",
+    "no_reasoning": "answers sent back without reasoning",
+    "parallel_calls": "several calls in one answer",
+    "opaque": "opaque reasoning details",
+    "thought_level": "thought level",
+    "images": "images",
+    "system_role": "system messages",
+    "developer_role": "developer messages",
+}
+
+
+def _describe(refusal: Refusal, *, is_own: bool) -> str:
+    done = "Crow leaves this out of requests"
+    if refusal.limit is not None:
+        done = f"Crow asks for at most {refusal.limit:,} output tokens"
+    since = f" since {refusal.learned_on}" if refusal.learned_on else ""
+    test = f"on {_day_after(refusal.checked_on, refusal.patience)}" if refusal.checked_on else "with the next request"
+    scope = _scope(refusal.times, is_own=is_own)
+    return f"{done}{since}, {scope}, because of {refusal.source}. It is tested again {test}."
+
+
+def _scope(times: int, *, is_own: bool) -> str:
+    if times > 1:
+        return f"for every session (it happened {times} times)"
+    return f"for {'this' if is_own else 'one'} session only (it happened once)"
+
+
+def _of_older_version(part: str) -> Refusal:
+    return Refusal(part=part, source="a refusal seen by an older version of crow", learned_on="", session="", times=2)
+
+
+def _read(kind: type[_Fact], fact: object) -> _Fact | None:
+    """Return a stored fact, or None if it has another format."""
+    if not isinstance(fact, Mapping):
+        return None
+    known: dict[str, Any] = {each.name: fact[each.name] for each in fields(kind) if each.name in fact}
+    for each in fields(kind):
+        # `type` and not `isinstance`: true is no number.
+        if each.name in known and type(known[each.name]).__name__.replace("NoneType", "None") not in str(each.type):
+            return None
+    try:
+        return kind(**known)
+    except TypeError:
+        return None
+
+
+def _day_after(day: str, days: int) -> str:
+    try:
+        return (date.fromisoformat(day) + timedelta(days=days)).isoformat()
+    except (ValueError, OverflowError):
+        return ""
+
+
+def _is_past(day: str, days: int, today: date) -> bool:
+    """Whether `days` days have passed since `day`. An unreadable day is past. A day in the future is past too, because
+    a clock was wrong."""
+    return not today.isoformat() < _day_after(day, days) or day > today.isoformat()
+
+
+def refusals_for(refusals: Mapping[str, Refusal], session: str) -> Sequence[Refusal]:
+    """Return the refused parts that apply to this session, oldest first."""
+    return [each for each in refusals.values() if each.applies_to(session)]
