@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas interop interop-sdk interop-gateway soak soak-store soak-parser soak-compaction soak-wire bench build clean
+.PHONY: help setup run test check format schemas interop interop-sdk interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,7 +69,7 @@ $(GATEWAY)/.ready:
 interop-gateway: $(READY) $(GATEWAY)/.ready
 	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
 
-soak: soak-store soak-parser soak-compaction soak-wire ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -78,8 +78,15 @@ soak-store: $(READY)
 soak-parser: $(READY)
 	$(BIN)/python -m tests.soak.parser
 
+soak-shown: $(READY)
+	$(BIN)/python -m tests.soak.shown
+
 soak-compaction: $(READY)
 	$(BIN)/python -m tests.soak.compaction
+
+# SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1).
+soak-accounts: $(READY)
+	$(BIN)/python -m tests.soak.accounts
 
 # SOAK_MESSAGES hostile messages (50000), SOAK_SECONDS of fuzzing (30).
 soak-wire: $(READY)

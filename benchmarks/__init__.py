@@ -13,4 +13,5 @@ benchmarks.write` copies them into BENCHMARKS.md.
 - `tools`: the cost of a tool call beyond the tool
 - `questions`: how often a user is asked about commands, with and without confinement
 - `retention`: facts that survive compaction
+- `prefix`: bytes of requests that a provider's cache saves
 """

@@ -113,6 +113,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         max_output_tokens=options.max_output_tokens,
         input_price=options.input_price,
         cached_price=options.cached_price,
+        cache_write_price=options.cache_write_price,
         output_price=options.output_price,
         timeouts=EndpointTimeouts(
             connect_s=settings.connect_timeout_s or EndpointTimeouts().connect_s,

@@ -28,7 +28,7 @@ from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.domain.rendering import on_one_line
 from crow.llm import Model, Request, TextDelta
-from crow.llm.models import Offered
+from crow.llm.models import Offered, facts_of
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
 from crow.store.importers import importable
@@ -107,16 +107,9 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
 
 async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]:
     """The models of the default endpoint, or of `provider`. :raises CrowError: the endpoint cannot be asked."""
-    if loaded.problem is not None:
-        raise loaded.problem
-    settings = loaded.settings
-    if provider is not None and provider not in settings.providers:
-        hint = f"there are {', '.join(settings.providers)}" if settings.providers else f"add [providers.{provider}]"
-        raise errors.ArgumentError(f'No provider "{provider}" in {loaded.paths.config_file}; {hint}.')
-    name = next(iter(names_offered(settings)), "") if provider is None else f"{provider}/"
-    if name == OFFLINE:
+    target = _target_of_listing(loaded, provider)
+    if target is None:
         return (Offered(name=OFFLINE),)
-    target = target_of(name, settings)
     if target.model:
         adapters.endpoint_of(target).check()
     model = await adapters.open_model(target, None)
@@ -124,6 +117,45 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
         return await model.models()
     finally:
         await model.close()
+
+
+async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[Offered]) -> int:
+    """Store the windows and prices of the `offered` models, and return how many models were stored.
+
+    These are the models in the configuration, and those that crow has used.
+
+    :raises CrowError: the database cannot be used.
+    """
+    target = _target_of_listing(loaded, provider)
+    if target is None:
+        return 0
+    targets = (target_of(name, loaded.settings) for name in names_offered(loaded.settings))
+    configured = {each.model for each in targets if each.base_url == target.base_url}
+    count = 0
+    store = await adapters.open_store(loaded)
+    try:
+        for each in offered:
+            if each.name in configured or await store.learned(target.base_url, each.name):
+                await store.learn(target.base_url, each.name, facts_of(each))
+                count += 1
+    finally:
+        await store.close()
+    return count
+
+
+def _target_of_listing(loaded: Loaded, provider: str | None) -> Target | None:
+    """The default endpoint, or that of `provider`. None is the built-in model, which has no endpoint.
+
+    :raises CrowError: the configuration is wrong, or has no such provider.
+    """
+    if loaded.problem is not None:
+        raise loaded.problem
+    settings = loaded.settings
+    if provider is not None and provider not in settings.providers:
+        hint = f"there are {', '.join(settings.providers)}" if settings.providers else f"add [providers.{provider}]"
+        raise errors.ArgumentError(f'No provider "{provider}" in {loaded.paths.config_file}; {hint}.')
+    name = next(iter(names_offered(settings)), "") if provider is None else f"{provider}/"
+    return None if name == OFFLINE else target_of(name, settings)
 
 
 def _check_configuration(loaded: Loaded) -> Finding:

@@ -12,11 +12,11 @@ import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, NewEntry, Note, PlanItem, Prompt, TurnEnd, User
+from crow.domain.entries import Entry, NewEntry, Note, PlanItem, Prompt, ToolResult, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
-from crow.domain.events import EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
-from crow.domain.messages import JsonObject, Part, Text
-from crow.llm import THOUGHT_LEVELS
+from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
+from crow.domain.messages import JsonObject, Part, Text, Usage
+from crow.llm import THOUGHT_LEVELS, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,15 @@ class Branch:
         self._client = client
         self._lock = anyio.Lock(fast_acquire=True)
         self._pending_end: tuple[NewEntry, ...] = ()
+        self._pending_requests: tuple[NewEntry, ...] = ()
+        self.turn_usage: Usage | None = None
+        """What the requests of this turn used, including those of its sub-agents. None if there were none."""
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
+        self._refused: dict[str, tuple[str, ...]] = {}
         self.turn = tail.entries[-1].turn if tail.entries else 0
+        self.told_cost: float | None = None
+        """The cost that the client was told last, in USD. None if it was told none."""
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
@@ -70,12 +76,28 @@ class Branch:
         """The newest plan."""
         return self.projection.plan
 
+    @property
+    def thought_level(self) -> ThoughtLevel | None:
+        """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
+        return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
+
+    def watch_refused(self, info: ModelInfo) -> None:
+        """Remember what the endpoint has refused before the first request to it."""
+        self._refused.setdefault(info.endpoint, info.refused)
+
+    def newly_refused(self, info: ModelInfo) -> tuple[str, ...]:
+        """Return the parts of messages that the endpoint has refused since the last call, or since `watch_refused`."""
+        known, self._refused[info.endpoint] = self._refused.get(info.endpoint, ()), info.refused
+        return tuple(part for part in info.refused if part not in known)
+
     def newest_user(self) -> Entry | None:
         """The newest user entry in memory."""
         return next((entry for entry in reversed(self.entries) if isinstance(entry.body, User)), None)
 
     async def publish(self, event: Event) -> None:
         """Send an event to the client."""
+        if isinstance(event, ContextMeasured):
+            self.told_cost = event.cost
         await self._client.publish(event)
 
     async def record(self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None) -> tuple[Entry, ...]:
@@ -98,17 +120,49 @@ class Branch:
         self, entries: Sequence[NewEntry], *, changes: SessionChanges | None = None, release: bool = False
     ) -> tuple[Entry, ...]:
         with anyio.CancelScope(shield=True):  # the entries in memory must match the database
+            requests = self._pending_requests
             stored = await self._store.append(
-                self.row.id, leaf=self.leaf, turn=self.turn, entries=entries, changes=changes, release=release
+                self.row.id,
+                leaf=self.leaf,
+                turn=self.turn,
+                entries=[*requests, *entries],
+                changes=changes,
+                release=release,
             )
+            self._pending_requests = self._pending_requests[len(requests) :]
             self._extend(stored)
+            self._count(stored)
             if not self.projection.complete:  # after a restore, some needed entries are not in memory
                 self._stand_on(await self._store.tail(self.row.id))
             if changes is not None:
                 self.row = await self._store.session(self.row.id)
-            elif cost := sum(entry.cost or 0.0 for entry in stored):
-                self.row = replace(self.row, cost=self.row.cost + cost)
-        return stored
+        return stored[len(requests) :]
+
+    def _count(self, stored: Sequence[Entry]) -> None:
+        """Add what `stored` used to the sums of the turn and of the session's row."""
+        for entry in stored:
+            if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its sub-agent
+                continue
+            if entry.usage is not None:
+                self.add_usage(entry.usage)
+            if entry.cost:
+                self.row = replace(self.row, cost=self.row.cost + entry.cost)
+
+    def add_usage(self, usage: Usage) -> None:
+        """Add to the usage of this turn."""
+        self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
+
+    async def refresh_cost(self) -> None:
+        """Read the session's cost from the store again, because a sub-agent has added to it.
+
+        :raises ~crow.domain.errors.StoreError: it could not be read.
+        """
+        async with self._lock:
+            self.row = replace(self.row, cost=(await self._store.session(self.row.id)).cost)
+
+    def store_with_next(self, requests: Sequence[NewEntry]) -> None:
+        """Store these requests together with the next entries of the branch, or with the end of the turn."""
+        self._pending_requests += tuple(requests)
 
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
@@ -127,6 +181,7 @@ class Branch:
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn, known = start.turn, self.leaf
+            self.turn_usage = None
             if not start.moved:
                 self._extend(start.entries)
                 return False
@@ -196,7 +251,8 @@ class Branch:
         if not self.is_settled and time.monotonic() - self._settled_at > 1:
             await self.try_to_settle()
         if self._pending_end:
-            self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
+            end = (*self._pending_requests, *self._pending_end)
+            self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
 
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""

@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
@@ -29,6 +30,7 @@ from crow.tools import ServerStatus, SkillInfo
 GIT_FILE_BYTES = 4_096
 GIT_HEAD = re.compile(r"ref: refs/heads/([^\s<>]{1,250})\s*|([0-9a-f]{40,64})\s*")
 SERVER_CHARS = 400
+NAMES_SHOWN = 5
 SHELL = "bash" if shutil.which("bash") else "sh"
 
 ROLE = """\
@@ -106,6 +108,35 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     blocks += [tagged(name, text) for name, text in sections.items() if text]
     blocks += [extra] if isinstance(extra, str) and extra else []
     return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
+
+
+def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
+    """Say why the prompt entry `old` is out of date, for the user."""
+    if old is None:
+        return "the session began"
+    if not old.recorded_here:
+        return "the session came from elsewhere"
+    reasons = []
+    if old.cwd != row.cwd:
+        reasons.append(f"the directory changed from {old.cwd} to {row.cwd}")
+    if old.model != row.model:
+        reasons.append(f"the model changed from {old.model} to {row.model}")
+    if old.tools != tuple(tools):
+        before, now = {tool.name: tool for tool in old.tools}, {tool.name: tool for tool in tools}
+        changed = [name for name, tool in now.items() if name in before and before[name] != tool]
+        found = {
+            "new": [name for name in now if name not in before],
+            "gone": [name for name in before if name not in now],
+            "changed": changed,
+        }
+        parts = [f"{what}: {some_of(names)}" for what, names in found.items() if names] or ["in another order"]
+        reasons.append(f"the tools changed ({'; '.join(parts)})")
+    return ", and ".join(reasons)
+
+
+def some_of(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
@@ -242,7 +273,8 @@ class Briefing:
             and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools)
         ):
             return
-        entries = [NewEntry(body=await self.fresh_prompt())]
+        prompt = replace(await self.fresh_prompt(), reason=reason_for_prompt(newest, row, self._tools))
+        entries = [NewEntry(body=prompt)]
         if newest is not None and newest.cwd != row.cwd:
             text = f"This session worked in {newest.cwd} until now; from here on it works in {row.cwd}."
             entries.insert(0, new_remark(text))

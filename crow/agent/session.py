@@ -26,7 +26,7 @@ from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
-from crow.domain.messages import JsonObject, Part, Text
+from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
@@ -46,6 +46,7 @@ RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level of the place. `/retry`, for example, keeps the present ones."""
+TELL_S = 2.0
 SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
 
@@ -56,7 +57,8 @@ class PendingPrompt:
 
     `command` is set if the prompt is a slash command, and `called` if it may call a prompt of an MCP server. `ready` is
     set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under `message_id`, for
-    example because it waits for an earlier turn.
+    example because it waits for an earlier turn. `usage` is what the turn used; it is set when the turn has ended, and
+    None if the turn made no request.
     """
 
     parts: Sequence[Part]
@@ -71,6 +73,7 @@ class PendingPrompt:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     stop: StopReason = "end_turn"
     error: Exception | None = None
+    usage: Usage | None = None
 
     @property
     def is_only_in_memory(self) -> bool:
@@ -329,6 +332,7 @@ class Session:
             prompt.error = error
         finally:
             self._ending = None
+            prompt.usage = self.branch.turn_usage
             self._queue.remove(prompt)
             prompt.done.set()
         if self.workspace.has_leftovers:
@@ -420,10 +424,20 @@ class Session:
             if end.stop not in ("error", "cancelled"):  # in these cases the request already has its answer
                 raise
             logger.warning("Could not store the end of the turn; crow will try again: %s", error)
+        await self._tell_cost()
         if end.stop == "refusal":  # ACP drops a refused prompt; the turn stays in the log as a branch
             first = next((entry for entry in self.branch.entries if entry.turn == self.branch.turn), None)
             if first is not None:
                 await self.move(first.parent, "refusal")
+
+    async def _tell_cost(self) -> None:
+        """Tell the client what the session has cost, if that has changed since the client was told."""
+        branch = self.branch
+        if branch.row.cost == (branch.told_cost or 0.0):
+            return
+        with anyio.move_on_after(TELL_S, shield=True), suppress(CrowError):
+            if self.adapters.info(branch.row.model).input_price is not None:
+                await branch.publish(await self.measured())
 
     async def move(self, to: int | None, reason: str) -> str:
         """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.

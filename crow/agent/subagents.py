@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -20,7 +21,7 @@ from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Assistant, Entry, Started, ToolResult, TurnEnd
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, ElicitationKind, EntryStored, Event, TextShown
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model
@@ -78,12 +79,22 @@ class SubAgents:
         client = SubAgentClient(self.client, self.log, on_output)
         client.branch = branch = await self._open(task, client)
         self.running.add(branch.row.id)
+        cost = branch.row.cost
         try:
             end = await self._run(branch, task, tools)
-            return client.result(branch.row.id, end)
+            spent = round(branch.row.cost - cost, 12)
+            return client.result(branch.row.id, end, branch.turn_usage, spent or None)
         finally:
             self.running.discard(branch.row.id)
             self.log.forget(client.answers)
+            await self._count(branch)
+
+    async def _count(self, branch: Branch) -> None:
+        """Add what a task used to the turn that started it. The store has added it to the session's row already."""
+        if branch.turn_usage is not None:
+            self.parent.add_usage(branch.turn_usage)
+            with anyio.CancelScope(shield=True), suppress(StoreError):
+                await self.parent.refresh_cost()
 
     async def _open(self, task: Task, client: Client) -> Branch:
         """Open the branch of a new task, or of the task to resume.
@@ -200,8 +211,6 @@ class SubAgentClient:
         self._text = ""
         self._answer = ""
         self._shown_at = 0.0
-        self._cost: float | None = None
-        self._usage: list[Usage] = []
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
@@ -228,10 +237,6 @@ class SubAgentClient:
                 pass
 
     def _add(self, entry: Entry) -> None:
-        if entry.cost is not None:
-            self._cost = (self._cost or 0.0) + entry.cost
-        if entry.usage is not None:
-            self._usage.append(entry.usage)
         if isinstance(entry.body, Assistant):
             assert self.branch is not None, "the branch is set before the turn runs"
             self.answers.append(entry.id)
@@ -243,8 +248,8 @@ class SubAgentClient:
         text = "\n".join([*self._lines[-50:], self._text.strip()]).strip()
         await self._on_output(text[-PROGRESS_CHARS:])
 
-    def result(self, task_id: str, end: TurnEnd) -> SubagentResult:
-        """The result of the task, for the agent that delegated it."""
+    def result(self, task_id: str, end: TurnEnd, usage: Usage | None, cost: float | None) -> SubagentResult:
+        """The result of the task, for the agent that delegated it. `usage` and `cost` (USD) are what the task used."""
         text = self._answer
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {end.detail}".strip()
@@ -255,8 +260,8 @@ class SubAgentClient:
             text=text,
             is_error=end.stop != "end_turn",
             steps=len(self.answers),
-            usage=total_usage(self._usage),
-            cost=self._cost,
+            usage=usage,
+            cost=cost,
         )
 
 
@@ -269,10 +274,3 @@ def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tup
         if name not in allowed:
             raise ArgumentError(f'task: tools contains "{name}"; a task can only use {", ".join(allowed)}')
     return tuple(spec for name, spec in allowed.items() if name in names)
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage | None:
-    """The sum of `usages`; None if there are none."""
-    names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-    sums = {name: sum(getattr(usage, name) or 0 for usage in usages) for name in names}
-    return Usage(**sums) if usages else None

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeAlias
 
 import anyio
 
 from crow.agent import new_message_id, new_remark
+from crow.agent.accounts import request_entry, usage_of_answer, usage_of_attempt
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
@@ -28,11 +30,11 @@ from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
 from crow.domain import errors
-from crow.domain.entries import Assistant, Entry, NewEntry, Reminder, StopReason, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Entry, NewEntry, Note, Reminder, StopReason, ToolResult, TurnEnd, User
 from crow.domain.errors import ContextOverflow, ModelTimeout, NetworkError, Overloaded, ProtocolError, RateLimited
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
-from crow.llm import THOUGHT_LEVELS, Request, cost_of
+from crow.llm import Attempt, Request, Stream, cost_of
 from crow.tools import PlannedCall, Toolbox
 
 END_S = 5.0
@@ -83,6 +85,8 @@ class Turn:
         self._repetition = Repetition()
         self._draft: AnswerDraft | None = None
         self._answer: Answer | None = None
+        self._stream: Stream | None = None
+        self._sent = self._counted = 0
         self._is_listening = False
         self._steps = steps
         self._steps_taken = 0
@@ -167,14 +171,26 @@ class Turn:
 
     def _unstored_answer(self) -> list[NewEntry]:
         """Return the answer that was shown but not stored. It is marked as interrupted unless it is complete."""
-        draft = self._draft
+        draft, stream = self._draft, self._stream
         if draft is None:
             return []
+        attempts = stream.attempts() if stream is not None else ()
         if self._answer is not None:
+            self._count(attempts[:-1])
             return [self._assistant(draft.message_id, self._answer)]
         if not (draft.text or draft.thought):
+            self._count(attempts)
             return []
-        return [self._assistant(draft.message_id, Answer(text=draft.text, thought=draft.thought, finish="interrupted"))]
+        self._count(attempts[:-1])
+        answer = Answer(text=draft.text, thought=draft.thought, finish="interrupted")
+        usage = usage_of_attempt(attempts[-1], sent=self._sent) if attempts else None
+        return [self._assistant(draft.message_id, replace(answer, usage=usage))]
+
+    def _count(self, attempts: Sequence[Attempt]) -> None:
+        """Store what these requests used, although they gave no answer. Each of them is counted only once."""
+        info, new = self._model.info, attempts[self._counted :]
+        self._counted += len(new)
+        self._branch.store_with_next([request_entry(each, info, sent=self._sent, purpose="answer") for each in new])
 
     def _take_steered(self) -> list[NewEntry]:
         """Return the prompts that the model has not seen yet. Storing them removes them from the inbox."""
@@ -219,28 +235,33 @@ class Turn:
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
 
     async def _ask_once(self, before: str) -> tuple[int, Assistant, Sequence[PlannedCall]]:
-        context, row = self._branch.context(), self._branch.row
+        context = self._branch.context()
         request = Request(
             messages=context.messages,
             tools=context.tools,
             max_output_tokens=self._gauge.max_output_tokens(),
-            cache_key=row.id,
-            thought_level=next((level for level in THOUGHT_LEVELS if level == row.config.get("thought_level")), None),
+            cache_key=self._branch.row.id,
+            thought_level=self._branch.thought_level,
         )
         self._draft = draft = AnswerDraft(self._branch, new_message_id(), before=before)
+        self._stream, self._sent, self._counted = None, self._gauge.used(), 0
+        self._branch.watch_refused(self._model.info)
         self._is_listening = True
         try:
-            async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as stream:
-                answer = await draft.follow(stream)
+            async with after_delay(THINKS_S, self._calls.prepare), self._model.stream(request) as self._stream:
+                answer = await draft.follow(self._stream)
         finally:
             if draft.is_muted:  # the caller of `mute` is cancelling this turn; wait for that
                 await anyio.sleep_forever()
             self._is_listening = False
-        self._answer = answer
+        self._answer = answer = replace(answer, usage=usage_of_answer(answer, sent=self._sent))
+        if refused := self._branch.newly_refused(self._model.info):
+            await self._branch.record([NewEntry(body=Note(about="dialect", value=", ".join(refused)))])
         plans: Sequence[PlannedCall] = ()
         if answer.calls:
             async with after_delay(PLAN_S, self._save_draft):
                 plans = await self._calls.plan(answer.calls)
+        self._count(self._stream.attempts()[:-1])
         entry = await self._store_answer(self._assistant(draft.message_id, answer, plans))
         await self._gauge.answered()
         await self._gauge.tell()
@@ -257,7 +278,7 @@ class Turn:
         """Store the answer that was shown, then publish it. If publishing is cancelled, the answer must not be stored
         again."""
         (entry,) = await self._branch.store_only([new])
-        self._draft = self._answer = None
+        self._draft = self._answer = self._stream = None
         await self._branch.publish(EntryStored(entry=entry))
         return entry
 
@@ -274,6 +295,7 @@ class Turn:
                 reasoning_field=answer.reasoning_field,
                 endpoint=info.endpoint,
                 announcements=tuple(plan.announcement for plan in plans),
+                cut=self._gauge.cut_calls(answer.calls) if answer.calls else None,
             ),
             model=info.name,
             usage=answer.usage,

@@ -107,6 +107,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _add_json(doctor)
     models = add("models", _models, "list the models that an endpoint offers", [settings])
     models.add_argument("provider", nargs="?", help="the NAME of a [providers.NAME]; default: the endpoint in use")
+    models.add_argument("--refresh", action="store_true", help="store the windows and prices of the models in use")
     _add_json(models)
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")

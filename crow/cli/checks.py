@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from crow.cli.output import Column, print_json, print_table
-from crow.doctor import Finding, check_everything, list_models, repair_database
+from crow.doctor import Finding, check_everything, list_models, repair_database, store_models
 from crow.domain.errors import ArgumentError
 from crow.settings import Loaded
 from crow.tools import StdioServer
@@ -44,6 +44,8 @@ async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
 async def print_models(loaded: Loaded, options: argparse.Namespace) -> None:
     """`crow models`: print the models that an endpoint offers."""
     models = await list_models(loaded, options.provider)
+    if options.refresh:
+        await store_models(loaded, options.provider, models)
     if options.json:
         return print_json({key: value for key, value in asdict(each).items() if value is not None} for each in models)
     rows = [

@@ -35,10 +35,10 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow, hits_by_session
+from crow.store import Scope, SessionRow, UsageTotal, hits_by_session
 from crow.store.codec import encode, tag_name, tags_of
 from crow.store.sqlite.admin import ListedSession, SessionAdmin, SessionFilter
-from crow.store.sqlite.search import GROUPS, Group, UsageTotal
+from crow.store.sqlite.search import GROUPS, Group
 from crow.store.transcript import Transcript, message_text, time_text
 
 LISTED = 20
@@ -204,14 +204,18 @@ async def stats(context: SessionsContext) -> None:
     shorten = await context.id_shortener()
     titles = groups == ("session",)
     columns = [Column(group.capitalize(), "fixed") for group in groups] + [Column("Title")] * titles
-    columns += [Column(name, "number") for name in ("Requests", "In", "Cached", "Out", "Cost $")]
+    (sum_of_all,) = await context.admin.totals((), scope)
+    has_estimates = sum_of_all.estimated > 0
+    numbers = ("Requests", "In", "Cached", "Out", "Cost $", *(("Estimated",) if has_estimates else ()))
+    columns += [Column(name, "number") for name in numbers]
     cells = []
     for row in rows:
         session = shorten(row.session) if row.session else "(deleted)"
         keys = {"session": session, "model": row.model or "", "day": row.day or ""}
-        cells.append([*(keys[group] for group in groups), *[row.title or ""] * titles, *_numbers(row)])
-    (sum_of_all,) = await context.admin.totals((), scope)
-    total = ["Total", *[""] * (len(columns) - 6), *_numbers(sum_of_all)]
+        cells.append([*(keys[group] for group in groups), *[row.title or ""] * titles])
+        cells[-1] += _numbers(row, has_estimates=has_estimates)
+    total = ["Total", *[""] * (len(columns) - len(numbers) - 1)]
+    total += _numbers(sum_of_all, has_estimates=has_estimates)
     print_table(columns, cells, empty="No requests to a model yet.", total=total)
     return None
 
@@ -371,10 +375,13 @@ def _groups(text: str) -> tuple[Group, ...]:
     return tuple(group for group in GROUPS if group in names)
 
 
-def _numbers(total: UsageTotal) -> Sequence[str]:
-    numbers = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
+def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
+    """Return the cells with the numbers of a row. With `has_estimates`, the last one is the number of requests whose
+    tokens were estimated."""
+    show = "{:,}".format if in_terminal() else str
+    counts = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
     cost = "" if total.cost is None else f"{total.cost:.4f}"
-    return (*(f"{number:,}" if in_terminal() else str(number) for number in numbers), cost)
+    return (*map(show, counts), cost, *((show(total.estimated),) if has_estimates else ()))
 
 
 def _cells_in_pipe(one: ListedSession) -> Sequence[str]:

@@ -202,12 +202,14 @@ class Projection:
                     self.plan, self.mode = body.plan, body.mode
             case kinds.Note() | kinds.File() | kinds.Remark() | kinds.Command() | kinds.Mask() | kinds.Restore():
                 pass
+            case kinds.ModelRequest():
+                pass
             case _ as never:
                 assert_never(never)
 
     def _fold_assistant(self, entry: Entry, body: Assistant) -> None:
         calls = self._unique_calls(entry.id, body.calls)
-        message = rendering.assistant_message(body, calls)
+        message = rendering.assistant_message(body, calls, entry.id)
         if message is None:
             self._rows.openness = "closed"  # a request was made here, so later text must not join an earlier message
             return

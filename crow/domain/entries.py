@@ -72,13 +72,15 @@ class PlanItem:
 class Prompt:
     """The system message and tool specs, built for `cwd` and `model`. They are sent unchanged until another prompt
     entry replaces them. `recorded_here` is false for an imported entry. Such an entry is never sent, because the next
-    turn begins with a new prompt entry."""
+    turn begins with a new prompt entry. `reason` tells the user why the entry was written, such as `the model changed
+    from a to b`. It is empty if an older version stored the entry, or if the entry was stored with a checkpoint."""
 
     system: str
     tools: tuple[ToolSpec, ...]
     cwd: str
     model: str
     recorded_here: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,8 @@ class Assistant:
 
     `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
     that was shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is
-    empty if nothing was shown, or if an older version stored the entry.
+    empty if nothing was shown, or if an older version stored the entry. If `cut` is set, the model sees about that many
+    characters of the arguments of all calls together; the calls themselves run with the whole arguments.
     """
 
     text: str
@@ -109,6 +112,7 @@ class Assistant:
     reasoning_field: str | None = None
     endpoint: str = ""
     announcements: tuple[Announcement, ...] = ()
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +243,17 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
+
+    Its `purpose` is an `answer` that never came (the request failed, was sent again, or was cancelled before any text),
+    or a `summary` of the conversation.
+    """
+
+    purpose: Literal["answer", "summary"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
     """A skill that the model loaded."""
 
@@ -276,9 +291,11 @@ class Note:
 
     For `model` and `thought_level`, `previous` is the value before the change; the thought level "" is the endpoint's
     default. Going back to before this entry restores `previous`.
+    For `dialect`, `value` names the parts of messages that the endpoint has just refused: crow leaves them out from
+    now on.
     """
 
-    about: Literal["model", "thought_level", "mode", "label"]
+    about: Literal["model", "thought_level", "mode", "label", "dialect"]
     value: str
     previous: str = ""
 
@@ -308,7 +325,7 @@ class TurnEnd:
 
 TurnBody: TypeAlias = Prompt | User | Assistant | Started | File | ToolResult | TurnEnd
 ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder | Custom
-SessionBody: TypeAlias = Remark | Command | Note
+SessionBody: TypeAlias = Remark | Command | Note | ModelRequest
 Body: TypeAlias = TurnBody | ContextBody | SessionBody
 
 

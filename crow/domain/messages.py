@@ -89,15 +89,41 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts that a provider reported for one request. None means unknown, not zero.
+    """Token counts of one request, or sums of several. None means unknown, not zero.
 
-    `input_tokens` includes cached tokens, and `output_tokens` includes reasoning tokens.
+    `input_tokens` includes `cached_tokens`, which were read from the provider's cache, and `cache_write_tokens`, which
+    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the
+    input or the output, crow estimates it and sets `is_input_estimated` or `is_output_estimated`.
     """
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    is_input_estimated: bool = False
+    is_output_estimated: bool = False
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether crow estimated the input or the output."""
+        return self.is_input_estimated or self.is_output_estimated
+
+    def __add__(self, other: Usage) -> Usage:
+        """Add up two usages. A number that neither of them has stays unknown."""
+        return Usage(
+            input_tokens=_sum(self.input_tokens, other.input_tokens),
+            output_tokens=_sum(self.output_tokens, other.output_tokens),
+            cached_tokens=_sum(self.cached_tokens, other.cached_tokens),
+            reasoning_tokens=_sum(self.reasoning_tokens, other.reasoning_tokens),
+            cache_write_tokens=_sum(self.cache_write_tokens, other.cache_write_tokens),
+            is_input_estimated=self.is_input_estimated or other.is_input_estimated,
+            is_output_estimated=self.is_output_estimated or other.is_output_estimated,
+        )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None and other is None else (one or 0) + (other or 0)
 
 
 FinishReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "interrupted"]

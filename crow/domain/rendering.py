@@ -6,6 +6,7 @@ A rendering depends only on the stored body and the constants here, so an entry 
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,9 @@ NEVER_MASKED = frozenset({"update_plan", "skill"})
 
 MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
+
+CUT_NOTES_CHARS = 1_000
+"""How many characters the notes about what is left out may add to shortened arguments."""
 
 CHECKPOINT_HEAD = (
     "[The conversation up to here was compacted. This message replaces it: a summary, then messages of the user word "
@@ -91,15 +95,15 @@ def added_part(body: Reminder | Skill | Custom) -> Text:
     return Text(text=body.text)
 
 
-def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-    """Return an answer as a message with `calls`, whose ids are unique in the request. Return None if there is nothing
-    to send."""
+def assistant_message(body: Assistant, calls: tuple[ToolCall, ...], entry: int) -> AssistantMessage | None:
+    """Return an answer as a message with `calls`, whose ids are unique in the request. If `body.cut` is set, the
+    longest arguments are shortened. Return None if there is nothing to send."""
     if not calls and not body.text.strip():
         return None
     interrupted = body.finish == "interrupted"
     return AssistantMessage(
         text=interrupted_text(body) if interrupted and body.text.strip() else body.text,
-        calls=calls,
+        calls=calls if body.cut is None else cut_calls(calls, body.cut, entry),
         thought=body.thought,
         # Opaque fields contain signatures of the complete reasoning, and providers refuse a field that is incomplete.
         opaque={} if interrupted else body.opaque,
@@ -111,6 +115,43 @@ def assistant_message(body: Assistant, calls: tuple[ToolCall, ...]) -> Assistant
 def interrupted_text(body: Assistant) -> str:
     """The part of an interrupted answer that was shown, followed by a note that it was interrupted."""
     return f"{body.text}\n\n{INTERRUPTED}"
+
+
+def cut_calls(calls: tuple[ToolCall, ...], chars: int, entry: int) -> tuple[ToolCall, ...]:
+    """Shorten the longest arguments so that the arguments of all calls together have about `chars` characters."""
+    share = fair_share([len(call.arguments) for call in calls], chars)
+    return tuple(replace(call, arguments=cut_arguments(call.arguments, share, entry)) for call in calls)
+
+
+def cut_arguments(arguments: str, chars: int, entry: int) -> str:
+    """Shorten the arguments of a call to about `chars` characters. The result is still a JSON object.
+
+    The longest members become strings that have the head and the tail of the member, and say how much is left out. If
+    there are too many members for that, one member has the head and the tail of all arguments.
+    """
+    if len(arguments) <= chars:
+        return arguments
+    try:
+        members = json.loads(arguments)
+    except (ValueError, RecursionError):
+        members = None
+    if isinstance(members, dict):
+        texts = {name: value if isinstance(value, str) else dumped(value) for name, value in members.items()}
+        share = fair_share([len(text) for text in texts.values()], chars)
+        while share > 0:
+            shown = {
+                name: value if len(texts[name]) <= share else head_and_tail(texts[name], share, entry)
+                for name, value in members.items()
+            }
+            # a character may take up to six characters of JSON
+            if len(text := dumped(shown)) <= chars + CUT_NOTES_CHARS:
+                return text
+            share = share * 2 // 3
+    return dumped({"arguments": head_and_tail(arguments, chars // 2, entry)})
+
+
+def dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:

@@ -54,7 +54,7 @@ class Replay:
                 return (EntryStored(entry=entry),) if is_shown else ()
             case entries.Prompt() | entries.File() | entries.Restore():
                 return ()
-            case entries.Skill() | entries.Reminder() | entries.Note():
+            case entries.Skill() | entries.Reminder() | entries.Note() | entries.ModelRequest():
                 return ()
             case _ as never:
                 assert_never(never)

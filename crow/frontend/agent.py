@@ -30,6 +30,7 @@ from crow.frontend.params import (
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
+from crow.frontend.updates import usage_object
 
 logger = logging.getLogger(__name__)
 
@@ -270,7 +271,8 @@ class AcpAgent:
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
             with self.idle.turn():
-                return {"stopReason": await session.answer(prompt)}
+                response: dict[str, Any] = {"stopReason": await session.answer(prompt)}
+                return response | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
         finally:
             del self._cancel_by_id[params.request_id]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
+from crow.domain.messages import Usage
 from crow.domain.rendering import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
@@ -363,6 +364,20 @@ def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
         for item in items
     ]
     return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
+
+
+def usage_object(usage: Usage) -> Fields:
+    """The token counts of a turn, for the response to its prompt. Cached tokens are a part of the input, and thought
+    tokens a part of the output."""
+    sent, made = usage.input_tokens or 0, usage.output_tokens or 0
+    optional = {
+        "thoughtTokens": usage.reasoning_tokens,
+        "cachedReadTokens": usage.cached_tokens,
+        "cachedWriteTokens": usage.cache_write_tokens,
+    }
+    known = {name: count for name, count in optional.items() if count is not None}
+    mark = {"_meta": {"crow": {"estimated": True}}} if usage.is_estimated else {}
+    return {"totalTokens": sent + made, "inputTokens": sent, "outputTokens": made, **known, **mark}
 
 
 def usage_update(event: events.ContextMeasured) -> Update:

@@ -64,21 +64,36 @@ class ModelLimits:
     max_output_tokens: int | None = None
     input_price: float | None = None
     cached_price: float | None = None
+    cache_write_price: float | None = None
     output_price: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
     """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
-    window is unknown if it is neither configured nor listed by the endpoint."""
+    window is unknown if it is neither configured nor listed by the endpoint. `refused` has the parts of messages that
+    the endpoint refused, oldest first."""
 
     name: str
     endpoint: str
     is_window_configured: bool = False
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A request that the endpoint accepted, so it probably charges for it.
+
+    `usage` is what the endpoint has reported for it. `output_tokens` is crow's estimate for the text, reasoning and
+    tool arguments that have arrived.
+    """
+
+    usage: Usage | None = None
+    output_tokens: int = 0
 
 
 class Stream(Protocol):
-    """One running request."""
+    """One running request, which is sent again after transient failures."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         """Iterate over the deltas as they arrive, in one task only. The iteration ends when the answer is complete.
@@ -92,6 +107,10 @@ class Stream(Protocol):
 
     def partial(self) -> Answer:
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Return each time that the endpoint accepted the request, in order. The last one is the running one, or the
+        one that gave the answer. The result is empty if the endpoint accepted none."""
 
 
 class Model(Protocol):
@@ -127,10 +146,13 @@ class EndpointMemory(Protocol):
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """Return the price of one request in USD, or None if usage or prices are unknown."""
+    """Return the price of one request in USD, or None if usage or prices are unknown. Without a price for reading or
+    writing the provider's cache, such tokens cost as much as other input."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
-    cached = usage.cached_tokens or 0
+    cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0
     cached_price = info.input_price if info.cached_price is None else info.cached_price
-    fresh = max(0, (usage.input_tokens or 0) - cached)
-    return (fresh * info.input_price + cached * cached_price + (usage.output_tokens or 0) * info.output_price) / 1e6
+    write_price = info.input_price if info.cache_write_price is None else info.cache_write_price
+    fresh = max(0, (usage.input_tokens or 0) - cached - written)
+    sent = fresh * info.input_price + cached * cached_price + written * write_price
+    return (sent + (usage.output_tokens or 0) * info.output_price) / 1e6

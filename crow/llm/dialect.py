@@ -41,6 +41,12 @@ class Dialect:
     streams: bool = True
     refused: tuple[str, ...] = ()
 
+    @property
+    def refused_in_messages(self) -> tuple[str, ...]:
+        """The refused parts that change how messages are written. After such a refusal, the endpoint cannot reuse what
+        it has cached."""
+        return tuple(part for part in self.refused if part in _IN_MESSAGES)
+
     def refusing(self, part: str) -> Dialect:
         """Return the dialect to use after the endpoint refused `part`. Return this dialect if there is nothing to
         change."""
@@ -71,6 +77,13 @@ class Dialect:
                 return replace(self, system_role="user")
         return replace(self, **_CHANGES.get(part, {}))
 
+
+_IN_MESSAGES = frozenset(
+    {
+        *("null_content", "no_content", "reasoning", "no_reasoning", "opaque", "images", "parallel_calls"),
+        *("system_role", "developer_role"),
+    }
+)
 
 _CHANGES: dict[str, dict[str, Any]] = {
     "stream_options": {"usage_option": False},

@@ -72,11 +72,13 @@ class Encoder:
             head[dialect.limit_field] = limit
         if dialect.cache == "key" and request.cache_key:
             head["prompt_cache_key"] = request.cache_key
-        if dialect.cache == "marker" and _CACHES_ON_REQUEST.search(model):
+        is_marked = dialect.cache == "marker" and _CACHES_ON_REQUEST.search(model) is not None
+        if is_marked:
             head["cache_control"] = {"type": "ephemeral"}
         if request.thought_level is not None and dialect.thinking is not None:
             head.update(_thinking(request.thought_level, dialect.thinking))
-        if request.tools and request.tool_choice == "none" and dialect.tool_choice:
+        # These models would forget the cached messages if `tool_choice` changed.
+        if request.tools and request.tool_choice == "none" and dialect.tool_choice and not is_marked:
             head["tool_choice"] = "none"
         if request.tools and dialect.parallel_calls is not None:
             head["parallel_tool_calls"] = dialect.parallel_calls

@@ -520,9 +520,9 @@ def _wait(text: str, now_s: float) -> float | None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000
         return max(0.0, number - now_s if number > max(_MIN_TIMESTAMP, now_s / 2) else number)
-    if _PATTERNS["span"].fullmatch(text):
-        return _seconds(text)
     try:
+        if _PATTERNS["span"].fullmatch(text):
+            return seconds if math.isfinite(seconds := _seconds(text)) else None
         if named := email.utils.parsedate_tz(text):
             return max(0.0, email.utils.mktime_tz(named) - now_s)
         moment = datetime.fromisoformat(text)

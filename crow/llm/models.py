@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -31,9 +32,13 @@ _POSSIBLE_WINDOWS = (
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
 _MIN_WINDOW = 256
+_MAX_WINDOW = 1_000_000_000
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
+
+
+_PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,25 +69,39 @@ def _offered(item: object) -> Offered | None:
         max_output_tokens=min(_sizes(item, _OUTPUTS), default=None),
         input_price=_price(item, "prompt"),
         cached_price=_price(item, "input_cache_read"),
+        cache_write_price=_price(item, "input_cache_write"),
         output_price=_price(item, "completion"),
     )
 
 
 def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> Iterator[int]:
     for place in places:
-        value = _value_at(item, place)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= _MIN_WINDOW:
-            yield value
+        size = _number(_value_at(item, place))
+        if size is not None and _MIN_WINDOW <= size <= _MAX_WINDOW:
+            yield int(size)
 
 
 def _price(item: Mapping[str, object], key: str) -> float | None:
     """Return the price in USD per million tokens. OpenRouter states USD per token, as text."""
-    value = _value_at(item, ("pricing", key))
+    price = _number(_value_at(item, ("pricing", key)))
+    return round(price * 1e6, 6) if price is not None and 0 <= price < 1 else None
+
+
+def _number(value: object) -> float | None:
+    """Return a number that an endpoint stated, perhaps as text. Return None for anything else."""
     try:
-        price = float(value) if isinstance(value, (str, int, float)) else -1.0
-    except ValueError:
+        number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
+    except (ValueError, OverflowError):
         return None
-    return round(price * 1e6, 6) if 0 <= price < 1 else None
+    return number if math.isfinite(number) else None
+
+
+def _is_possible(name: str, value: object) -> bool:
+    """Whether a stored value can be the limit or price of this name."""
+    if name in _PRICES:
+        price = None if isinstance(value, str) else _number(value)
+        return price is not None and price >= 0
+    return type(value) is int and 0 < value <= _MAX_WINDOW
 
 
 def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
@@ -90,6 +109,12 @@ def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
     for key in place:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def facts_of(offered: Offered) -> Mapping[str, object]:
+    """Return what to store about a listed model."""
+    stated = {key: value for key, value in asdict(offered).items() if key != "name" and value is not None}
+    return {"listed": stated}
 
 
 class EndpointFacts:
@@ -107,16 +132,14 @@ class EndpointFacts:
         self._listed: Offered | None = None
         self._filled = 0
         limit, refused, listed = (learned.get(key) for key in ("max_output_tokens", "refused", "listed"))
-        self._max_output = limit if isinstance(limit, int) and limit > 0 else None
+        self._max_output = limit if type(limit) is int and 0 < limit <= _MAX_WINDOW else None
         self.dialect = endpoint.dialect
         for part in refused if isinstance(refused, (list, tuple)) else ():
             if isinstance(part, str):
                 self.dialect = self.dialect.refusing(part)
         if isinstance(listed, Mapping):
             known = {each.name: listed.get(each.name) for each in fields(ModelLimits)}
-            limits: dict[str, Any] = {
-                key: value for key, value in known.items() if isinstance(value, (int, float)) and value >= 0
-            }
+            limits: dict[str, Any] = {key: value for key, value in known.items() if _is_possible(key, value)}
             self._listed = Offered(name=endpoint.model, **limits)
 
     @property
@@ -134,10 +157,15 @@ class EndpointFacts:
     def _current_info(self) -> ModelInfo:
         info, listed = self._endpoint.info, self._listed
         window = info.context_window or (listed.context_window if listed is not None else None)
-        info = replace(info, context_window=window, max_output_tokens=self.output_limit(None))
+        info = replace(
+            info,
+            context_window=window,
+            max_output_tokens=self.output_limit(None),
+            refused=self.dialect.refused_in_messages,
+        )
         if listed is None or info.input_price is not None or info.output_price is not None:
             return info
-        prices = {key: getattr(listed, key) for key in ("input_price", "cached_price", "output_price")}
+        prices = {key: getattr(listed, key) for key in _PRICES}
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None) -> int | None:
@@ -149,7 +177,7 @@ class EndpointFacts:
 
     async def add_refusal(self, part: str) -> None:
         """Note that the endpoint refused a part of a request."""
-        self.dialect = self.dialect.refusing(part)
+        self.dialect, self._info = self.dialect.refusing(part), None
         await self._store({"refused": list(self.dialect.refused)})
 
     async def set_max_output(self, tokens: int) -> None:
@@ -161,8 +189,7 @@ class EndpointFacts:
         """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
         contain the model."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
-        stated = {key: value for key, value in asdict(self._listed).items() if key != "name" and value is not None}
-        await self._store({"listed": stated})
+        await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
         """Forget the listed context window if a request was longer. Return whether to read the list of models: it was

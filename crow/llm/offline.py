@@ -18,7 +18,7 @@ import anyio
 
 from crow.domain import messages as domain
 from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
-from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
+from crow.llm import Attempt, Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
 ABOUT = (
     "I am crow's offline model. I follow fixed rules and am not a language model. I understand: read FILE, write FILE: "
@@ -80,11 +80,13 @@ class OfflineStream:
         self._text: list[str] = []
         self._thought: list[str] = []
         self._answer: domain.Answer | None = None
+        self._has_begun = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         request = self._request
         may_call = request.tool_choice == "auto"
         reply = _reply_to(request.messages, {tool.name for tool in request.tools} if may_call else ())
+        self._has_begun = True
         for piece in _PIECE.findall(reply.thought):
             self._thought.append(piece)
             yield ThoughtDelta(text=piece)
@@ -125,6 +127,13 @@ class OfflineStream:
     def partial(self) -> domain.Answer:
         """What was streamed so far."""
         return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The request, once it has begun."""
+        if self._answer is not None:
+            return (Attempt(usage=self._answer.usage),)
+        made = estimate_text("".join(self._text)) + estimate_text("".join(self._thought))
+        return (Attempt(output_tokens=made),) if self._has_begun else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

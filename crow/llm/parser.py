@@ -17,7 +17,8 @@ from typing import Literal, TypeAlias
 
 from crow.domain.errors import AnswerTooLong, ContextOverflow, ModelError, Overloaded, ProtocolError
 from crow.domain.messages import Answer, FinishReason, ToolCall, ToolSpec, Usage
-from crow.llm import TextDelta, ThoughtDelta
+from crow.domain.tokens import estimate_text
+from crow.llm import Attempt, TextDelta, ThoughtDelta
 from crow.llm.errors import ErrorBody, Origin, find_error, model_error, page_title
 from crow.llm.reasoning import ReasoningDetails, ThinkSplitter, content_pieces, details_text, thought_of
 from crow.llm.sse import SurrogateJoiner, chunks_in, is_end, is_keep_alive, replace_lone, replace_lone_in
@@ -135,6 +136,17 @@ class StreamParser:
             usage=self._usage,
             reasoning_field=self._reasoning_field,
         )
+
+    def attempt(self) -> Attempt:
+        """Return what the endpoint has reported so far, and an estimate of what it has sent."""
+        shown = (self._text.getvalue(), self._thought.getvalue())
+        others = max(0, self._size - sum(map(len, shown)))  # held-back text and tool arguments
+        return Attempt(usage=self._usage, output_tokens=sum(map(estimate_text, shown)) + (others + 3) // 4)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of an answer, or a report of its usage, has arrived."""
+        return self._has_deltas or self._size > 0 or self._usage is not None
 
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
@@ -440,13 +452,22 @@ def _read_usage(report: object) -> Usage | None:
         # Anthropic's input count does not include tokens that are read from the cache or written to it.
         sent += _first_count(report, "cache_read_input_tokens") or 0
         sent += _first_count(report, "cache_creation_input_tokens") or 0
+    # OpenRouter, LiteLLM, Anthropic
+    if (written := _first_count(in_details, "cache_write_tokens", "cache_creation_tokens")) is None:
+        written = _first_count(report, "cache_creation_input_tokens")
     if (reasoning := _first_count(out_details, "reasoning_tokens")) is None:
         reasoning = _first_count(report, "reasoning_tokens")
     total = _first_count(report, "total_tokens")
     if reasoning and sent is not None and made is not None and total == sent + made + reasoning:
         # xAI counts reasoning in addition to the completion. All other providers include it in the completion.
         made += reasoning
-    usage = Usage(input_tokens=sent, output_tokens=made, cached_tokens=cached, reasoning_tokens=reasoning)
+    usage = Usage(
+        input_tokens=sent,
+        output_tokens=made,
+        cached_tokens=cached,
+        reasoning_tokens=reasoning,
+        cache_write_tokens=written,
+    )
     return None if usage == Usage() else usage
 
 

@@ -16,7 +16,7 @@ import anyio
 
 from crow.domain import errors
 from crow.domain.messages import Answer
-from crow.llm import Delta, Request, Retrying
+from crow.llm import Attempt, Delta, Request, Retrying
 from crow.llm.endpoint import EndpointTimeouts
 from crow.llm.errors import ErrorBody, Origin
 from crow.llm.parser import Piece, StreamParser
@@ -87,6 +87,8 @@ class ChatStream:
         self._timing = timing
         self._parser = StreamParser()
         self._answer: Answer | None = None
+        self._failed: list[Attempt] = []
+        self._is_accepted = False
         self._deltas = self._run()
 
     def __aiter__(self) -> AsyncIterator[Delta]:
@@ -110,6 +112,19 @@ class ChatStream:
         """What was shown so far."""
         return self._parser.partial()
 
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Each time that the endpoint accepted the request. One that it answered only with an error does not count."""
+        if self._answer is not None:
+            return (*self._failed, Attempt(usage=self._answer.usage))
+        return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
+
+    def _end_attempt(self, error: errors.ModelError) -> None:
+        """Keep what the failed attempt used, unless the endpoint sent nothing but an error."""
+        is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
+        if self._is_accepted and (is_broken or self._parser.has_begun):
+            self._failed.append(self._parser.attempt())
+        self._is_accepted = False
+
     async def _run(self) -> AsyncGenerator[Delta, None]:
         tries = adaptations = 0
         while True:
@@ -121,6 +136,7 @@ class ChatStream:
                 answer = parser.finish()
             except errors.ModelError as error:
                 partial = parser.partial()
+                self._end_attempt(error)
                 is_shown = bool(partial.text or partial.thought)
                 # Even a response with a success status may contain an error that refuses a part of the request.
                 if not is_shown and parser.error_body is not None and adaptations < MAX_ADAPTATIONS:
@@ -149,6 +165,7 @@ class ChatStream:
             response = await self._transport.send(self._request)
         if response is None:
             raise errors.ModelTimeout(f"{who} did not answer within {first_byte_s:g} s.")
+        self._is_accepted = True
         try:
             decoder = SseDecoder()
             head: bytearray | None = bytearray()  # the bytes before the first event

@@ -190,6 +190,8 @@ class CallDetector:
         """Whether a block of calls begins at `at` and is neither quoted nor merely mentioned in a sentence."""
         if not self._tools or self._before.is_quoting or not text.startswith(_STARTS, at):
             return False
+        if self._before.is_in_unknown_form:
+            return False
         # Models never write special tokens by accident. But they do mention other tags within a line, so a tag there
         # counts only if a line break follows.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
@@ -220,6 +222,10 @@ class _TextBefore:
     _ELEMENT = re.compile(r"<(/?)(pre|code)(?=[\s>])")
     _ELEMENT_CHARS = 8
     _LINE_CHARS = 1000
+    _UNKNOWN_FORM = re.compile(
+        r"[<\[](?!/)[^<>\[\]]*(?:call|tool|function|invoke|action)[^<>\[\]]*[>\]]\s*\Z", re.IGNORECASE
+    )
+    _RECENT_CHARS = 100
 
     def __init__(self) -> None:
         self._line = ""
@@ -227,6 +233,13 @@ class _TextBefore:
         self._fence = ""
         self._open = {"pre": 0, "code": 0}
         self._tail = ""
+        self._recent = ""
+
+    @property
+    def is_in_unknown_form(self) -> bool:
+        """Whether a tag that names a call comes directly before this position. It belongs to a form that crow does not
+        know, and it was already shown. Then what follows is text too: a call is never shown in part."""
+        return self._UNKNOWN_FORM.search(self._recent) is not None
 
     @property
     def is_quoting(self) -> bool:
@@ -248,6 +261,7 @@ class _TextBefore:
         """Move the position to the end of `text`."""
         if not text:
             return
+        self._recent = (self._recent + text)[-self._RECENT_CHARS :]
         seen = len(self._tail)
         self._tail += text
         for match in self._ELEMENT.finditer(self._tail):

@@ -91,7 +91,8 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """Size of the context window in tokens. If unset, the size that the endpoint reports or that crow has learned."""
+    """Size of the context window in tokens; crow refuses longer requests. If unset, the size that the endpoint reports
+    or that crow has learned, and only the endpoint refuses."""
     max_output_tokens: Tokens | None = None
     """Limit of one answer in tokens, at most a quarter of the window. If unset, the endpoint's own limit."""
     takes_images: Switch = True
@@ -100,6 +101,8 @@ class ModelOptions(Section):
     """US dollars per million input tokens; used to show the cost of sessions."""
     cached_price: Price | None = None
     """US dollars per million cached input tokens."""
+    cache_write_price: Price | None = None
+    """US dollars per million input tokens that are written to the provider's cache."""
     output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None

@@ -220,6 +220,31 @@ class Scan:
     stopped_at: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageTotal:
+    """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
+    by them.
+
+    `session` is empty for the entries of deleted sessions that forks still contain. `tokens_in` includes the tokens
+    that were read from the provider's cache (`tokens_cached`) and those written to it (`tokens_cache_written`).
+    `tokens_out` includes `tokens_reasoning`. `estimated` is the number of requests whose tokens crow estimated, because
+    the endpoint did not report them. `cost` is in US dollars, or None if no price was known.
+    """
+
+    session: str | None = None
+    title: str | None = None
+    model: str | None = None
+    day: str | None = None
+    requests: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    tokens_reasoning: int = 0
+    tokens_cache_written: int = 0
+    estimated: int = 0
+    cost: float | None
+
+
 class Store(Protocol):
     """Durable sessions and their conversations.
 
@@ -377,6 +402,9 @@ class Store(Protocol):
 
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
         """Return the number of prompts and answers on each session's path; 0 for an unknown id."""
+
+    async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
+        """Sum up what the requests of a session and its sub-agents used, for each model."""
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         """Return the session's moves, newest first. If there are very many, only the newest ten thousand are

@@ -512,6 +512,7 @@ _BODIES: Mapping[str, Record] = {
     "note": record(entries.Note, about="label"),
     "custom": record(entries.Custom),
     "turn_end": record(entries.TurnEnd, stop="error"),
+    "request": record(entries.ModelRequest, purpose="answer"),
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}

@@ -67,7 +67,9 @@ class Transcript:
                 return _quoted(f"Skill: {name}")
             case entries.TurnEnd(stop=stop, detail=detail):
                 return "" if stop == "end_turn" else _quoted(f"The turn ended: {stop}. {detail}".strip())
-            case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder() | entries.Note():
+            case entries.Prompt() | entries.Started() | entries.File() | entries.Reminder():
+                return ""
+            case entries.Note() | entries.ModelRequest():
                 return ""
             case _ as never:
                 assert_never(never)

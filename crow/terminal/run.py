@@ -38,7 +38,7 @@ EXIT_CODES = f"""exit codes:
   {USAGE}    an argument or a setting cannot be used; nothing was sent
   {LIMIT}    a limit stopped it: --max-steps, --max-cost, or the length of an answer
   {REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
-  {INTERRUPTED}  Ctrl-C
+  {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
 
 SCHEMA_TRIES = 3

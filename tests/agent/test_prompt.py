@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told
+from crow.agent.prompt import MODES, build_prompt, changes, facts_now, facts_told, reason_for_prompt
 from crow.domain.entries import Entry, Prompt, Reminder
 from crow.domain.messages import ToolSpec
 from crow.store import SessionRow
@@ -87,3 +88,20 @@ async def test_git_is_read_from_its_files_and_never_run(tmp_path: Path) -> None:
     system = (await prompt_with(facts(), cwd=str(tmp_path))).system
     assert f"Git: branch feature/x, checked out in {tmp_path}" in system
     assert not (tmp_path / "fired").exists()
+
+
+def test_the_reason_for_a_prompt_entry_names_what_changed() -> None:
+    specs = tuple(ToolSpec(name=f"t{number}", description="", input_schema={}) for number in range(8))
+    old = Prompt(system="", tools=specs[:2], cwd="/w", model="a", recorded_here=True)
+    same = SessionRow(id="s", conversation=1, leaf=None, cwd="/w", model="a", mode="ask")
+    other = replace(same, cwd="/v", model="b")
+    louder = replace(specs[0], description="!")
+    assert reason_for_prompt(None, same, specs) == "the session began"
+    assert reason_for_prompt(replace(old, recorded_here=False), same, specs) == "the session came from elsewhere"
+    assert reason_for_prompt(old, other, specs[:2]) == (
+        "the directory changed from /w to /v, and the model changed from a to b"
+    )
+    assert reason_for_prompt(old, same, (louder, *specs[2:])) == (
+        "the tools changed (new: t2, t3, t4, t5, t6 and 1 more; gone: t1; changed: t0)"
+    )
+    assert reason_for_prompt(old, same, specs[1::-1]) == "the tools changed (in another order)"

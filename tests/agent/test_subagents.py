@@ -26,6 +26,8 @@ from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, text
 from tests.support.scripted_model import Say, ScriptedStream, call
 
+NOTHING = Usage(input_tokens=0, output_tokens=0)
+
 
 class Casting:
     """A model that answers by whom it is: the first words of the conversation choose the script."""
@@ -120,10 +122,10 @@ async def test_a_task_has_its_own_conversation_and_the_sessions_permissions(tmp_
     model = Casting(
         parent=[
             Say(calls=(task(prompt="child write a.txt"),), usage=Usage(input_tokens=1_000_000, output_tokens=0)),
-            Say(text=["All done."]),
+            Say(text=["All done."], usage=NOTHING),
         ],
         child=[
-            Say(text=["I write."], calls=(call("write_file", path="a.txt", content="hello\n"),)),
+            Say(text=["I write."], calls=(call("write_file", path="a.txt", content="hello\n"),), usage=NOTHING),
             Say(text=["Written: ", "a.txt"], usage=Usage(input_tokens=500_000, output_tokens=500_000)),
         ],
     )

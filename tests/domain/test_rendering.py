@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import base64
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from crow.domain.rendering import SecretMask, code, in_title, safe, title_line
+from crow.domain.messages import ToolCall
+from crow.domain.rendering import (
+    CUT_NOTES_CHARS,
+    SecretMask,
+    code,
+    cut_arguments,
+    cut_calls,
+    in_title,
+    safe,
+    title_line,
+)
 
 MARKDOWN = MarkdownIt("commonmark").enable("strikethrough")
 TEXTS = st.text(
@@ -133,3 +144,51 @@ def test_a_title_has_no_line_end_and_is_short(text: str, limit: int) -> None:
     title = title_line(text * 5, limit)
     assert len(title) <= limit + 60
     assert len(title.splitlines()) <= 1
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=300),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=20), inner, max_size=8),
+    max_leaves=30,
+)
+ARGUMENTS = st.dictionaries(st.text(max_size=40), JSON_VALUES, max_size=40)
+
+
+@given(ARGUMENTS, st.integers(0, 2_000))
+def test_shortened_arguments_are_a_json_object_of_bounded_size(arguments: dict[str, object], chars: int) -> None:
+    text = json.dumps(arguments, ensure_ascii=False)
+    shown = cut_arguments(text, chars, 7)
+    assert isinstance(json.loads(shown), dict)
+    assert len(shown) <= chars + CUT_NOTES_CHARS
+    assert shown == text or len(text) > chars
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"content": "\x01" * 900_000, "path": "a.txt"},
+        {"edits": [{"old_text": "a" * 50, "new_text": "b" * 50}] * 9_000},
+        {f"member {number}": number for number in range(50_000)},
+        {"x" * 900_000: 1},
+    ],
+    ids=["control characters", "a list", "many members", "a long name"],
+)
+def test_huge_arguments_of_every_shape_are_cut(arguments: dict[str, object]) -> None:
+    text = json.dumps(arguments, ensure_ascii=False)
+    shown = cut_arguments(text, 10_000, 7)
+    assert 3_000 < len(shown) <= 10_000 + CUT_NOTES_CHARS
+    assert "left out here; recall with entry 7 gives all of it" in shown
+    assert isinstance(json.loads(shown), dict)
+
+
+def test_only_the_longest_member_of_the_longest_call_is_cut() -> None:
+    short = ToolCall(id="a", name="read_file", arguments=json.dumps({"path": "a.txt"}))
+    long = ToolCall(id="b", name="write_file", arguments=json.dumps({"path": "b.txt", "content": "x" * 9_000}))
+    first, second = cut_calls((short, long), 1_000, 7)
+    assert first == short
+    shown = json.loads(second.arguments)
+    assert shown["path"] == "b.txt"
+    head, note, tail = shown["content"].splitlines()
+    kept = 1_000 - len(short.arguments) - len("b.txt")
+    assert (head, tail) == ("x" * (kept * 2 // 3), "x" * (kept - kept * 2 // 3))
+    assert note == f"[... {9_000 - kept} of 9000 characters are left out here; recall with entry 7 gives all of it ...]"

@@ -101,7 +101,7 @@ def test_after_a_turn_no_timer_is_due_and_nothing_polls(tmp_path: Path, monkeypa
             client.ask("initialize", {"protocolVersion": 1})
             made = client.ask("session/new", {"cwd": str(tmp_path), "mcpServers": []})
             prompt = {"sessionId": made["sessionId"], "prompt": [{"type": "text", "text": "say hello"}]}
-            assert client.ask("session/prompt", prompt) == {"stopReason": "end_turn"}
+            assert client.ask("session/prompt", prompt)["stopReason"] == "end_turn"
             end = time.monotonic() + 60
             while not rested and time.monotonic() < end:
                 rested.extend([True] if selector.rests() else [])

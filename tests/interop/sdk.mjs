@@ -131,7 +131,7 @@ test("a prompt streams and ends; modes and options change", limits, () =>
   withCrow(async (agent, seen) => {
     const created = await agent.request("session/new", { cwd, mcpServers: [] });
     const { sessionId } = created;
-    assert.deepEqual(await say(agent, sessionId, "say hello there"), { stopReason: "end_turn" });
+    assert.equal((await say(agent, sessionId, "say hello there")).stopReason, "end_turn");
     assert.equal(seen.text(sessionId), "hello there");
     assert.ok(created.modes.availableModes.length >= 3);
     await agent.request("session/set_mode", { sessionId, modeId: "plan" });
@@ -186,7 +186,7 @@ test("session/cancel and $/cancel_request end a prompt as cancelled", limits, ()
     const first = say(agent, sessionId, "count to 1000");
     await seen.until(counting);
     await agent.notify("session/cancel", { sessionId });
-    assert.deepEqual(await first, { stopReason: "cancelled" });
+    assert.equal((await first).stopReason, "cancelled");
     seen.updates.length = 0;
     const controller = new AbortController();
     const second = agent.request(
@@ -196,8 +196,8 @@ test("session/cancel and $/cancel_request end a prompt as cancelled", limits, ()
     );
     await seen.until(counting);
     controller.abort();
-    assert.deepEqual(await second, { stopReason: "cancelled" });
-    assert.deepEqual(await say(agent, sessionId, "say still here"), { stopReason: "end_turn" });
+    assert.equal((await second).stopReason, "cancelled");
+    assert.equal((await say(agent, sessionId, "say still here")).stopReason, "end_turn");
   }));
 
 test("a session is listed, loaded with its history, resumed without, closed and deleted", limits, async () => {
@@ -215,7 +215,7 @@ test("a session is listed, loaded with its history, resumed without, closed and 
     await agent.request("session/close", { sessionId });
     seen.updates.length = 0;
     await agent.request("session/resume", place);
-    assert.deepEqual(await say(agent, sessionId, "say again"), { stopReason: "end_turn" });
+    assert.equal((await say(agent, sessionId, "say again")).stopReason, "end_turn");
     assert.equal(seen.text(sessionId), "again");
     await agent.request("session/delete", { sessionId });
     assert.ok(!(await agent.request("session/list", {})).sessions.some((info) => info.sessionId === sessionId));

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from crow.domain.errors import BadRequest, ConfigError
-from crow.domain.messages import Answer
+from crow.domain.messages import Answer, ToolSpec
 from crow.llm import Retrying
 from crow.llm.chat_completions import ChatCompletions
 from crow.llm.dialect import Dialect
@@ -181,6 +181,18 @@ async def test_models_that_cache_on_request_get_a_marker() -> None:
             await model.close()
             marked.append(endpoint.asked[-1].body.get("cache_control"))
     assert marked == [{"type": "ephemeral"}, None]
+
+
+async def test_a_summary_keeps_the_tool_choice_of_models_that_would_drop_their_cache() -> None:
+    tool = ToolSpec(name="read_file", description="Reads.", input_schema={"type": "object"})
+    sent: dict[str, object] = {}
+    async with FakeEndpoint() as endpoint:
+        for name in ("anthropic/claude-x", "other/m"):
+            model = ChatCompletions(Endpoint(base_url=endpoint.base_url, model=name, dialect=Dialect(cache="marker")))
+            await ask(model, replace(ASK, tools=(tool,), tool_choice="none"))
+            await model.close()
+            sent[name] = endpoint.asked[-1].body.get("tool_choice")
+    assert sent == {"anthropic/claude-x": None, "other/m": "none"}
 
 
 async def test_a_proxy_is_used_and_a_missing_ca_file_is_reported(tmp_path: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from crow.llm.text_tool_calls import CallDetector
+from crow.llm.text_tool_calls import _CLOSING, _STARTS, CallDetector
 from tests.llm.streams import TOOLS
 
 ROOT = Path(__file__).parents[2]
@@ -198,3 +201,83 @@ def test_a_call_of_900_kilobytes_in_small_pieces_is_found(before: str, after: st
     rest, (call,) = watched.finish(may_call=True)
     assert shown + rest == ""
     assert json.loads(call.arguments) == {"path": "x", "content": content}
+
+
+SECRET = "tw1gs"
+ARGUMENTS = json.dumps({"path": SECRET})
+JSON_CALL = f'{{"name": "read_file", "arguments": {ARGUMENTS}}}'
+INNER = st.sampled_from(
+    [
+        JSON_CALL,
+        f"read_file{ARGUMENTS}",
+        f'[read_file(path="{SECRET}")]',
+        f"<path>{SECRET}</path>",
+        f"<function=read_file>\n<parameter=path>\n{SECRET}\n</parameter>\n</function>",
+        f"<tool_call>\n{JSON_CALL}\n</tool_call>",
+        f'<invoke name="read_file"><parameter name="path">{SECRET}</parameter></invoke>',
+        f"[TOOL_CALLS]read_file[ARGS]{ARGUMENTS}",
+        f"<|channel|>commentary to=functions.read_file <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+    ]
+)
+WORDS_OF_TAGS = st.sampled_from(["call", "tool", "function_calls", "Invoke", "action"])
+TAG_NAMES = st.builds(
+    lambda before, word, after: f"{before}{word}{after}",
+    st.text("abz_:", max_size=4),
+    WORDS_OF_TAGS,
+    st.text("sv_2", max_size=3),
+)
+SHAPES = st.sampled_from(
+    [
+        ("<{}>", "</{}>"),
+        ("<|{}|>", "<|/{}|>"),
+        ("<｜{}｜>", "<｜{}▁end｜>"),
+        ("[{}]", "[/{}]"),
+        ('<{} id="1">', "</{}>"),
+    ]
+)
+KNOWN = frozenset((*_STARTS, *_CLOSING))
+
+
+@given(
+    before=st.sampled_from(["", "Now.\n", "Now. ", "\n"]),
+    name=TAG_NAMES,
+    shape=SHAPES,
+    between=st.sampled_from(["", "\n", " \n\n"]),
+    inner=INNER,
+    is_closed=st.booleans(),
+    after=st.sampled_from(["", "\n", "</s>", "</tool_call>", "\nDone."]),
+    cuts=st.lists(st.integers(0, 300), max_size=8),
+    ends_at=st.integers(0, 400),
+)
+@settings(max_examples=400, deadline=None)
+def test_an_unknown_form_is_shown_whole_or_run_whole(
+    before: str,
+    name: str,
+    shape: tuple[str, str],
+    between: str,
+    inner: str,
+    is_closed: bool,
+    after: str,
+    cuts: list[int],
+    ends_at: int,
+) -> None:
+    opening, closing = shape[0].format(name), shape[1].format(name) if is_closed else ""
+    assume(opening not in KNOWN)
+    text = f"{before}{opening}{between}{inner}{between}{closing}{after}"
+    at = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    watched = detector()
+    shown = "".join(watched.feed(text[start:end]) for start, end in pairwise(at))
+    rest, calls = watched.finish(may_call=True)
+    assert (shown + rest, calls) == (text, ())
+    broken = detector()
+    shown = broken.feed(text[:ends_at]) + broken.interrupt()
+    assert text.startswith(shown)
+    assert shown == text[:ends_at] or len(shown) >= len(before) + len(opening)
+
+
+def test_a_call_after_an_ordinary_tag_runs() -> None:
+    for tag in ("<answer>", "<|assistant|>", "</tool_response>", "<br>"):
+        watched = detector()
+        shown = watched.feed(f"{tag}\n<tool_call>\n{JSON_CALL}\n</tool_call>")
+        rest, (call,) = watched.finish(may_call=True)
+        assert (shown + rest, call.name) == (f"{tag}\n", "read_file")

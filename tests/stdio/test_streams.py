@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import StartCrow
+from tests.stdio.test_compaction import configure
 from tests.stdio.test_turns import opened
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
-from tests.support.fake_endpoint import CUT, FakeEndpoint, Gate, Reply
+from tests.support.fake_endpoint import CUT, FakeEndpoint, Gate, Recorded, Reply
 
 ARGUMENTS = '{"path": "README.md"}'
 CALL = f'{{"name": "read_file", "arguments": {ARGUMENTS}}}'
@@ -53,6 +54,18 @@ def stored(home: Path, session: str, column: str = "content") -> list[str]:
     query = f"SELECT {column} FROM messages WHERE role = 'assistant' AND session = ? ORDER BY id"
     with contextlib.closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
         return [text or "" for (text,) in connection.execute(query, (session,))]
+
+
+def stored_kinds(home: Path, session: str) -> list[str]:
+    with contextlib.closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
+        return [kind for (kind,) in connection.execute("SELECT kind FROM entries WHERE session = ?", (session,))]
+
+
+def stored_arguments(home: Path, session: str) -> list[object]:
+    """The arguments of the session's stored calls, oldest first."""
+    query = "SELECT args FROM tool_calls WHERE session = ? ORDER BY assistant"
+    with contextlib.closing(sqlite3.connect(f"{(home / 'crow.db').as_uri()}?mode=ro", uri=True)) as connection:
+        return [json.loads(text) for (text,) in connection.execute(query, (session,))]
 
 
 def peak_mb(agent: CrowProcess) -> float:
@@ -185,9 +198,10 @@ async def test_an_endless_answer_is_stopped_with_a_message_and_its_text_kept(
 
 
 @pytest.mark.parametrize("form", ["arguments", "text"])
-async def test_a_call_with_900_kilobytes_of_arguments_runs(
-    crow: StartCrow, place: Path, endpoint: FakeEndpoint, form: str
+async def test_a_call_with_900_kilobytes_of_arguments_runs_whole_and_is_sent_back_short(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint, form: str
 ) -> None:
+    configure(home, 32_000)
     content = WORDS * (900_000 // len(WORDS))
     arguments = json.dumps({"path": "long.txt", "content": content})
     cuts = [arguments[at : at + 40] for at in range(0, len(arguments), 40)]
@@ -198,10 +212,27 @@ async def test_a_call_with_900_kilobytes_of_arguments_runs(
     else:
         deltas = [{"content": piece} for piece in ('{"name": "write_file", "arguments": ', *cuts, "}")]
     chunks = tuple(fake.sse(fake.chunk(delta), done=False) for delta in deltas)
-    endpoint.script(Reply(steps=(chunks, fake.sse(fake.chunk(finish="stop")))), answer("Written."))
+
+    def huge(request: Recorded) -> Reply:
+        counted = {"choices": [], "usage": {"prompt_tokens": len(request.raw) // 4, "completion_tokens": 225_000}}
+        return Reply(steps=(chunks, fake.sse(fake.chunk(finish="stop"), counted)))
+
+    endpoint.script(huge, huge, huge, answer("Written."))
     async with crow(endpoint=endpoint) as agent:
         session = await opened(agent, place)
-        await agent.prompt(session, "Write it.")
+        assert (await agent.prompt(session, "Write it."))["stopReason"] == "end_turn"
         assert agent.updates(session, "tool_call_update")[-1]["status"] == "completed"
         assert "twigs" not in agent.text(session)
     assert (place / "long.txt").read_text("utf-8") == content
+    assert not {"checkpoint", "mask"} & set(stored_kinds(home, session))
+    assert stored_arguments(home, session) == [{"path": "long.txt", "content": content}] * 3
+    (sent,) = endpoint.asked[1].body["messages"][-2]["tool_calls"]
+    shown = json.loads(sent["function"]["arguments"])
+    head, _, rest = shown["content"].partition("\n[... ")
+    note, _, tail = rest.partition(" ...]\n")
+    assert shown["path"] == "long.txt"
+    assert content.startswith(head)
+    assert content.endswith(tail)
+    assert 8_000 < len(head) + len(tail) < 32_000
+    left_out = len(content) - len(head) - len(tail)
+    assert note.startswith(f"{left_out} of {len(content)} characters are left out here; recall with entry ")

@@ -332,8 +332,8 @@ async def test_usage_shows_the_sessions_usage_so_far(crow: StartCrow, place: Pat
         since = len(agent.log)
         await agent.prompt(session, "/usage")
         second = agent.text(session, since=since)
-    assert first == "Twigs.This session used 20 input tokens, 10 output tokens; 3 messages."
-    assert second == "This session used 30 input tokens, 15 output tokens; 5 messages."
+    assert first == "Twigs.This session used 20 input tokens, 10 output tokens in 2 requests; 3 messages."
+    assert second == "This session used 30 input tokens, 15 output tokens in 3 requests; 5 messages."
 
 
 @pytest.mark.parametrize(

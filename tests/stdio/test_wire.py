@@ -347,7 +347,7 @@ async def test_a_signal_exits_cleanly_and_reports_the_call_before_the_prompt(
         agent.send_signal(number)
         assert await agent.wait() == 0
         assert agent.updates(session, "tool_call_update")[-1]["status"] == "failed"
-        assert agent.log[agent.response_index(call)].message["result"] == {"stopReason": "cancelled"}
+        assert agent.log[agent.response_index(call)].message["result"]["stopReason"] == "cancelled"
         agent.check()
 
 

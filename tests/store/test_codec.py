@@ -99,6 +99,7 @@ def test_each_body_has_one_kind_and_kinds_never_change() -> None:
         "note",
         "custom",
         "turn_end",
+        "request",
     ]
 
 

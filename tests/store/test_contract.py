@@ -164,7 +164,14 @@ async def test_appended_entries_form_a_chain_and_are_read_back_as_returned(store
             New(
                 body=said("yes", calls=1),
                 model="m9",
-                usage=Usage(input_tokens=10, output_tokens=4, cached_tokens=6, reasoning_tokens=1),
+                usage=Usage(
+                    input_tokens=10,
+                    output_tokens=4,
+                    cached_tokens=6,
+                    reasoning_tokens=1,
+                    cache_write_tokens=2,
+                    is_output_estimated=True,
+                ),
                 cost=0.25,
                 estimate=99,
             ),
@@ -407,6 +414,24 @@ async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: Store
     store = await stores.open()
     repaired = (await store.open_session("s1")).entries[2]
     assert repaired.body == Assistant(text="asked again", message_id="a2", finish="interrupted")
+
+
+async def test_an_answer_that_a_crash_cut_off_counts_with_estimated_tokens(stores: Stores) -> None:
+    dead = await stores.open()
+    await dead.create_session(new_session())
+    user = await begin(dead, "s1", "hi")
+    before = New(body=said("I look.", calls=1), model="m1", usage=Usage(input_tokens=100, output_tokens=20))
+    (first,) = await dead.append("s1", leaf=user.id, turn=1, entries=[before])
+    await dead.save_draft("s1", after_leaf=first.id, turn=1, message_id="a2", text="x" * 40, thought="")
+    await dead.close()
+    store = await stores.open()
+    tail = await store.open_session("s1")
+    cut_off = tail.entries[2]
+    estimate = Usage(input_tokens=120, output_tokens=10, is_input_estimated=True, is_output_estimated=True)
+    assert (cut_off.model, cut_off.usage) == ("m1", estimate)
+    assert (tail.row.tokens_in, tail.row.tokens_out) == (220, 30)
+    (total,) = await store.usage_by_model("s1")
+    assert (total.requests, total.estimated) == (2, 1)
 
 
 async def test_a_stored_answer_is_not_repeated_from_its_draft(stores: Stores) -> None:

@@ -86,6 +86,8 @@ async def test_a_result_that_changed_on_disk_is_reported_to_the_user_and_the_mod
         ("model", "x"),
         ("input_tokens", 5),
         ("cost", 0.5),
+        ("cache_write_tokens", 7),
+        ("estimated", 3),
         ("estimate", "x"),
         ("created_ms", 1),
         ("body", "{}"),

@@ -34,7 +34,7 @@ from crow.domain.entries import (
     User,
 )
 from crow.domain.errors import ArgumentError
-from crow.domain.messages import Image, Text, Usage
+from crow.domain.messages import AssistantMessage, Image, Text, Usage
 from crow.store import SessionRow
 from crow.store.importers import Batch, Scan, files, importable
 from crow.store.importers.files import Problems
@@ -534,6 +534,21 @@ async def test_openai_json_takes_lists_and_lines_of_conversations(sqlite_store: 
     ]
     assert call.arguments == '{"input": "not JSON"}'
     assert problems.lines == 1
+
+
+async def test_the_model_sees_the_head_and_tail_of_huge_imported_arguments(
+    sqlite_store: SqliteStore, tmp_path: Path
+) -> None:
+    arguments = json.dumps({"content": "twigs " * 100_000})
+    function = {"name": "write_file", "arguments": arguments}
+    answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}
+    foreign.write_json(tmp_path / "one.json", [{"role": "user", "content": "Write it."}, answer])
+    await bring(sqlite_store, tmp_path)
+    path = await history(sqlite_store, (await only(sqlite_store)).id)
+    stored = [call for entry in path if isinstance(entry.body, Assistant) for call in entry.body.calls]
+    shown = [call for one in for_model(path).messages if isinstance(one, AssistantMessage) for call in one.calls]
+    assert [json.loads(call.arguments) for call in stored] == [json.loads(arguments)]
+    assert [47_000 < len(call.arguments) < 50_000 for call in shown] == [True]
 
 
 IN_FILES = [name for name in foreign.WRITERS if not name.endswith("-database")]

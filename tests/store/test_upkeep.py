@@ -10,16 +10,16 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from crow.domain.entries import NewEntry
 from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
-from crow.store import Scope, SessionChanges
+from crow.store import Scope, SessionChanges, UsageTotal
 from crow.store.sqlite.admin import SessionAdmin, UnusedSession
 from crow.store.sqlite.lease import Owner
-from crow.store.sqlite.search import UsageTotal
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
 
@@ -221,7 +221,7 @@ async def test_usage_shared_by_forks_counts_once_and_sub_agents_count_for_their_
     await sqlite_store.append("s1", leaf=leaf, turn=1, entries=[repeated])
     age(tmp_path / "crow.db", "f1", 10)
 
-    def total(requests: int, tokens_in: int, cost: float | None, **more: str) -> UsageTotal:
+    def total(requests: int, tokens_in: int, cost: float | None, **more: Any) -> UsageTotal:
         return UsageTotal(
             requests=requests,
             tokens_in=tokens_in,

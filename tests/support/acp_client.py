@@ -56,7 +56,10 @@ class Call:
     outcome: asyncio.Future[Any]
 
     async def result(self) -> Any:
-        """Waits for the result. :raises RpcError: the response is an error."""
+        """Waits for the result. The usage of a turn is left out; `CrowProcess.usage` returns it.
+
+        :raises RpcError: the response is an error.
+        """
         with anyio.fail_after(WAIT_S):
             return await asyncio.shield(self.outcome)
 
@@ -259,9 +262,13 @@ class CrowProcess:
         """The index of the response to `call` in the log."""
         return next(
             index
-            for index, logged in enumerate(self.log)
+            for index, logged in enumerate(self.log[call.index :], start=call.index)
             if logged.sender == "agent" and "method" not in logged.message and logged.message["id"] == call.id
         )
+
+    def usage(self, call: Call) -> Any:
+        """The usage in the response to a prompt; None if there is none."""
+        return self.log[self.response_index(call)].message["result"].get("usage")
 
     async def kill(self) -> None:
         """Sends SIGKILL, and waits until the process has ended and its output is read."""
@@ -354,7 +361,9 @@ class CrowProcess:
             error = message["error"]
             future.set_exception(RpcError(error["code"], error["message"], error.get("data")))
         else:
-            future.set_result(message["result"])
+            result = message["result"]
+            is_turn = isinstance(result, dict) and "stopReason" in result
+            future.set_result({key: result[key] for key in result if key != "usage"} if is_turn else result)
 
     async def _answer(self, message: dict[str, Any]) -> None:
         answer = self.answers.get(message["method"])

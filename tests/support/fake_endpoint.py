@@ -170,13 +170,13 @@ def body(content: bytes, *, content_type: str = "application/json", status: int 
 class FakeEndpoint:
     """Answers chat completions with the scripted replies in order, then with `otherwise`.
 
-    A script entry may be a function of the request. `GET /models` lists `models`.
+    A script entry may be a function of the request. `GET /models` lists `models`, which are names or whole items.
     """
 
     def __init__(self, *, otherwise: Reply | Callable[[Recorded], Reply] | None = None) -> None:
         self.requests: list[Recorded] = []
         self.connections = 0
-        self.models: list[str] = ["fake-model"]
+        self.models: list[str | Mapping[str, object]] = ["fake-model"]
         self.base_url = ""
         self._script: list[Reply | Callable[[Recorded], Reply]] = []
         self._otherwise = otherwise or text("Hello", " there", ".")
@@ -189,6 +189,10 @@ class FakeEndpoint:
     def clear_script(self) -> None:
         """Remove the replies for which no request has come."""
         self._script.clear()
+
+    def answer_with(self, reply: Reply | Callable[[Recorded], Reply]) -> None:
+        """Replace the reply that is sent after the script."""
+        self._otherwise = reply
 
     @property
     def asked(self) -> list[Recorded]:
@@ -277,8 +281,8 @@ class FakeEndpoint:
 
     def _reply(self, request: Recorded) -> Reply:
         if request.path.endswith("/models"):
-            listed = {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
-            return body(json.dumps(listed).encode())
+            items = [{"id": each, "object": "model"} if isinstance(each, str) else each for each in self.models]
+            return body(json.dumps({"object": "list", "data": items}).encode())
         if not request.path.endswith("/chat/completions"):
             return failing(404, "Not found")
         reply = self._script.pop(0) if self._script else self._otherwise

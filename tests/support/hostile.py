@@ -209,7 +209,7 @@ class HostileClient:
         self._request("authenticate", {"methodId": "configured"})  # a batch may have logged out
         session_id = self._new_session()
         params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "say still here"}]}
-        assert self._request("session/prompt", params) == {"stopReason": "end_turn"}
+        assert self._request("session/prompt", params)["stopReason"] == "end_turn"
         self._opened.append(session_id)
         while self._opened:  # sessions that the batch opened
             self._request("session/close", {"sessionId": self._opened.pop()})

@@ -12,7 +12,8 @@ import anyio.lowlevel
 
 from crow.domain.errors import ModelError
 from crow.domain.messages import Answer, FinishReason, ToolCall, Usage
-from crow.llm import Delta, ModelInfo, Request, TextDelta, ThoughtDelta
+from crow.domain.tokens import estimate_text
+from crow.llm import Attempt, Delta, ModelInfo, Request, TextDelta, ThoughtDelta
 
 __all__ = ["Say", "ScriptedModel", "ScriptedStream", "call"]
 
@@ -74,6 +75,9 @@ class ScriptedStream:
 
     def partial(self) -> Answer:
         return Answer(text="".join(self._given), thought=self._say.thought, finish="interrupted")
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        return (Attempt(usage=self._say.usage, output_tokens=estimate_text("".join(self._given))),)
 
 
 class ScriptedModel:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
+from crow.agent.accounts import summary_stream
 from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, quoted
 from crow.agent.compaction.summary import SummaryJob, summarise
 from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
@@ -21,7 +23,6 @@ from crow.domain.entries import Entry, NewEntry, Note, Remark, Reminder, StopRea
 from crow.domain.errors import ArgumentError
 from crow.domain.events import TitleChanged
 from crow.domain.messages import Text
-from crow.llm import cost_of
 from crow.store import BranchPoint, BranchTip, Move, NewSession, Outline, SessionChanges
 
 MOVES = ("undo", "rewind", "retry", "new", "clear")
@@ -351,6 +352,7 @@ async def summarise_left(context: CommandContext, leaf: int | None, to: int | No
         limits=replace(gauge.limits(), summary=round(SUMMARY_TOKENS * scale)),
         scale=scale,
         deadline_s=SUMMARY_DEADLINE_S,
+        stream=partial(summary_stream, context.branch),
         instruction=INSTRUCTION,
         cache_key=context.branch.row.id,
         keeps_prefix=False,
@@ -361,7 +363,7 @@ async def summarise_left(context: CommandContext, leaf: int | None, to: int | No
     remark = Remark(text=shown.format(summary=summary.text), message_id=new_message_id())
     await context.branch.record(
         [
-            NewEntry(body=reminder, model=info.name, usage=summary.usage, cost=cost_of(summary.usage, info)),
+            NewEntry(body=reminder, model=info.name),
             NewEntry(body=remark),
         ]
     )

@@ -9,16 +9,27 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.commands import CommandContext, quoted
-from crow.agent.compaction.budget import Limits
+from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
 from crow.domain.diff import DiffLine, diff_lines
-from crow.domain.entries import CallRef, File, ToolResult
+from crow.domain.entries import (
+    Body,
+    CallRef,
+    Checkpoint,
+    Entry,
+    File,
+    Mask,
+    Note,
+    Prompt,
+    Restore,
+    ToolResult,
+)
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import code, safe
-from crow.store import hits_by_session
+from crow.store import Move, UsageTotal, hits_by_session
 from crow.store.transcript import Transcript, fenced
 from crow.tools import ServerStatus, Workspace
 
@@ -52,10 +63,51 @@ async def show_context(context: CommandContext, argument: str) -> str:
             done = f"Dropped the window of {learned.tokens:,} tokens that crow learned on {learned.learned_on}."
     else:
         used = gauge.used()
+        moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
+        done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     return f"{done}\n{gauge.context_window.describe(gauge.info)}"
+
+
+def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
+    """Say, for the user, when and why the requests last changed other than at their end. `moves` come newest first."""
+    newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
+    move = moves[0] if moves else None
+    if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
+        reason, where, created_ms = reason_of_break(newest.body), f"entry {newest.id}, ", newest.created_ms
+    elif move is not None:
+        reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
+    else:
+        return "No request was sent yet."
+    when = datetime.datetime.fromtimestamp(created_ms / 1000, datetime.UTC).astimezone()
+    return (
+        f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then each request begins with all of the "
+        "request before it, so the endpoint can reuse what it has cached."
+    )
+
+
+def is_break(body: Body) -> bool:
+    return isinstance(body, BREAKS) or (isinstance(body, Note) and body.about in ("dialect", "thought_level"))
+
+
+def reason_of_break(body: Body) -> str:
+    match body:
+        case Note(about="thought_level", value=value):
+            return f"the thought level changed to {value or 'the default of the endpoint'}"
+        case Note(value=value):
+            return f"the endpoint refused a part of the messages ({value}), so crow leaves it out"
+        case Checkpoint():
+            return "a compaction replaced older messages"
+        case Mask():
+            return "a compaction hid old tool outputs"
+        case Restore():
+            return "a compaction was undone"
+        case Prompt(reason=reason) if reason:
+            return reason
+        case _:
+            return "a new system message was needed"
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
@@ -135,12 +187,45 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def usage(context: CommandContext, _: str) -> str:
-    row = await context.store.session(context.branch.row.id)  # the branch's row may be outdated
-    messages = (await context.store.count_messages((row.id,)))[row.id]
-    cached = f" ({row.tokens_cached:,} of them from the provider's cache)" if row.tokens_cached else ""
-    cost = f", {row.cost:.4f} US dollars" if row.cost else ""
+    session_id = context.branch.row.id
+    messages = (await context.store.count_messages((session_id,)))[session_id]
+    totals = await context.store.usage_by_model(session_id)
     count = f"{messages:,} message{'s' * (messages != 1)}"
-    return f"This session used {row.tokens_in:,} input tokens{cached}, {row.tokens_out:,} output tokens{cost}; {count}."
+    lines = [f"This session used {used(sum_of(totals))}; {count}."]
+    if len(totals) > 1:
+        lines += ["", *(f"- {total.model or 'unknown model'}: {used(total)}" for total in totals)]
+    if estimated := sum(total.estimated for total in totals):
+        which = "1 request is" if estimated == 1 else f"{estimated:,} requests are"
+        lines += ["", f"The tokens of {which} estimated, because the endpoint did not report them."]
+    return "\n".join(lines)
+
+
+def sum_of(totals: Sequence[UsageTotal]) -> UsageTotal:
+    """Add up the totals of several models."""
+    costs = [total.cost for total in totals if total.cost is not None]
+    return UsageTotal(
+        requests=sum(total.requests for total in totals),
+        tokens_in=sum(total.tokens_in for total in totals),
+        tokens_out=sum(total.tokens_out for total in totals),
+        tokens_cached=sum(total.tokens_cached for total in totals),
+        tokens_reasoning=sum(total.tokens_reasoning for total in totals),
+        tokens_cache_written=sum(total.tokens_cache_written for total in totals),
+        estimated=sum(total.estimated for total in totals),
+        cost=sum(costs) if costs else None,
+    )
+
+
+def used(total: UsageTotal) -> str:
+    """Return the tokens and the cost of a total in words."""
+    cached = [f"{total.tokens_cached:,} from the provider's cache"] if total.tokens_cached else []
+    cached += [f"{total.tokens_cache_written:,} written to it"] if total.tokens_cache_written else []
+    thought = f" ({total.tokens_reasoning:,} for reasoning)" if total.tokens_reasoning else ""
+    cost = f", {total.cost:.4f} US dollars" if total.cost else ""
+    requests = f"{total.requests:,} request{'s' * (total.requests != 1)}"
+    of_these = f" ({', '.join(cached)})" if cached else ""
+    return (
+        f"{total.tokens_in:,} input tokens{of_these}, {total.tokens_out:,} output tokens{thought} in {requests}{cost}"
+    )
 
 
 async def export(context: CommandContext, argument: str) -> str:

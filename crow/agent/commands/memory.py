@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
+from crow.agent.accounts import summary_stream
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
@@ -48,7 +50,6 @@ from crow.domain.events import CallAnnounced, CallEnded
 from crow.domain.messages import Message
 from crow.domain.rendering import code, on_one_line, parts_text
 from crow.domain.tokens import estimate_text
-from crow.llm import cost_of
 from crow.store import SessionRow
 from crow.tools import PlannedCall
 
@@ -130,7 +131,9 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
         text = with_newest(checkpoint.summary, projection.entries, budget_of(compactor))
         summary = Summary(text=text, method="fallback")
     else:
-        summary = await summarise(summary_job(projection.context().messages, compactor, row.id), compactor.model)
+        summary = await summarise(
+            summary_job(context, projection.context().messages, compactor, row.id), compactor.model
+        )
         how = summary.method
     text, title = without_tags(summary.text), title_of(row)
     reminder = BROUGHT.format(
@@ -139,9 +142,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
     shown = SHOWN.format(title=title, id=on_one_line(row.id), how=HOW.get(how, ""), summary=text)
     await context.branch.record(
         [
-            NewEntry(
-                body=Reminder(text=reminder), model=info.name, usage=summary.usage, cost=cost_of(summary.usage, info)
-            ),
+            NewEntry(body=Reminder(text=reminder), model=info.name),
             NewEntry(body=Remark(text=shown, message_id=new_message_id())),
         ]
     )
@@ -153,13 +154,16 @@ def budget_of(compactor: Compactor) -> int:
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
 
-def summary_job(messages: tuple[Message, ...], compactor: Compactor, session_id: str) -> SummaryJob:
+def summary_job(
+    context: CommandContext, messages: tuple[Message, ...], compactor: Compactor, session_id: str
+) -> SummaryJob:
     scale = compactor.gauge.measured().scale
     return SummaryJob(
         messages=messages,
         limits=replace(compactor.gauge.limits(), summary=round(budget_of(compactor) * scale)),
         scale=scale,
         deadline_s=SUMMARY_DEADLINE_S,
+        stream=partial(summary_stream, context.branch),
         instruction=INSTRUCTION,
         cache_key=session_id,
         keeps_prefix=False,

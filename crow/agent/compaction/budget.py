@@ -18,7 +18,7 @@ from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Checkpoint, Entry, Mask, Prompt, Restore
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import AssistantMessage, Usage
+from crow.domain.messages import AssistantMessage, ToolCall, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
@@ -187,6 +187,12 @@ class Gauge:
         measured = self.measured()
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
+    def cut_calls(self, calls: Sequence[ToolCall]) -> int | None:
+        """Return how many characters of the arguments of one answer's calls the model may see, or None for all."""
+        measured = self.measured()
+        text = "".join(call.arguments for call in calls)
+        return cut_for(text, self._cautious_limits(measured.fixed), measured.scale)
+
     def cut_prompt(self, text: str) -> int | None:
         """Return how many characters of a user prompt the model may see, or None for all. This also works for the first
         entry, before there is a prompt entry."""
@@ -223,7 +229,8 @@ class Gauge:
         report = report_of(newest, info.endpoint)
         counted = report.tokens if report is not None and report.is_believed(calibration) else None
         sent = round(newest.estimate * clamped(calibration))
-        if counted is None and newest.usage is not None and newest.usage.input_tokens:
+        usage = newest.usage
+        if counted is None and usage is not None and usage.input_tokens and not usage.is_input_estimated:
             sent = 0  # if the count is not believable, the estimate may be wrong too
         await self.context_window.on_answer(info, sent=sent, counted=counted)
         tokens = silent_cut(reports_since_break(entries, info.endpoint), calibration)
@@ -331,9 +338,11 @@ class Report:
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
     """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report; it means
-    that the provider did not count."""
+    that the provider did not count. Counts that crow estimated are no report either."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
+        return None
+    if usage.is_input_estimated:
         return None
     tokens, cached = usage.input_tokens or 0, usage.cached_tokens or 0
     if not tokens or not entry.estimate:
@@ -406,6 +415,9 @@ def anchored(context: Context, anchor: Report, scale: float) -> int | None:
     else:
         return None
     # reasoning is not sent back, or only as an opaque field that the next report will count
-    said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if usage.output_tokens else None
+    is_reported = usage.output_tokens and not usage.is_output_estimated
+    said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if is_reported else None
+    if isinstance(anchor.entry.body, Assistant) and anchor.entry.body.cut is not None:
+        said = None  # less is sent back than the model wrote
     answer = context.estimates[index] * scale if said is None else max(0, said)
     return round(anchor.tokens + answer + sum(context.estimates[index + 1 :]) * scale)

@@ -12,10 +12,12 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import anyio
 
+from crow.agent.accounts import summary_stream
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
@@ -26,7 +28,7 @@ from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEnt
 from crow.domain.errors import ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
 from crow.domain.tokens import estimate_text
-from crow.llm import Model, cost_of
+from crow.llm import Model
 from crow.store import SessionChanges
 
 logger = logging.getLogger(__name__)
@@ -255,10 +257,8 @@ class Compactor:
     async def _store_checkpoint(
         self, body: Checkpoint, summary: Summary, prompt: Prompt | None, measured: Measure
     ) -> CompactionResult:
-        asked = self._helpers.compact_model if summary.method == "serialised" else None
-        cost = cost_of(summary.usage, (asked or self.model).info)
         entries = [] if prompt is None else [NewEntry(body=prompt)]
-        entries.append(NewEntry(body=body, model=summary.model, usage=summary.usage, cost=cost))
+        entries.append(NewEntry(body=body, model=summary.model))
         stored = await self._store(entries, measured)
         how = "notes taken without the model" if body.method == "fallback" else "a summary"
         words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall it."
@@ -278,10 +278,12 @@ class Compactor:
             limits=replace(going.limits, summary=draft.summary_tokens),
             scale=going.measured.scale,
             deadline_s=self._helpers.deadline_s,
+            stream=partial(summary_stream, self._branch),
             instruction=self._settings.instruction,
             focus=going.focus,
             context=going.advice.context,
             cache_key=self._branch.row.id,
+            thought_level=self._branch.thought_level,
             show=show,
         )
         text = going.advice.summary.strip()

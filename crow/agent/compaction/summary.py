@@ -7,7 +7,8 @@ shortened transcript. If neither gives a complete summary, code takes notes, whi
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Literal, assert_never
 
 import anyio
@@ -22,12 +23,11 @@ from crow.domain.messages import (
     Text,
     ToolMessage,
     ToolSpec,
-    Usage,
     UserMessage,
 )
 from crow.domain.rendering import INTERRUPTED, NO_ANSWER, parts_text
-from crow.domain.tokens import estimate_text
-from crow.llm import Model, ModelInfo, Request, TextDelta
+from crow.domain.tokens import estimate_message, estimate_text, estimate_tools
+from crow.llm import Model, ModelInfo, Request, Stream, TextDelta, ThoughtLevel
 
 NOTES_HEADING = "## Notes taken without a model (oldest first)"
 
@@ -84,14 +84,18 @@ class SummaryJob:
     summary, which is also the content of `messages[1]`, or empty. `limits.summary` bounds the result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
-    hooks. If `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most
-    `deadline_s`. `show` receives the text as it arrives; an empty string retracts what was shown.
+    hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
+    before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
+    the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
+    `stream(model, request, sent=tokens)` sends them and counts what they use. `show` receives the text as it arrives;
+    an empty string retracts what was shown.
     """
 
     messages: tuple[Message, ...]
     limits: Limits
     scale: float
     deadline_s: float
+    stream: Callable[..., AbstractAsyncContextManager[Stream]]
     tools: tuple[ToolSpec, ...] = ()
     estimate: int = 0
     previous: str = ""
@@ -99,6 +103,7 @@ class SummaryJob:
     focus: str = ""
     context: str = ""
     cache_key: str = ""
+    thought_level: ThoughtLevel | None = None
     keeps_prefix: bool = True
     show: Callable[[str], Awaitable[None]] = ignore
 
@@ -110,13 +115,11 @@ class SummaryJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A summary, how it was made, and what its requests used. `model` names the model that wrote it, or is empty if no
-    model did."""
+    """A summary, and how it was made. `model` names the model that wrote it, or is empty if no model did."""
 
     text: str
     method: Literal["prefix", "serialised", "fallback", "hook"]
     model_calls: int = 0
-    usage: Usage | None = None
     model: str = ""
 
 
@@ -127,7 +130,7 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
     `compact_model` gets a transcript; without a `compact_model`, `model` gets the transcript. If that fails too, code
     makes the summary.
     """
-    calls, usage = 0, None
+    calls = 0
     methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
     for method in methods:
         if method == "prefix":
@@ -139,14 +142,11 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
             continue
         calls += 1
         answer = await ask(asked, request, job)
-        if answer is not None:
-            usage = add_usage(usage, answer.usage)
-            if is_complete(answer, job.budget):
-                text = answer.text.strip()
-                return Summary(text=text, method=method, model_calls=calls, usage=usage, model=asked.info.name)
+        if answer is not None and is_complete(answer, job.budget):
+            return Summary(text=answer.text.strip(), method=method, model_calls=calls, model=asked.info.name)
         await job.show("")
     text = notes(job.previous, job.messages[2 if job.previous else 1 :], job.budget)
-    return Summary(text=text, method="fallback", model_calls=calls, usage=usage)
+    return Summary(text=text, method="fallback", model_calls=calls)
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
@@ -197,6 +197,7 @@ def prefix_request(job: SummaryJob) -> Request | None:
         tool_choice="none",
         max_output_tokens=None if job.limits.output is None else min(job.limits.output, left),
         cache_key=job.cache_key,
+        thought_level=job.thought_level,
     )
 
 
@@ -230,9 +231,10 @@ def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
 async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
     """Send `request`, show the answer as it arrives, and return the whole answer. Return None if the endpoint failed or
     took too long."""
+    sent = round((sum(map(estimate_message, request.messages)) + estimate_tools(request.tools)) * job.scale)
     with anyio.move_on_after(job.deadline_s):
         try:
-            async with model.stream(request) as stream:
+            async with job.stream(model, request, sent=sent) as stream:
                 pending = ""
                 async for delta in stream:
                     pending += delta.text if isinstance(delta, TextDelta) else ""
@@ -294,11 +296,3 @@ def shortened(text: str, tokens: int) -> str:
         chars = min(chars - 1, chars * max(1, tokens) // max(1, estimate_text(short)))
         short = clipped(text, chars)
     return short if chars > 0 else ""
-
-
-def add_usage(one: Usage | None, other: Usage | None) -> Usage | None:
-    """Add up two usages. Numbers that neither of them reports stay unknown."""
-    if one is None or other is None:
-        return one or other
-    pairs = ((field.name, getattr(one, field.name), getattr(other, field.name)) for field in fields(Usage))
-    return Usage(**{name: (a or 0) + (b or 0) for name, a, b in pairs if a is not None or b is not None})

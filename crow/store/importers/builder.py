@@ -30,8 +30,8 @@ from crow.store.portable import (
 )
 
 CUT_CHARS = 48_000
-"""The model sees at most this many characters of an imported prompt or result. The same limit applies to crow's own
-results."""
+"""The model sees at most this many characters of an imported prompt or result, or of the arguments of one answer's
+calls. The same limit applies to crow's own results."""
 
 _TITLE_CHARS = 80
 _SPOOL_BYTES = 4 * 1024 * 1024
@@ -237,6 +237,7 @@ class ConversationBuilder:
             calls=calls,
             finish="tool_calls" if calls and step.finish == "stop" else step.finish,
             announcements=tuple(announcement for _, _, announcement in step.calls),
+            cut=CUT_CHARS if sum(len(call.arguments) for call in calls) > CUT_CHARS else None,
         )
         number = self._emit(body, model=step.model, usage=usage, cost=cost)
         for index, (call_id, call, announcement) in enumerate(step.calls):

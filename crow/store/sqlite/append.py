@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
+from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
 from crow.store.sqlite.connection import insert
@@ -36,6 +37,14 @@ _LARGEST = 2**63 - 1
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
 """Columns of `sessions` that hold sums over the session's entries."""
+
+_TOKEN_COUNTERS = ("tokens_in", "tokens_out", "tokens_cached")
+
+_ADD_USAGE = (
+    f"UPDATE sessions SET cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _TOKEN_COUNTERS)}"
+    " WHERE id = :id"
+)
+"""Adds the usage of a sub-agent to the session that started it."""
 
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
@@ -229,7 +238,7 @@ class SessionState:
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
         """:raises NoSuchSession: the session does not exist, or is deleted."""
-        row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model")
+        row = session_values(sql, session_id, "conversation, leaf, turn, state, owner, lease_ms, model, parent_id")
         self.sql = sql
         self.session_id = session_id
         self.now_ms = now_ms
@@ -240,6 +249,7 @@ class SessionState:
         self.owner: str = row[4]
         self.lease_ms: int = row[5]
         self.model: str = row[6]
+        self._parent_id: str | None = row[7]
         self._added = dict.fromkeys(_COUNTERS, 0)
         self._cost = 0.0
         self._newest: int | None = None
@@ -274,8 +284,14 @@ class SessionState:
         }
         body = stored.spilled if stored.text is None else stored.text
         assert body is not None
-        columns["checksum"] = checksum(body.encode(), tuple(columns.values()))
-        columns |= {"id": entry_id, "body": stored.text, "body_blob": stored.spilled}
+        more = {
+            "cache_write_tokens": usage.cache_write_tokens if usage is not None else None,
+            "estimated": (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None,
+        }
+        columns["checksum"] = checksum(
+            body.encode(), (*columns.values(), *(value for value in more.values() if value is not None))
+        )
+        columns |= {**more, "id": entry_id, "body": stored.text, "body_blob": stored.spilled}
         entry_id = insert(self.sql, "entries", columns)
         for name, data in stored.blobs.items():
             self.sql.execute(
@@ -308,7 +324,11 @@ class SessionState:
             "has_prompt": self._has_prompt,
             "cost": self._cost,
         }
-        self.sql.execute(_SAVE, values | {name: _storable(count) for name, count in self._added.items()})
+        added = {name: _storable(count) for name, count in self._added.items()}
+        self.sql.execute(_SAVE, values | added)
+        if self._parent_id is not None and (self._cost or any(added[name] for name in _TOKEN_COUNTERS)):
+            usage = {name: added[name] for name in _TOKEN_COUNTERS}
+            self.sql.execute(_ADD_USAGE, {"id": self._parent_id, "cost": self._cost, **usage})
 
     def _index(self, entry_id: int, body: Body) -> None:
         """Add the entry to the full-text index, with the same text that the view `searchable` returns for it."""
@@ -330,11 +350,12 @@ class SessionState:
     def _count(self, new: NewEntry, usage: Usage | None) -> None:
         added = self._added
         added["entries"] += 1
-        self._cost += _storable_cost(new.cost) or 0.0
-        if usage is not None:
-            added["tokens_in"] += usage.input_tokens or 0
-            added["tokens_out"] += usage.output_tokens or 0
-            added["tokens_cached"] += usage.cached_tokens or 0
+        if not isinstance(new.body, ToolResult):  # a task's result repeats what the sub-agent's entries have added
+            self._cost += _storable_cost(new.cost) or 0.0
+            if usage is not None:
+                added["tokens_in"] += usage.input_tokens or 0
+                added["tokens_out"] += usage.output_tokens or 0
+                added["tokens_cached"] += usage.cached_tokens or 0
         match new.body:
             case User():
                 self._has_prompt = True
@@ -390,7 +411,8 @@ def _close_turn(state: SessionState, owner: str) -> list[Entry]:
         detail = f"{readable(state.owner)} ended in the middle of this turn"
         answer = _saved_draft(state)
         if answer is not None:
-            entries.append(state.add(NewEntry(body=answer, model=state.model), turn=state.turn))
+            model, usage = _estimated_usage(state, answer)
+            entries.append(state.add(NewEntry(body=answer, model=model, usage=usage), turn=state.turn))
         if not _has_ended(state):
             entries.append(state.add(NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), turn=state.turn))
     for seq, dead, parts, message_id in _orphans(state, owner):
@@ -418,6 +440,20 @@ def _saved_draft(state: SessionState) -> Assistant | None:
     return Assistant(text=text, thought=thought, message_id=pieces[0][0], finish="interrupted")
 
 
+def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
+    """Return the model of an unfinished answer, and an estimate of what its request used: the input and output of the
+    request before it, and the text that was saved. Without a request before it, the input stays unknown."""
+    row = state.sql.execute(
+        "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
+        " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
+        (state.session_id, state.conversation),
+    ).fetchone()
+    model, sent = row or (state.model, None)
+    made = estimate_text(answer.text) + estimate_text(answer.thought)
+    usage = Usage(input_tokens=sent, output_tokens=made, is_input_estimated=sent is not None, is_output_estimated=True)
+    return str(model), usage
+
+
 def _has_ended(state: SessionState) -> bool:
     """Whether the turn's end is already stored, because its owner died between storing the end and releasing the
     turn."""
@@ -442,8 +478,11 @@ def _storable_usage(usage: Usage | None) -> Usage | None:
     """Return the usage with its numbers limited to what the columns can hold, or None if no number is known."""
     if usage is None:
         return None
-    counts = {name: count for name in USAGE_COLUMNS if (count := getattr(usage, name)) is not None}
-    return Usage(**{name: _storable(count) for name, count in counts.items()}) if counts else None
+    names = (*USAGE_COLUMNS, "cache_write_tokens")
+    counts: dict[str, Any] = {name: _storable(count) for name in names if (count := getattr(usage, name)) is not None}
+    if not counts:
+        return None
+    return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
 
 
 def _storable_cost(cost: float | None) -> float | None:

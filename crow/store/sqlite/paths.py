@@ -34,6 +34,10 @@ from crow.store.sqlite.lease import readable
 USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
 """Columns of `entries` that hold the counts of a `Usage`, in the order that the checksum uses."""
 
+NEW_USAGE_COLUMNS = ("cache_write_tokens", "estimated")
+"""More columns of `entries` that hold a `Usage`. Old entries have no value here, so the checksum covers only those that
+have one."""
+
 _ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
 
@@ -43,7 +47,7 @@ SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
 _ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
-    " e.body_blob, e.call_entry, e.call_index, e.checksum"
+    " e.body_blob, e.call_entry, e.call_index, e.checksum, e.cache_write_tokens, e.estimated"
 )
 """Columns of `_ENTRY_SOURCE`. The body is read as bytes, because damaged text would make the whole query fail."""
 
@@ -337,7 +341,7 @@ def _body_of(row: Sequence[Any], load: Load) -> Body:
     """
     data, blob, written = row[6], row[15], row[18]
     if written is not None:
-        columns = (*row[1:6], row[7], *row[16:18], *row[8:15])
+        columns = (*row[1:6], row[7], *row[16:18], *row[8:15], *(value for value in row[19:21] if value is not None))
         if checksum(data or b"" if blob is None else str(blob).encode(), columns) != written:
             raise Unreadable("it is damaged: its checksum is wrong")
     if blob is not None:
@@ -351,7 +355,8 @@ def checksum(body: bytes, columns: Sequence[object]) -> int:
     """Return the checksum of an entry.
 
     `body` is its JSON, or the hash of the blob that holds the JSON. `columns` are conversation, session, parent, turn,
-    kind, model, call_entry, call_index, the four token counts, cost, estimate and created_ms.
+    kind, model, call_entry, call_index, the four token counts, cost, estimate and created_ms, followed by those of
+    `NEW_USAGE_COLUMNS` that are not NULL.
     """
     return zlib.crc32(body, zlib.crc32(ascii(tuple(columns)).encode()))
 
@@ -473,7 +478,12 @@ def _entry_of(row: Sequence[Any], load: Load) -> Entry:
         parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
         return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
     counts = row[8:12]
-    usage = None if all(count is None for count in counts) else Usage(**dict(zip(USAGE_COLUMNS, counts, strict=True)))
+    usage = None
+    if any(count is not None for count in (*counts, row[19])):
+        known = dict(zip(USAGE_COLUMNS, counts, strict=True))
+        estimated = row[20] if isinstance(row[20], int) else 0
+        flags = {"is_input_estimated": bool(estimated & 1), "is_output_estimated": bool(estimated & 2)}
+        usage = Usage(**known, cache_write_tokens=row[19], **flags)
     values = (*row[:5], body, row[7], usage, *row[12:15])
     return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
 

@@ -27,7 +27,7 @@ from crow.store.codec import KINDS, encode, stand_in
 from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
-from crow.store.sqlite.paths import checksum, unreadable_entries
+from crow.store.sqlite.paths import NEW_USAGE_COLUMNS, checksum, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -62,7 +62,7 @@ _CHECKED_COLUMNS = (
     *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
 )
-"""Columns that the checksum of an entry covers, in the order that it uses."""
+"""Columns that the checksum of an entry always covers, in the order that it uses."""
 
 _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
 """Columns of a session that can be computed from its entries."""
@@ -532,4 +532,5 @@ def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
     columns = [values[name] for name in _CHECKED_COLUMNS]
     if values["cost"] is not None:  # SQLite stores 1.0 as 1
         columns[_CHECKED_COLUMNS.index("cost")] = float(values["cost"])
+    columns += [value for name in NEW_USAGE_COLUMNS if (value := values.get(name)) is not None]
     return values.get("checksum") in (None, checksum(str(body).encode(), columns))

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain, islice
 from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
-from crow.store import Hit, Scan, Scope
+from crow.store import Hit, Scan, Scope, UsageTotal
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
@@ -43,26 +43,6 @@ _LAST_MS = 2**62
 
 _Found = tuple[int, str, str, int, str]
 """Entry, session, kind, created_ms, text."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageTotal:
-    """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
-    by them.
-
-    `session` is empty for the entries of deleted sessions that forks still contain. `cost` is in US dollars, or None if
-    no price was known.
-    """
-
-    session: str | None = None
-    title: str | None = None
-    model: str | None = None
-    day: str | None = None
-    requests: int
-    tokens_in: int
-    tokens_out: int
-    tokens_cached: int
-    cost: float | None
 
 
 class SearchMethods(UsesDatabase):
@@ -135,24 +115,47 @@ class UsageMethods(UsesDatabase):
         """
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
-        names = ["requests", "tokens_in", "tokens_out", "tokens_cached", "cost", *keys]
+        names = [*_SUM_NAMES, *keys]
         if "session" in keys:
             names.append("title")
             columns += ", coalesce(p.title, s.title)"
         order = "g_day, tokens_in DESC" if "day" in by else "sum(e.input_tokens) DESC"
         grouping = f"GROUP BY {', '.join(f'g_{key}' for key in keys)} ORDER BY {order}" if keys else ""
         rows = sql.execute(
-            "SELECT count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
-            f" coalesce(sum(e.cached_tokens), 0), sum(e.cost){columns}"
+            f"SELECT {_SUMS}{columns}"
             " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.conversation = e.conversation"
             " AND s.deleted_ms IS NULL"
             " LEFT JOIN sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL"
-            " WHERE e.kind <> 'tool' AND e.conversation IN (SELECT conversation FROM sessions WHERE deleted_ms IS NULL)"
-            " AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
+            f" WHERE {_IS_REQUEST} AND e.conversation IN (SELECT conversation FROM sessions WHERE deleted_ms IS NULL)"
             f" AND (:cwd IS NULL OR coalesce(p.cwd, s.cwd) = :cwd) AND {_IN_SCOPE} {grouping}",
             asdict(scope),
         )
         return tuple(UsageTotal(**dict(zip(names, row, strict=True))) for row in rows)
+
+    @snapshot()
+    def usage_by_model(self, sql: Connection, session_id: str) -> tuple[UsageTotal, ...]:
+        rows = sql.execute(
+            f"SELECT {_SUMS}, e.model FROM entries e WHERE {_IS_REQUEST} AND (e.session, e.conversation) IN"
+            " (SELECT id, conversation FROM sessions WHERE (id = :id OR parent_id = :id) AND deleted_ms IS NULL)"
+            " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC",
+            {"id": session_id},
+        )
+        return tuple(UsageTotal(**dict(zip((*_SUM_NAMES, "model"), row, strict=True))) for row in rows)
+
+
+_IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
+"""Whether an entry holds the usage of a request. The result of a task repeats the usage of its sub-agent."""
+
+_SUM_NAMES = (
+    *("requests", "tokens_in", "tokens_out", "tokens_cached", "tokens_reasoning", "tokens_cache_written"),
+    *("estimated", "cost"),
+)
+_SUMS = (
+    "count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
+    " coalesce(sum(e.cached_tokens), 0), coalesce(sum(e.reasoning_tokens), 0), coalesce(sum(e.cache_write_tokens), 0),"
+    " count(nullif(e.estimated, 0)), sum(e.cost)"
+)
+"""Columns with the sums that `_SUM_NAMES` lists."""
 
 
 _IN_SCOPE = (

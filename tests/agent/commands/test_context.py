@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from crow.agent.commands.inspect import breakdown, picture
+from dataclasses import replace
+
+import pytest
+
+from crow.agent.commands.inspect import breakdown, last_break, picture
 from crow.agent.compaction.budget import CompactionPolicy, limits_for
 from crow.domain.conversation import Projection
-from crow.domain.entries import Checkpoint, Prompt
+from crow.domain.entries import Body, Checkpoint, Mask, Note, Prompt, Restore
 from crow.domain.messages import ToolSpec
+from crow.store import Move
 from tests.support.paths import PathBuilder, result_of, said, user
 
 TOOLS = (ToolSpec(name="t", description="d" * 400, input_schema={}),)
@@ -50,3 +55,49 @@ Context of m: about 64,000 of 128,000 tokens.
                                              44,000   34 %  free until compaction (at │)
 ```"""
     )
+
+
+PROMPT = Prompt(system="s", tools=(), cwd="/", model="m", reason="the session began")
+
+
+def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
+    return Move(from_leaf=from_leaf, to_leaf=to_leaf, reason=reason, created_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("bodies", "moves", "expected"),
+    [
+        ([PROMPT, user("q")], [], "the session began (entry 1,"),
+        ([PROMPT, user("q"), replace(PROMPT, reason="")], [], "a new system message was needed (entry 3,"),
+        ([PROMPT, user("q"), Mask(before=2)], [], "a compaction hid old tool outputs (entry 3,"),
+        (
+            [PROMPT, user("q"), Checkpoint(compaction_id="k", summary="S", first_kept=None), user("q")],
+            [],
+            "a compaction replaced older messages (entry 3,",
+        ),
+        (
+            [PROMPT, Checkpoint(compaction_id="k", summary="S", first_kept=None), Restore(entry=2)],
+            [],
+            "a compaction was undone (entry 3,",
+        ),
+        (
+            [PROMPT, user("q"), Note(about="dialect", value="reasoning"), Note(about="mode", value="ask")],
+            [],
+            "the endpoint refused a part of the messages (reasoning), so crow leaves it out (entry 3,",
+        ),
+        ([PROMPT, Note(about="thought_level", value="high")], [], "the thought level changed to high (entry 2,"),
+        ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),
+        ([PROMPT, user("q"), PROMPT], [moved(9, 3, "redo")], "the session moved to another entry (redo) ("),
+        ([PROMPT, user("q"), PROMPT], [moved(9, 2, "undo")], "the session began (entry 3,"),
+        ([PROMPT, user("q")], [moved(9, None, "clear")], "the session began (entry 1,"),
+        ([], [moved(9, None, "clear")], "the session moved to another entry (clear) ("),
+    ],
+)
+def test_the_last_cache_break_is_named_with_its_reason(bodies: list[Body], moves: list[Move], expected: str) -> None:
+    projection = Projection(PathBuilder(*bodies).entries)
+    said = last_break(projection.entries, moves)
+    assert said.startswith(f"Last cache break: {expected}")
+
+
+def test_before_the_first_request_there_is_no_cache_break() -> None:
+    assert last_break((), ()) == "No request was sent yet."

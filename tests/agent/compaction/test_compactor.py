@@ -11,7 +11,18 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.window import ContextWindow
-from crow.domain.entries import Checkpoint, Entry, Mask, NewEntry, PlanItem, Prompt, Reminder, Restore, TurnEnd
+from crow.domain.entries import (
+    Checkpoint,
+    Entry,
+    Mask,
+    ModelRequest,
+    NewEntry,
+    PlanItem,
+    Prompt,
+    Reminder,
+    Restore,
+    TurnEnd,
+)
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
@@ -71,11 +82,15 @@ async def test_checkpoint_and_new_prompt_are_one_append_and_the_client_is_told(p
     appends = place.store.appends
     await place.compactor.make_room()
     assert place.store.appends == appends + 1
-    prompt, checkpoint = place.stored()[-2:]
+    request, prompt, checkpoint = place.stored()[-3:]
+    assert (request.body, request.usage) == (
+        ModelRequest(purpose="summary"),
+        Usage(input_tokens=1000, output_tokens=100),
+    )
     assert prompt.body == FRESH
     assert isinstance(checkpoint.body, Checkpoint)
     assert (checkpoint.body.summary, checkpoint.body.method, checkpoint.body.reason) == (SUMMARY, "prefix", "threshold")
-    assert (checkpoint.usage, checkpoint.model) == (Usage(input_tokens=1000, output_tokens=100), "tiny")
+    assert (checkpoint.usage, checkpoint.model) == (None, "tiny")
     said_to_client = [event for event in place.client.events if isinstance(event, CompactionChanged)]
     assert said_to_client == [
         CompactionChanged(compaction_id=checkpoint.body.compaction_id, status="in_progress"),
@@ -209,7 +224,7 @@ async def test_unconfigured_window_never_refuses(window: int | None) -> None:
     await place.branch.record([NewEntry(body=SYSTEM), NewEntry(body=user("q" * 700_000))])
     for _ in range(3):
         await place.compactor.make_room()
-    assert len(place.stored()) <= 2 + 2  # the prompt entry and the message, perhaps a checkpoint with its prompt
+    assert len(place.stored()) <= 2 + 3  # the prompt entry and the message, perhaps a request, a prompt, a checkpoint
     place.model.info = replace(CONFIGURED, context_window=900)
     with pytest.raises(TurnError, match="context_window is 900 tokens in your configuration"):
         await place.renewed().make_room()

@@ -20,7 +20,18 @@ from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.checkpoint import masking_order
 from crow.domain.conversation import for_model
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Restore, ToolResult, User
+from crow.domain.entries import (
+    Assistant,
+    Body,
+    Checkpoint,
+    Entry,
+    Mask,
+    ModelRequest,
+    NewEntry,
+    Restore,
+    ToolResult,
+    User,
+)
 from crow.domain.errors import StoreError
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import SystemMessage, Text, UserMessage
@@ -150,10 +161,13 @@ def check_covered(simulation: Simulation) -> None:
     path, context = simulation.store.path("s"), simulation.branch.context()
     assert isinstance(checkpoint.body, Checkpoint)
     first = checkpoint.body.first_kept or checkpoint.id + 1
-    before = [entry.id for entry in path if entry.id < min(first, checkpoint.id)]
-    own = 1 if checkpoint.body.first_kept is None else 0  # the prompt entry that was written with it
-    assert checkpoint.body.first_covered == before[0]
-    assert checkpoint.body.last_covered == before[-1 - own]
+    before = [entry for entry in path if entry.id < min(first, checkpoint.id)]
+    assert checkpoint.body.first_covered == before[0].id
+    if checkpoint.body.first_kept is None:
+        before.pop()  # the prompt entry that was written with it
+        while isinstance(before[-1].body, ModelRequest) and before[-1].id > (checkpoint.body.last_covered or 0):
+            before.pop()  # the requests for its summary
+    assert checkpoint.body.last_covered == before[-1].id
     assert all(origin == checkpoint.id or origin >= first for origin in context.origins[1:])
     assert for_model(path) == context
 

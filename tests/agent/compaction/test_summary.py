@@ -18,7 +18,6 @@ from crow.domain.messages import (
     ToolCall,
     ToolMessage,
     ToolSpec,
-    Usage,
     UserMessage,
 )
 from crow.domain.rendering import NO_ANSWER
@@ -46,6 +45,7 @@ async def ask(model: AnsweringModel, *, compact_model: AnsweringModel | None = N
         "estimate": 3_000,
         "deadline_s": 30,
         "cache_key": "s1",
+        "stream": lambda model, request, sent: model.stream(request),
     } | fields
     return await summarise(SummaryJob(limits=LIMITS, scale=1.0, **job), model, compact_model=compact_model)
 
@@ -57,7 +57,6 @@ async def test_first_request_is_the_conversation_as_sent_and_one_instruction() -
         text=SUMMARY,
         method="prefix",
         model_calls=1,
-        usage=Usage(input_tokens=1000, output_tokens=100),
         model="scripted",
     )
     (request,) = model.requests

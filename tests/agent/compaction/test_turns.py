@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import anyio
@@ -12,11 +13,11 @@ from crow.agent.compaction.window import LearnedWindow, learned_in
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import ContextOverflow
 from crow.domain.events import ContextMeasured
-from crow.domain.messages import Text, Usage
+from crow.domain.messages import Text, Usage, UserMessage
 from crow.domain.tokens import estimate_text
-from crow.llm import ModelInfo
+from crow.llm import ModelInfo, Request
 from tests.agent.harness import Opened, Tool, opened, text
-from tests.support.compaction import SUMMARY
+from tests.support.compaction import SUMMARY, AnsweringModel
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 TINY = ModelInfo(name="tiny", endpoint="test tiny", context_window=16_000)
@@ -40,7 +41,7 @@ async def test_prompt_that_does_not_fit_is_stored_before_the_context_is_compacte
     async with opened(tmp_path, model) as run:
         await talked(run, 4)
         kinds = [kind for kind in await run.kinds() if kind != "Reminder"]
-        assert kinds[-4:] == ["User", "Checkpoint", "Assistant", "TurnEnd"]
+        assert kinds[-5:] == ["User", "ModelRequest", "Checkpoint", "Assistant", "TurnEnd"]
         (checkpoint,) = await checkpoints(run)
         assert (checkpoint.summary, checkpoint.reason) == (SUMMARY, "threshold")
         measured = [event.used for event in run.client.events if isinstance(event, ContextMeasured)]
@@ -245,3 +246,37 @@ async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path
         await talked(run, 4)
         (asked,) = model.requests[3].messages[-1:]
         assert repr(asked) == "UserMessage(parts=(Text(text='Summarise in 622 words.'),))"
+
+
+@pytest.mark.parametrize("window", [16_000, 32_000, 128_000])
+async def test_a_turn_whose_every_call_has_huge_arguments_goes_on(tmp_path: Path, window: int) -> None:
+    written: list[str] = []
+
+    async def write(*, content: str) -> str:
+        written.append(content)
+        return "Written."
+
+    contents = [f"{number} " * 300_000 for number in range(20)]
+    script = iter([*(Say(calls=(call("write", content=content),)) for content in contents), Say(text=["done"])])
+    info = ModelInfo(name="tiny", endpoint="test tiny", context_window=window, is_window_configured=True)
+
+    def answered(request: Request) -> Say:
+        return (
+            GOOD if isinstance(asked := request.messages[-1], UserMessage) and "[crow]" in str(asked) else next(script)
+        )
+
+    model = AnsweringModel(answered, info)
+    async with opened(tmp_path, model, tools={"write": Tool("write", write)}, mode="auto") as run:
+        assert await run.session.prompt(text("Write them.")) == "end_turn"
+        assert written == contents
+        stored = [entry.body.calls for entry in await run.log() if isinstance(entry.body, Assistant)]
+        assert [json.loads(one.arguments)["content"] for calls in stored for one in calls] == contents
+
+
+async def test_summary_is_asked_for_with_the_thought_level_of_the_session(tmp_path: Path) -> None:
+    model = ScriptedModel(LONG, LONG, LONG, GOOD, Say(text=["done"]), info=TINY)
+    async with opened(tmp_path, model) as run:
+        await run.session.branch.set_option("thought_level", "high")
+        await talked(run, 4)
+        assert len(await checkpoints(run)) == 1
+        assert [request.thought_level for request in model.requests] == ["high"] * 5

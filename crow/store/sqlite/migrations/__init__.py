@@ -20,6 +20,7 @@ FILES = (
     "0005_checksums.sql",
     "0006_names.sql",
     "0007_openings.sql",
+    "0008_usage.sql",
 )
 VERSION = len(FILES)
 
