@@ -27,6 +27,7 @@ from crow.agent.branch import Branch
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
 from crow.agent.compaction.window import ContextWindow
+from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.prompt import Briefing
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
@@ -320,8 +321,10 @@ class Session:
         await branch.record([NewEntry(body=user(text, cut=gauge.cut_prompt(text)))])
         await self.briefing.begin_turn(tools.specs(), (), ())
         compactor = Compactor(gauge, model, Helpers(fresh_prompt=self.briefing.fresh_prompt))
-        permissions = Permissions(branch, NoteTaker(), DiskWorkspace(branch.row.cwd))
-        turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions)
+        workspace = DiskWorkspace(branch.row.cwd)
+        permissions = Permissions(branch, NoteTaker(), workspace)
+        hooks = BranchHooks(Hooks(), branch, workspace, ignore)
+        turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions, hooks=hooks)
         try:
             await turn.run()
             await branch.record([NewEntry(body=TurnEnd(stop="end_turn"))])
@@ -335,6 +338,9 @@ class Session:
             if entry.id > newest and isinstance(entry.body, (Checkpoint, Mask)):
                 tally.compactions += 1
                 tally.unneeded += entry.body.tokens_before < NEEDED * server.window
+
+
+async def ignore(_: str) -> None: ...
 
 
 def rows(name: str, tally: Tally) -> list[Row]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio.to_thread
 
+from crow.agent.hooks import Hook
 from crow.llm import EndpointMemory, Model
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
@@ -214,6 +215,26 @@ def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
     """The enabled MCP servers in the user's file."""
     folder, servers = loaded.paths.config_file.parent, loaded.settings.mcp_servers
     return tuple(mcp_server(name, server, folder) for name, server in servers.items() if server.enabled)
+
+
+def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
+    """The enabled hooks in the user's file, in order. Relative programs are resolved against the file's directory."""
+    folder = loaded.paths.config_file.parent
+    return tuple(
+        Hook(
+            name=settings.name or os.path.basename(command[0]),
+            event=settings.event,
+            command=(os.path.join(folder, command[0]) if os.path.dirname(command[0]) else command[0], *command[1:]),
+            tools=settings.tools,
+            does=settings.does,
+            paths=settings.paths,
+            workspaces=settings.workspaces,
+            timeout_s=settings.timeout_s,
+        )
+        for settings in loaded.settings.hooks
+        if settings.enabled and settings.event is not None and settings.command is not None
+        for command in [tuple(map(os.path.expanduser, settings.command))]
+    )
 
 
 def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:

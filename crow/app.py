@@ -6,10 +6,12 @@ import asyncio
 import gc
 import importlib.metadata
 import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from crow import adapters
 from crow.agent import Adapters, SessionSettings
 from crow.agent.commands import COMMANDS
 from crow.agent.compaction.budget import CompactionPolicy
-from crow.agent.compaction.hooks import Hooks, NamedHook
+from crow.agent.hooks import EVENTS, HookEvent, Hooks, NamedHook
 from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
@@ -83,7 +85,11 @@ class Wiring:
             partial(adapters.prepare_prompts, confines=loaded.settings.sandbox.enabled != "off")
         )
         self._call_imports = BackgroundImport(adapters.prepare_calls)
-        self._hooks = Hooks(find_hooks)
+        self._hooks = Hooks(
+            find_hooks,
+            configured=lambda: adapters.configured_hooks(self._loaded),
+            has_network=lambda: self._settings.sandbox.network,
+        )
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
         self._names = list(names_offered(self._settings))
 
@@ -131,8 +137,8 @@ class Wiring:
             models=self._names,
             templates=self._templates,
             settings=self._settings_of_sessions,
-            hooks=lambda: self._hooks,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
+            hooks=self._hooks,
         )
 
     async def close(self) -> None:
@@ -304,9 +310,26 @@ class BackgroundImport:
             done.set_result(None)
 
 
-def find_hooks(group: str) -> list[NamedHook]:
-    """Return the functions that installed packages have registered in an entry point group."""
-    return [(f"{point.name} ({point.value})", point.load) for point in importlib.metadata.entry_points(group=group)]
+def find_hooks() -> dict[HookEvent, list[NamedHook]]:
+    """Return the functions that installed packages have registered as entry points, such as `crow.before_tool`."""
+    if not any(map(_names_hooks, filter(os.path.isdir, sys.path))):
+        return {}
+    points = importlib.metadata.entry_points()
+    found = {event: points.select(group=f"crow.{event}") for event in EVENTS}
+    return {
+        event: [(f"{point.name} ({point.value})", point.load) for point in chosen] for event, chosen in found.items()
+    }
+
+
+def _names_hooks(directory: str) -> bool:
+    """Whether a package in this directory may register hooks. Much faster than reading all entry points."""
+    with os.scandir(directory) as packages:
+        names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]
+    for name in names:
+        with suppress(OSError), open(os.path.join(name, "entry_points.txt"), "rb") as file:
+            if b"[crow." in file.read():
+                return True
+    return False
 
 
 @contextmanager

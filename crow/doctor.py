@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from crow import adapters
 from crow.agent.compaction.window import DEFAULT_WINDOW
+from crow.app import find_hooks
 from crow.domain import errors
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, UserMessage
 from crow.domain.rendering import on_one_line
@@ -73,6 +74,8 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
     """Check everything, in the order in which a prompt needs it. `servers` are additional MCP servers to try."""
     adapters.protect_process(loaded)
     report(_check_configuration(loaded))
+    for finding in _check_hooks(loaded):
+        report(finding)
     store = await _check_database(loaded, report)
     try:
         await _report_importable(store, report)
@@ -167,6 +170,21 @@ def _check_configuration(loaded: Loaded) -> Finding:
             "configuration", "warning", f"{file} can be read by others, and keys are in use", f"Run chmod 600 {file}."
         )
     return Finding("configuration", "ok", f"{file} is valid")
+
+
+def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
+    """List the hooks in the order in which they run, without running them."""
+    for hook in adapters.configured_hooks(loaded):
+        limits = {"tools": hook.tools, "does": hook.does, "paths": hook.paths, "workspaces": hook.workspaces}
+        words = [f"{name}: {', '.join(values)}" for name, values in limits.items() if values]
+        if shutil.which(hook.command[0]) is None:
+            advice = f"Correct its command in {loaded.paths.config_file}, or make the program executable."
+            yield Finding(f"hook {hook.name}", "failed", f"there is no program {hook.command[0]}", advice)
+        else:
+            yield Finding(f"hook {hook.name}", "ok", "; ".join([f"runs at {hook.event}", *words]))
+    for event, found in find_hooks().items():
+        for name, _ in found:
+            yield Finding(f"hook {name}", "ok", f"runs at {event}, from an installed package")
 
 
 async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStore | None:

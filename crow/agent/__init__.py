@@ -23,7 +23,7 @@ from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Wo
 
 if TYPE_CHECKING:  # importing these at run time would be circular: both use `Client`
     from crow.agent.compaction.budget import CompactionPolicy
-    from crow.agent.compaction.hooks import Hooks
+    from crow.agent.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +137,8 @@ class Adapters:
     default_model: Callable[[], str] = str
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
-    hooks: Callable[[], Hooks] | None = None
     user_instructions: Path | None = None
+    hooks: Hooks | None = None
 
 
 def new_session_id() -> str:

@@ -191,7 +191,7 @@ def text_of(entry: entries.Entry) -> str:
             return f"{name}:\n{text}"
         case entries.Checkpoint(summary=summary):
             return summary
-        case entries.Reminder(text=text) | entries.Skill(text=text):
+        case entries.Reminder(text=text) | entries.Skill(text=text) | entries.Custom(text=text):
             return text
         case entries.Command(text=text, answer=answer):
             return f"{text}\n{answer}"

@@ -9,14 +9,14 @@ from functools import partial
 import anyio
 import anyio.abc
 
-from crow.agent import WaitableToolbox, new_message_id, new_remark
+from crow.agent import WaitableToolbox, new_message_id
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers
-from crow.agent.compaction.hooks import Hooks
+from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
@@ -26,7 +26,7 @@ from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, ToolServerError
-from crow.domain.events import CommandsChanged, NoticeShown
+from crow.domain.events import CommandsChanged
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
@@ -45,7 +45,7 @@ class TurnRunner:
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
         self._permissions = Permissions(session.branch, session.client, session.workspace)
-        self._hooks = session.adapters.hooks() if session.adapters.hooks is not None else Hooks()
+        self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
         log = BranchLog(session.adapters.store, session.branch)
         self.subagents = SubAgents(
@@ -55,6 +55,7 @@ class TurnRunner:
             workspace=session.workspace,
             log=log,
             permissions=self._permissions,
+            hooks=self._make_hooks,
             compactor=self._make_compactor,
         )
         ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
@@ -94,6 +95,7 @@ class TurnRunner:
             toolbox,
             briefing=self._briefing,
             permissions=self._permissions,
+            hooks=self._hooks,
             steps=steps,
             bounded_by=bounded_by,
         )
@@ -167,16 +169,19 @@ class TurnRunner:
         await (self._look_up() if prefetch is None else prefetch.wait())
         await self.tools.report_failures(toolbox.servers())
         await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing), toolbox
+        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), toolbox
 
-    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing) -> Compactor:
+    def _make_hooks(self, branch: Branch) -> BranchHooks:
+        return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)
+
+    async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing, hooks: BranchHooks) -> Compactor:
         settings = self._adapters.settings().compaction
         gauge = await gauge_on(branch, lambda: model.info, settings, self._session.window)
         other = gauge.settings.compact_model if gauge.settings.compact_model != branch.row.model else ""
         helpers = Helpers(
             fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
-            hooks=self._hooks,
+            hooks=hooks,
         )
         return Compactor(gauge, model, helpers)
 
@@ -251,18 +256,10 @@ class Toolset:
             is_failed = server.state == "failed" or (server.state == "starting" and was_failed)
             self._reported[index] = (is_failed, server.losses)
             if server.state == "failed" and not (was_failed and losses == server.losses):
-                await self._report(f"MCP server {server.name} is not available", server.detail)
+                await self._session.report(f"MCP server {server.name} is not available", server.detail)
             elif server.state != "failed" and losses < server.losses:
                 restarted = "was restarted" if server.state == "ready" else "is being restarted"
-                await self._report(f"MCP server {server.name} stopped and {restarted}", server.loss)
-
-    async def _report(self, title: str, detail: str) -> None:
-        """Notify the user, or write it into the history if the editor shows no notices."""
-        session = self._session
-        if session.client.takes_notices:
-            await session.client.publish(NoticeShown(severity="warning", title=title, description=detail))
-        else:
-            await session.branch.record([new_remark(f"{title}: {detail}")])
+                await self._session.report(f"MCP server {server.name} stopped and {restarted}", server.loss)
 
     async def _on_change(self) -> None:
         self._changed.set()

@@ -245,6 +245,13 @@ class Session:
         """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
+    async def report(self, title: str, detail: str = "") -> None:
+        """Notify the user, or write it into the history if the editor shows no notices."""
+        if self.client.takes_notices:
+            await self.client.publish(NoticeShown(severity="warning", title=title, description=detail))
+        else:
+            await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
+
     def warm(self) -> None:
         """Start the MCP servers before the first prompt needs them."""
         if self.servers:

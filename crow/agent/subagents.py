@@ -15,6 +15,7 @@ import anyio.to_thread
 from crow.agent import Adapters, Client, new_message_id
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.hooks import BranchHooks
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
@@ -57,7 +58,8 @@ class SubAgents:
     workspace: Workspace
     log: BranchLog
     permissions: Permissions
-    compactor: Callable[[Branch, Model, Briefing], Awaitable[Compactor]]
+    hooks: Callable[[Branch], BranchHooks]
+    compactor: Callable[[Branch, Model, Briefing, BranchHooks], Awaitable[Compactor]]
     running: set[str] = field(default_factory=set)
     started: Counter[int] = field(default_factory=Counter)
 
@@ -139,9 +141,18 @@ class SubAgents:
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
             await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
-            compactor = await self.compactor(branch, model, briefing)
+            hooks = self.hooks(branch)
+            compactor = await self.compactor(branch, model, briefing, hooks)
             steps = self.adapters.settings().steps_per_turn
-            turn = Turn(branch, compactor, tools, briefing=briefing, permissions=self.permissions, steps=steps)
+            turn = Turn(
+                branch,
+                compactor,
+                tools,
+                briefing=briefing,
+                permissions=self.permissions,
+                hooks=hooks,
+                steps=steps,
+            )
             end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
             end = TurnEnd(stop="cancelled")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
@@ -16,6 +17,7 @@ from crow.agent import Client, PermissionQuestion
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.budget import Gauge
+from crow.agent.hooks import BranchHooks, Denial
 from crow.agent.permissions import (
     Allow,
     Ask,
@@ -62,10 +64,20 @@ UNANSWERED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """An announced call without a result."""
+    """An announced call without a result. `is_changed`: a hook has changed its arguments since it was announced."""
 
     ref: CallRef
     call: ToolCall
+    plan: PlannedCall
+    is_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PermittedCall:
+    """A call that may run with this plan. `why` says why."""
+
+    opened: OpenCall
+    why: str
     plan: PlannedCall
 
 
@@ -77,10 +89,13 @@ class Calls:
     that the user cancelled the turn when asked for permission.
     """
 
-    def __init__(self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge) -> None:
+    def __init__(
+        self, branch: Branch, permissions: Permissions, toolbox: Toolbox, gauge: Gauge, hooks: BranchHooks
+    ) -> None:
         self.ran = False
         self.dismissed = False
         self._branch = branch
+        self._hooks = hooks
         self._permissions = permissions
         self._toolbox = toolbox
         self._gauge = gauge
@@ -106,20 +121,24 @@ class Calls:
         """
         self._calls_in_step = len(answer.calls)
         has_changes = False
-        for group in grouped(await self._announce(entry, answer, plans)):
+        for group in grouped(await self._announce(entry, answer, plans), lambda call: call.plan.is_barrier):
             allowed = []
             for call in group:
                 permitted = await self._permit(call, plan_again=has_changes)
                 if self.dismissed:
                     return ()
                 if permitted is not None:
-                    allowed.append((call, *permitted))
-            async with anyio.create_task_group() as tasks:
-                for call, why, plan in allowed:
-                    tasks.start_soon(self._run_one, call, why, plan)
-            if self._failure is not None:
-                raise self._failure
-            has_changes = has_changes or any(call.plan.access not in ("none", "read") for call in group)
+                    allowed.append(permitted)
+            for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have made a call a barrier
+                async with anyio.create_task_group() as tasks:
+                    for each in batch:
+                        tasks.start_soon(self._run_one, each)
+                if self._failure is not None:
+                    raise self._failure
+            planned = (*(call.plan for call in group), *(each.plan for each in allowed))
+            has_changes = (
+                has_changes or self._hooks.are_used or any(plan.access not in ("none", "read") for plan in planned)
+            )
         results, self._results = self._results, {}
         return tuple((answer.calls[ref.index], results[ref]) for ref in sorted(results, key=lambda ref: ref.index))
 
@@ -140,33 +159,45 @@ class Calls:
             )
         return calls
 
-    async def _permit(self, opened: OpenCall, *, plan_again: bool) -> tuple[str, PlannedCall] | None:
-        """Return the reason why the call may run, and its plan. If the call may not run, store a result that says so
-        and return None. If the user cancels the turn, set `dismissed` and return None."""
+    async def _permit(self, opened: OpenCall, *, plan_again: bool) -> PermittedCall | None:
+        """Return the call if it may run. If the call may not run, store a result that says so and return None. If the
+        user cancels the turn, set `dismissed` and return None.
+
+        Hooks come first. The call is permitted with the arguments that they leave."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
             plan = await self._toolbox.plan(opened.call)
+        left = await self._hooks.before_tool(opened.ref.call_id, opened.call, plan, self._toolbox.plan)
+        if isinstance(left, Denial):
+            await self._answer(opened, Outcome(text=left.words, is_error=True))
+            return None
+        call, plan = left
+        if call is not opened.call:
+            self._open[opened.ref] = opened = replace(opened, call=call, plan=plan, is_changed=True)
         if plan.fault is not None:
             await self._answer(opened, Outcome(text=plan.fault, is_error=True))
             return None
         plan = await self._permissions.complete(opened.call, plan)
         match await self._permissions.judge(opened.ref, opened.call, plan):
             case Allow(why=why):
-                return why, plan
+                return PermittedCall(opened=opened, why=why, plan=plan)
             case Refuse(words=words):
                 await self._answer(opened, Outcome(text=words, is_error=True))
             case None:
                 self.dismissed = True
         return None
 
-    async def _run_one(self, opened: OpenCall, why: str, plan: PlannedCall) -> None:
-        """Run one call. Before a call that may have effects, a `started` entry is stored, so that these effects are
-        known after a crash."""
+    async def _run_one(self, permitted: PermittedCall) -> None:
+        """Run one call, and then its hooks. Before a call that may have effects, a `started` entry is stored, so that
+        these effects are known after a crash."""
+
+        opened, plan = permitted.opened, permitted.plan
+        announcement = plan.announcement if opened.is_changed else None
+        started = [NewEntry(body=Started(call=opened.ref, why=permitted.why, announcement=announcement))]
 
         async def publish_progress(text: str) -> None:
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
-        started = [NewEntry(body=Started(call=opened.ref, why=why))]
         try:
             if plan.access != "read":
                 await self._branch.record(started)
@@ -177,6 +208,7 @@ class Calls:
                 outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
+            await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
         except StoreError as error:
             self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
 
@@ -215,11 +247,14 @@ class Calls:
         self._open.pop(opened.ref, None)
 
 
-def grouped(calls: Sequence[OpenCall]) -> list[list[OpenCall]]:
+GroupedCall = TypeVar("GroupedCall", OpenCall, PermittedCall)
+
+
+def grouped(calls: Sequence[GroupedCall], is_barrier: Callable[[GroupedCall], bool]) -> list[list[GroupedCall]]:
     """Split calls into groups, in order. The calls of a group may run in parallel. A barrier is a group of its own."""
-    groups: list[list[OpenCall]] = [[]]
+    groups: list[list[GroupedCall]] = [[]]
     for call in calls:
-        if call.plan.is_barrier:
+        if is_barrier(call):
             groups += [[call], []]
         else:
             groups[-1].append(call)

@@ -1,6 +1,6 @@
 """One turn: from a stored prompt to its stop reason.
 
-    while True:
+    while True:                                     hooks take part before and after most of these lines
         make room                                   compaction, before every request
         ask the model                               streamed to the client, saved as a draft, stored whole
         if it calls no tool: return why it stopped
@@ -25,6 +25,7 @@ from crow.agent.accounts import request_entry, usage_of_answer, usage_of_attempt
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
+from crow.agent.hooks import BranchHooks
 from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
@@ -88,6 +89,7 @@ class Turn:
         *,
         briefing: Briefing,
         permissions: Permissions,
+        hooks: BranchHooks,
         steps: int,
         bounded_by: str = "limits.steps_per_turn",
     ) -> None:
@@ -96,7 +98,8 @@ class Turn:
         self._compactor = compactor
         self._gauge = compactor.gauge
         self._briefing = briefing
-        self._calls = Calls(branch, permissions, toolbox, compactor.gauge)
+        self._hooks = hooks
+        self._calls = Calls(branch, permissions, toolbox, compactor.gauge, hooks)
         self._repetition = Repetition()
         self._draft: AnswerDraft | None = None
         self._answer: Answer | None = None
@@ -105,19 +108,38 @@ class Turn:
         self._is_listening = False
         self._continued = 0
         self._steps = steps
+        self._steps_taken = 0
         self._bounded_by = bounded_by
         self._steered: list[User] = []
 
     async def run(self) -> StopReason:
-        """Work until the model calls no tool.
+        """Work until the model calls no tool and no hook sends another prompt.
 
         :raises ~crow.domain.errors.ModelError: the endpoint failed, even after retries.
         :raises ~crow.domain.errors.TurnError: the turn cannot go on.
         :raises ~crow.domain.errors.StoreError: a step could not be stored.
         """
-        for _ in range(self._steps):
+        denial = await self._hooks.before_prompt()
+        if denial is not None:
+            if self._branch.row.parent_id is not None:  # only the error reaches the agent that gave the task
+                raise errors.TurnError(denial.words)
+            await self._branch.record([new_remark(denial.words)])
+            return "refusal"
+        while True:
+            stop = await self._run_steps()
+            is_continued = await self._hooks.turn_end(stop, steps=self._steps_taken)
+            if not is_continued and not (self._steered and stop == "end_turn"):  # a prompt may arrive during a hook
+                return stop
+
+    async def _run_steps(self) -> StopReason:
+        """Work until the model calls no tool, or the turn has no steps left."""
+        while self._steps_taken < self._steps:
+            self._steps_taken += 1
             if self._steered:
                 await self._branch.record(self._take_steered())
+            denial = await self._hooks.before_request(step=self._steps_taken, tokens=self._gauge.used)
+            if denial is not None:
+                raise errors.TurnError(denial.words)
             await self._compactor.make_room()
             await self._remind()
             entry, answer, plans = await self._ask()

@@ -184,7 +184,9 @@ class Projection:
                     self._settled_rows = None
             case kinds.ToolResult():
                 self._fold_result(entry, body)
-            case kinds.Reminder() | kinds.Skill():
+            case kinds.Custom(for_model=False) | kinds.Custom(text=""):
+                pass
+            case kinds.Reminder() | kinds.Skill() | kinds.Custom():
                 if self._step is None:
                     self._rows.add_user((rendering.added_part(body),), entry.id, entry.turn, "crow")
                 else:

@@ -301,6 +301,21 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """Something that a hook stored. `namespace` says whose it is; crow gives it no meaning.
+
+    If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees it. `data` is only stored.
+    """
+
+    namespace: str
+    text: str = ""
+    is_shown: bool = False
+    for_model: bool = False
+    message_id: str = ""
+    data: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
     """The turn is over. `detail` is the error message, or empty."""
 
@@ -309,7 +324,7 @@ class TurnEnd:
 
 
 TurnBody: TypeAlias = Prompt | User | Assistant | Started | File | ToolResult | TurnEnd
-ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder
+ContextBody: TypeAlias = Checkpoint | Mask | Restore | Skill | Reminder | Custom
 SessionBody: TypeAlias = Remark | Command | Note | ModelRequest
 Body: TypeAlias = TurnBody | ContextBody | SessionBody
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import assert_never
 
-from crow.domain.entries import Assistant, Checkpoint, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
+from crow.domain.entries import Assistant, Checkpoint, Custom, KeptSkill, PlanItem, Reminder, Skill, ToolResult, User
 from crow.domain.messages import AssistantMessage, Image, Link, Part, Resource, Text, ToolCall, ToolMessage, UserMessage
 from crow.domain.tokens import head_and_tail
 
@@ -86,8 +86,10 @@ def part_text(part: Part) -> str:
             assert_never(never)
 
 
-def added_part(body: Reminder | Skill) -> Text:
-    """Text from crow as a part of a user message."""
+def added_part(body: Reminder | Skill | Custom) -> Text:
+    """Text from crow or from a hook as a part of a user message."""
+    if isinstance(body, Custom):
+        return Text(text=f'<context from="{body.namespace}">\n{body.text}\n</context>')
     if isinstance(body, Skill):
         return Text(text=f'<skill name="{body.name}">\n{body.text}\n</skill>')
     return Text(text=body.text)

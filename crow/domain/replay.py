@@ -50,6 +50,8 @@ class Replay:
                 return self._add_result(entry, body)
             case entries.Checkpoint() | entries.Mask() | entries.Remark() | entries.Command():
                 return (EntryStored(entry=entry),)
+            case entries.Custom(is_shown=is_shown):
+                return (EntryStored(entry=entry),) if is_shown else ()
             case entries.Prompt() | entries.File() | entries.Restore():
                 return ()
             case entries.Skill() | entries.Reminder() | entries.Note() | entries.ModelRequest():

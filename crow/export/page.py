@@ -318,6 +318,10 @@ class _EntryRenderer:
                 return self._folded(entry, f"Skill: {page.line(name)}", text)
             case kinds.Reminder(text=text):
                 return self._folded(entry, "Note to the model", text)
+            case kinds.Custom(namespace=namespace, text=text, is_shown=True):
+                return _article(entry, "remark", page.line(namespace), self._markdown(text))
+            case kinds.Custom(namespace=namespace, text=text) if text:
+                return self._folded(entry, f"Hook: {page.line(namespace)}", text)
             case kinds.Prompt(system=system, tools=tools):
                 names = ", ".join(tool.name for tool in tools)
                 words = f"System message and {_count(len(tools), 'tool')}"

@@ -164,6 +164,8 @@ class LiveUpdates:
                 return self._finished(result)
             case entries.Remark(text=text, message_id=message_id):
                 return self._remark(message_id, text)
+            case entries.Custom(is_shown=True, text=text, message_id=message_id):
+                return self._remark(message_id, text)
             case entries.Command(answer=answer, message_id=message_id):
                 return _text_updates(message_id, safe(answer))
             case entries.Checkpoint(compaction_id=compaction_id, reason=reason) as checkpoint:
@@ -308,6 +310,8 @@ class ReplayUpdates:
                 announced = self._announced.pop(result.call, None)
                 return _finished_call(result, arguments=None if announced is None else announced.arguments)
             case entries.Remark(text=text, message_id=message_id):
+                return _remark_updates(message_id, text)
+            case entries.Custom(is_shown=True, text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")

@@ -88,6 +88,7 @@ class EditorWorkspace:
         self.stat = disk.stat
         self.read_bytes = disk.read_bytes
         self.spawn = disk.spawn
+        self.run_program = disk.run_program
         self.start_confined = disk.start_confined
         self.end_confined = disk.end_confined
         self.close = disk.close

@@ -23,6 +23,7 @@ from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key
 from crow.settings.values import (
     VARIABLE,
+    HookSettings,
     McpServerSettings,
     NamedModel,
     ProviderSettings,
@@ -53,6 +54,11 @@ _NAMED: Mapping[str, type[Section]] = {
     "models": NamedModel,
     "mcp_servers": McpServerSettings,
 }
+_NEEDED: Mapping[type[Section], str] = {
+    McpServerSettings: 'a table with either "command" or "url"',
+    HookSettings: 'a table with "event" and "command"',
+}
+"""What a table must have besides valid values."""
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
@@ -119,6 +125,7 @@ class Loaded:
         settings = self.settings
         servers = {name: server.masked() for name, server in settings.mcp_servers.items()}
         found: dict[str, object] = {"models": settings.models, "providers": {}, "mcp_servers": servers}
+        found["hooks"] = tuple(hook.masked() for hook in settings.hooks)
         for section in _SECTIONS:
             found |= {f"{section}.{key}": value for key, value in getattr(settings, section)}
         for kind, tables in (("providers", settings.providers), ("models", settings.models)):
@@ -206,6 +213,7 @@ class _Reader:
         self._problems: list[str] = []
         self._tables: dict[tuple[str, ...], dict[str, _Given]] = {(section,): {} for section in _SECTIONS}
         self._model_list = _Given((), "default")
+        self._hooks: list[tuple[str, dict[str, _Given]]] = []
         for name, value in tree.items():
             self._add(name, value)
         self._override(flags, env)
@@ -217,6 +225,8 @@ class _Reader:
     def sources(self) -> dict[str, str]:
         """The source of each key. A named table has one key for each value that it sets."""
         sources = dict.fromkeys(setting_keys(), "default") | {"models": self._model_list.source}
+        if self._hooks:
+            sources["hooks"] = self._file.name
         for place, table in self._tables.items():
             if place[0] == "mcp_servers":
                 sources["mcp_servers"] = self._file.name
@@ -247,6 +257,12 @@ class _Reader:
             self._add_table((name,), value)
         elif name == "models" and isinstance(value, list):
             self._model_list = _Given(tuple(value), self._file.name)
+        elif name == "hooks" and isinstance(value, list) and all(isinstance(table, Mapping) for table in value):
+            for number, table in enumerate(value, 1):
+                given = {key: _Given(inner, self._file.name) for key, inner in table.items()}
+                self._hooks.append((f"hooks[{number}]", given))
+        elif name == "hooks":
+            self._refuse(name, _Given(value, self._file.name), Settings.model_fields[name])
         elif name in _NAMED and isinstance(value, Mapping):
             for key, table in value.items():
                 self._add_table((name, key), table)
@@ -303,7 +319,9 @@ class _Reader:
         if not all(isinstance(name, str) for name in self._model_list.value):  # type: ignore[attr-defined]
             self._refuse("models", self._model_list, Settings.model_fields["models"])
         for place, table in self._tables.items():
-            section = self._validated_table(place, table, {**_SECTIONS, **_NAMED}[place[0]])
+            kind = {**_SECTIONS, **_NAMED}[place[0]]
+            is_unset = not table and len(place) == 1
+            section = kind.model_construct() if is_unset else self._validated_table(dotted_key(*place), table, kind)
             if len(place) == 1:
                 made[place[0]] = section
             else:
@@ -319,22 +337,18 @@ class _Reader:
                     hint = f"expected one of {', '.join(others)}" if others else f"add [providers.{provider}]"
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
+        made["hooks"] = tuple(self._validated_table(name, table, HookSettings) for name, table in self._hooks)
         return Settings.model_construct(**made)
 
-    def _validated_table(
-        self, place: tuple[str, ...], table: Mapping[str, _Given], kind: type[Section]
-    ) -> Section | None:
-        if not table and len(place) == 1:
-            return kind.model_construct()
+    def _validated_table(self, name: str, table: Mapping[str, _Given], kind: type[Section]) -> Section | None:
         try:
             return kind.model_validate({key: given.value for key, given in table.items()})
         except ValidationError as error:  # the error's own text shows values, including secrets
             keys = dict.fromkeys(str(*detail["loc"][:1]) for detail in error.errors())
-        prefix = f"{dotted_key(*place)}."
+        prefix = f"{name}."
         for key in keys:
             if not key:
-                name = dotted_key(*place)
-                self._problems.append(f'{self._file}: {name} must be a table with either "command" or "url"')
+                self._problems.append(f"{self._file}: {name} must be {_NEEDED[kind]}")
             elif key in kind.model_fields:
                 self._refuse(prefix + key, table[key], kind.model_fields[key])
             else:

@@ -227,6 +227,74 @@ class McpServerSettings(Section):
         return values
 
 
+class HookSettings(Section):
+    """A command that takes part in the agent's loop: a table `[[hooks]]`."""
+
+    event: (
+        Annotated[
+            Literal[
+                "session_start",
+                "before_prompt",
+                "before_request",
+                "before_tool",
+                "after_tool",
+                "before_compact",
+                "after_compact",
+                "turn_end",
+            ],
+            Expected(
+                '"session_start", "before_prompt", "before_request", "before_tool", "after_tool", "before_compact", '
+                '"after_compact" or "turn_end"'
+            ),
+        ]
+        | None
+    ) = None
+    """When the command runs."""
+    command: Annotated[
+        Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
+        Expected('a program and its arguments as a list, such as ["python3", "-I", "~/.config/crow/hooks/audit.py"]'),
+    ] = Field(default=None, repr=False)
+    """The program and its arguments. It runs in the workspace, unconfined. A leading `~/` stands for the home
+    directory. If the program is a relative path, it is resolved against the directory of config.toml."""
+    name: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9._:-]{1,64}$"),
+            Expected('1 to 64 letters, digits and the characters . _ : -, such as "format"'),
+        ]
+        | None
+    ) = None
+    """The hook's name in messages. If unset, the program's name."""
+    tools: ToolNames = ()
+    """Only calls of these tools. If empty, all tools."""
+    does: Annotated[
+        tuple[Literal["read", "write", "execute", "fetch", "external"], ...],
+        Field(strict=False),
+        Expected('a list of "read", "write", "execute", "fetch" and "external"'),
+    ] = ()
+    """Only calls that may do one of these things, with whatever tool. If empty, all calls."""
+    paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
+    """Only calls that may touch one of these paths. If empty, all calls."""
+    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/work/**"]')] = ()
+    """Only sessions whose working directory is one of these. If empty, all sessions."""
+    timeout_s: Seconds = 10.0
+    """Seconds the command may take. After that it is ended and skipped."""
+    enabled: Switch = True
+    """Whether the hook runs."""
+
+    def masked(self) -> dict[str, object]:
+        """Return the values that were set, for printing. The arguments of the command are `SecretStr`."""
+        values = {key: value for key, value in self if key in self.model_fields_set}
+        program, *args = self.command or ("",)
+        return values | {"command": (program, *map(SecretStr, args))}
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if self.event is None or self.command is None:
+            raise ValueError
+        return self
+
+
 class CompactionSettings(Section):
     """When and how a long conversation is compacted."""
 
@@ -337,6 +405,10 @@ class Settings(Section):
         Expected("a table for each server: [mcp_servers.NAME] with command or url"),
     ] = Field(default_factory=dict)
     """MCP servers for every session, by name."""
+    hooks: Annotated[
+        tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
+    ] = ()
+    """Commands that take part in the agent's loop, in the order in which they run."""
 
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in a log, an error or an export."""

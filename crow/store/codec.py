@@ -510,6 +510,7 @@ _BODIES: Mapping[str, Record] = {
     "remark": record(entries.Remark),
     "command": record(entries.Command),
     "note": record(entries.Note, about="label"),
+    "custom": record(entries.Custom),
     "turn_end": record(entries.TurnEnd, stop="error"),
     "request": record(entries.ModelRequest, purpose="answer"),
 }

@@ -53,6 +53,8 @@ class Transcript:
                 return _section(f"## You, {time_text(entry.created_ms)}", text) + _section("", answer)
             case entries.Remark(text=text):
                 return _quoted(text)
+            case entries.Custom(namespace=namespace, text=text, is_shown=is_shown):
+                return _quoted(f"{on_one_line(namespace)}: {text}") if is_shown else ""
             case entries.Checkpoint(summary=summary):
                 return _quoted(
                     f"The conversation was compacted here. The model continues from this summary:\n\n{summary}"

@@ -209,6 +209,17 @@ class FileStat:
     head: bytes = field(default=b"", repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramResult:
+    """How a program of the user ended. `code` is None if it took too long and was ended. `output` and `errors` are the
+    beginnings of what it wrote; with `is_cut`, `output` is incomplete."""
+
+    code: int | None
+    output: bytes
+    errors: bytes
+    is_cut: bool = False
+
+
 class BackgroundCommand(Protocol):
     """A command that runs in the background."""
 
@@ -326,6 +337,14 @@ class Workspace(Protocol):
     ) -> BackgroundCommand:
         """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
         cannot be started."""
+
+    async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
+        """Run a program of the user, such as a hook, in cwd and with `data` as its input. It is not confined, and its
+        environment has no keys of endpoints. A name without a directory is never found in the workspace.
+
+        At most `max_bytes` of its output and of its errors are kept. Processes that it leaves running are ended. On
+        cancellation it is ended in the same way as a command. :raises OSError: it cannot be started.
+        """
 
     async def start_confined(
         self,

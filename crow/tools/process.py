@@ -147,7 +147,8 @@ async def start(
     :raises ValueError: an argument contains a NUL.
     """
     process = (make or Process)(on_output, on_errors)
-    with starting():
+    # A start that is cancelled would kill the child, but not what the child has started by then.
+    with starting(), anyio.CancelScope(shield=True):
         await asyncio.get_running_loop().subprocess_exec(
             lambda: process,
             *argv,

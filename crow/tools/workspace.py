@@ -31,10 +31,11 @@ from crow.tools import (
     ExcludedPaths,
     FileStat,
     OnOutput,
+    ProgramResult,
     Protection,
     SandboxStatus,
 )
-from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start
+from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, found_program, start, trusted_path
 from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
@@ -45,6 +46,9 @@ RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
 SHOWN_EVERY_S = 0.1
 TERM_S = 2.0
+PROGRAM_TERM_S = 0.3
+"""Seconds between SIGTERM and SIGKILL for a program of the user that took too long."""
+
 OFF = SandboxStatus(setting="off", problem='`sandbox.enabled` is "off".')
 LEFT_RUNNING = "\n[background processes that the command left running were ended]\n"
 QUIET = dict.fromkeys(("GIT_PAGER", "MANPAGER", "PAGER"), "cat")
@@ -281,6 +285,39 @@ class DiskWorkspace:
         process = await self._start(command, access, lambda data: on_output(decoder.decode(data)), excluded)
         return SpawnedCommand(process, self._finish, on_output)
 
+    async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
+        """See :meth:`crow.tools.Workspace.run_program`."""
+        path = argv[0] if os.path.isabs(argv[0]) else found_program(argv[0], self.contains)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, f"there is no program {argv[0]} on PATH outside the workspace")
+        output, errors = LimitedBytes(max_bytes), LimitedBytes(max_bytes)
+        env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd), "PATH": trusted_path(self.contains)})
+        process = await start(
+            [path, *argv[1:]],
+            cwd=self.cwd,
+            env=env,
+            on_output=output.add,
+            on_errors=errors.add,
+            takes_input=True,
+        )
+        try:
+            process.write(data)
+            process.close_input()
+            with anyio.move_on_after(timeout_s) as timeout:
+                await process.wait()
+            if timeout.cancelled_caught:
+                await process.end(PROGRAM_TERM_S)
+            is_left = await process.is_alive()
+        except BaseException:
+            self._leave(process)
+            raise
+        if is_left:
+            self._leave(process)
+        else:
+            process.close()
+        code = None if timeout.cancelled_caught else process.returncode
+        return ProgramResult(code=code, output=output.kept(), errors=errors.kept(), is_cut=output.is_cut)
+
     async def start_confined(
         self,
         argv: Sequence[str],
@@ -348,6 +385,24 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.close`."""
         if self._confiner is not None:
             await self._confiner.close()
+
+
+class LimitedBytes:
+    """Keeps the beginning of some output."""
+
+    def __init__(self, limit: int) -> None:
+        self.is_cut = False
+        self._left = limit
+        self._pieces: list[bytes] = []
+
+    def add(self, data: bytes) -> None:
+        self.is_cut = self.is_cut or len(data) > self._left
+        if self._left:
+            self._pieces.append(data[: self._left])
+            self._left -= len(self._pieces[-1])
+
+    def kept(self) -> bytes:
+        return b"".join(self._pieces)
 
 
 class SpawnedCommand:

@@ -12,6 +12,7 @@ import anyio
 
 from crow.agent import Adapters, OpenToolbox, PermissionAnswer, PermissionQuestion, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.hooks import Hooks
 from crow.agent.session import Session
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, EntryStored, Event, TextShown
@@ -172,6 +173,7 @@ async def opened(
     compaction: CompactionPolicy | None = None,
     user_instructions: Path | None = None,
     models: Sequence[str] = (),
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions.
     `models` are the names to choose from."""
@@ -204,6 +206,7 @@ async def opened(
             models=models,
             settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
             user_instructions=user_instructions,
+            hooks=hooks,
         )
         session = Session(adapters, client, DiskWorkspace(directory), servers, await store.open_session(session_id))
         with anyio.fail_after(60):

@@ -12,6 +12,7 @@ import anyio
 
 from crow.agent import Adapters, SessionSettings
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.hooks import Hooks
 from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
@@ -70,6 +71,7 @@ async def running(
     client: NoteTaker | None = None,
     deny: tuple[str, ...] = (),
     allow: tuple[str, ...] = (),
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Running]:
     work = root / "work"
     work.mkdir(exist_ok=True)
@@ -94,6 +96,7 @@ async def running(
             settings=lambda: SessionSettings(
                 steps_per_turn=20, compaction=CompactionPolicy(), rules=user_rules(allow, deny)
             ),
+            hooks=hooks,
         )
         session = Session(adapters, client, DiskWorkspace(work), (), await store.open_session("s1"))
         with anyio.fail_after(60):

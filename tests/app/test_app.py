@@ -21,10 +21,11 @@ def test_hooks_are_found_in_the_entry_points_of_installed_packages(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n", "utf-8")
     (info / "entry_points.txt").write_text("[crow.before_compact]\nfirst = ours:before\n", "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    ((name, load),) = find_hooks("crow.before_compact")
+    found = find_hooks()
+    ((name, load),) = found["before_compact"]
     assert name == "first (ours:before)"
     assert load()("a proposal") is None
-    assert find_hooks("crow.after_compact") == []
+    assert found["after_compact"] == []
 
 
 def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:

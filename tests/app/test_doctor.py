@@ -283,6 +283,24 @@ def test_entries_that_cannot_be_recovered_are_listed(run: Run, tmp_path: Path) -
     assert "ALBUTROSS" not in run(tmp_path, "sessions", "show", "s1", "--full").stdout
 
 
+def test_hooks_are_listed_in_order_and_a_missing_program_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[[hooks]]\nname = "format"\nevent = "after_tool"\ndoes = ["write"]\npaths = ["*.py", "*.pyi"]\n'
+        'command = ["python3", "-I", "secret-argument"]\n'
+        '[[hooks]]\nevent = "turn_end"\ncommand = ["hooks/tests.sh"]\n'
+        '[[hooks]]\nevent = "turn_end"\ncommand = ["off"]\nenabled = false\n'
+    )
+    done = run(tmp_path, "doctor", "--json", CROW_MODEL="offline")
+    hooks = [each for each in findings(done).values() if each["check"].startswith("hook ")]
+    assert [(each["check"], each["state"], each["words"]) for each in hooks] == [
+        ("hook format", "ok", "runs at after_tool; does: write; paths: *.py, *.pyi"),
+        ("hook tests.sh", "failed", f"there is no program {tmp_path}/hooks/tests.sh"),
+    ]
+    assert str(tmp_path / "config.toml") in hooks[1]["advice"]
+    assert "secret-argument" not in done.stdout
+    assert done.returncode == 1
+
+
 async def test_an_unsuitable_disk_for_the_database_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

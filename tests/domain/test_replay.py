@@ -14,6 +14,7 @@ from crow.domain.entries import (
     CallRef,
     Checkpoint,
     Command,
+    Custom,
     Entry,
     Mask,
     Note,
@@ -111,15 +112,17 @@ def test_compactions_remarks_and_commands_are_shown_but_reminders_are_not() -> N
         Mask(before=1),
         Remark(text="A server failed.", message_id="r"),
         Command(text="/help", answer="...", message_id="c"),
+        Custom(namespace="ours", text="Ticket 17.", is_shown=True),
     ]
     hidden: list[Body] = [
         Prompt(system="s", tools=(), cwd="/", model="m"),
         Reminder(text="plan mode"),
+        Custom(namespace="ours", text="Ticket 17.", for_model=True),
         Restore(entry=1),
         Note(about="model", value="t"),
     ]
     entries, events = of(*shown, *hidden)
-    assert events == [EntryStored(entry=entry) for entry in entries[:4]]
+    assert events == [EntryStored(entry=entry) for entry in entries[:5]]
 
 
 @given(entries=histories())

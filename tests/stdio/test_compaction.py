@@ -91,15 +91,13 @@ async def test_other_editors_see_a_compaction_as_one_short_message(
 
 
 HOOKS = """
-from crow.agent.compaction import Advice, Done, Proposal
+def good(event):
+    return {"context": f"The ticket is 17, the kind {event['kind']}."}
 
-def good(proposal: Proposal) -> Advice:
-    return Advice(context=f"The ticket is 17, the kind {proposal.kind}.")
-
-def broken(proposal: Proposal) -> Advice:
+def broken(event):
     raise LookupError("no such ticket")
 
-def after(done: Done) -> None:
+def after(event):
     raise ValueError
 """
 ENTRY_POINTS = """
@@ -134,8 +132,8 @@ async def test_hooks_take_part_and_failing_ones_are_reported(
         notices = [one["title"] for one in agent.updates(session, "notice") if one["severity"] == "warning"]
         assert agent.updates(session, "compaction_update")[-1]["status"] == "completed"
     assert notices == [
-        "The hook broken (ours:broken) of crow.before_compact failed (LookupError: no such ticket) and is skipped.",
-        "The hook late (ours:after) of crow.after_compact failed (ValueError) and is skipped.",
+        "The before_compact hook broken (ours:broken) failed (LookupError: no such ticket) and is skipped.",
+        "The after_compact hook late (ours:after) failed (ValueError) and is skipped.",
     ]
     assert "The ticket is 17, the kind summary." in str(endpoint.asked[3].body["messages"][-1])
 

@@ -97,6 +97,7 @@ def test_each_body_has_one_kind_and_kinds_never_change() -> None:
         "remark",
         "command",
         "note",
+        "custom",
         "turn_end",
         "request",
     ]

@@ -83,7 +83,7 @@ def bodies(draw: st.DrawFn) -> Body:
             return dataclasses.replace(body, before=draw(SMALL), exceptions=exceptions)
         case Restore():
             return Restore(entry=draw(SMALL))
-        case domain.User() | domain.Assistant() | domain.Remark() | domain.Command():
+        case domain.User() | domain.Assistant() | domain.Remark() | domain.Command() | domain.Custom():
             return dataclasses.replace(body, message_id=draw(IDS))
         case _:
             return body

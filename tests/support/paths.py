@@ -15,6 +15,7 @@ from crow.domain.entries import (
     Body,
     CallRef,
     Checkpoint,
+    Custom,
     Entry,
     Location,
     Mask,
@@ -146,7 +147,7 @@ def breaks(body: Body) -> bool:
 
 WORDS = st.sampled_from(["", " ", "a", "look at this", "変更してください", "x" * 900])
 CALL_IDS = st.sampled_from(["c1", "c2", "c1", "", "call_2_0"])
-OPERATIONS = ("user", "say", "call", "result", "remind", "skill", "plan", "end", "prompt", "started")
+OPERATIONS = ("user", "say", "call", "result", "remind", "custom", "skill", "plan", "end", "prompt", "started")
 BREAKS = ("checkpoint", "mask", "restore")
 
 
@@ -175,6 +176,8 @@ def plain_histories(draw: st.DrawFn, *, operations: Sequence[str] = OPERATIONS, 
                 path.add(result_of(ref.assistant, ref.index, "x" * 900, name="update_plan", plan=plan))
             case "remind":
                 path.add(Reminder(text="The date has changed."))
+            case "custom":
+                path.add(Custom(namespace="ours", text=draw(WORDS), for_model=draw(st.booleans())))
             case "skill":
                 path.add(Skill(name="review", text="s" * 900))
             case "end":

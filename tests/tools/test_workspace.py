@@ -167,6 +167,19 @@ async def test_cancelling_a_command_ends_all_processes_it_started(root: Path) ->
     assert not workspace.has_leftovers
 
 
+async def test_a_program_whose_start_is_cancelled_is_ended_with_all_that_it_started(root: Path) -> None:
+    """Such a program may have started others before crow knows that it runs."""
+    workspace = DiskWorkspace(root)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await workspace.run_program(["sh", "-c", "sleep 600"], b"", timeout_s=600, max_bytes=10)
+    assert scope.cancelled_caught
+    assert workspace.has_leftovers
+    pids = [process.pid for process, _ in workspace._left]
+    await workspace.reap()
+    await until_gone(*pids)
+
+
 async def test_reap_kills_processes_that_ignore_sigterm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crow.tools.workspace.TERM_S", 0.2)
     workspace = DiskWorkspace(root)

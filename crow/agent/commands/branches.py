@@ -32,7 +32,7 @@ MAX_LISTED = 50
 
 SUMMARY_DEADLINE_S = 120.0
 SUMMARY_TOKENS = 1_500
-SUMMARISED = ("user", "assistant", "tool", "reminder", "checkpoint")
+SUMMARISED = ("user", "assistant", "tool", "reminder", "custom", "checkpoint")
 INSTRUCTION = (
     "The user has abandoned this line of work and gone back to an earlier point. In at most 400 words, say what was "
     "tried here, what came of it, what was learned, and whether it is worth trying again. Plain text, no preamble."

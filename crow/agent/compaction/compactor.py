@@ -18,15 +18,15 @@ from typing import Literal
 import anyio
 
 from crow.agent.accounts import summary_stream
-from crow.agent.compaction import Advice, Done, Proposal, Reason
+from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
-from crow.agent.compaction.hooks import Hooks
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, notes, summarise
+from crow.agent.hooks import BranchHooks, CompactionAdvice
 from crow.domain.conversation import Context
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
-from crow.domain.events import CompactionChanged, NoticeShown, SummaryShown
+from crow.domain.events import CompactionChanged, SummaryShown
 from crow.domain.tokens import estimate_text
 from crow.llm import Model
 from crow.store import SessionChanges
@@ -51,7 +51,7 @@ class Helpers:
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
-    hooks: Hooks = field(default_factory=Hooks)
+    hooks: BranchHooks | None = None
     deadline_s: float = DEADLINE_S
 
 
@@ -72,7 +72,7 @@ class Pass:
     focus: str
     measured: Measure
     limits: Limits
-    advice: Advice = field(default_factory=Advice)
+    advice: CompactionAdvice = field(default_factory=CompactionAdvice)
 
 
 class Compactor:
@@ -86,7 +86,6 @@ class Compactor:
         self._helpers = helpers or Helpers()
         self._passes: list[int] = []
         """The id of the newest entry after each pass."""
-        self._reported_hooks: set[str] = set()
 
     async def make_room(self) -> None:
         """Make sure that the next request fits, before it is sent.
@@ -161,8 +160,8 @@ class Compactor:
         if not decision:
             return too_small(self.model.info.name, limits, measured)
         advice = await self._call_before_hooks(going, "mask" if isinstance(decision, Mask) else "summary")
-        if advice.veto:
-            return CompactionResult(outcome="noop", words=f"A hook prevented the compaction: {advice.veto}")
+        if advice.deny:
+            return CompactionResult(outcome="noop", words=advice.deny)
         if isinstance(decision, Mask):
             result = await self._mask(decision, measured)
         else:
@@ -172,46 +171,37 @@ class Compactor:
             await self._call_after_hooks(result.entry, reason)
         return result
 
-    async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> Advice:
-        row = self._branch.row
-        proposal = Proposal(
-            session_id=row.id,
-            cwd=row.cwd,
-            model=self.model.info.name,
-            kind=kind,
-            reason=going.reason,
-            focus=going.focus,
-            tokens=going.measured.used,
-            threshold=going.limits.threshold,
-            window=going.limits.window,
-            previous_summary=self._previous_summary(),
+    async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
+        if self._helpers.hooks is None:
+            return CompactionAdvice()
+        return await self._helpers.hooks.before_compact(
+            {
+                "kind": kind,
+                "reason": going.reason,
+                "focus": going.focus,
+                "tokens": going.measured.used,
+                "threshold": going.limits.threshold,
+                "window": going.limits.window,
+                "previous_summary": self._previous_summary(),
+            }
         )
-        return await self._helpers.hooks.before(proposal, self._report_hook)
 
     async def _call_after_hooks(self, entry: Entry, reason: Reason) -> None:
-        row, body = self._branch.row, entry.body
+        body = entry.body
         assert isinstance(body, (Mask, Checkpoint))
-        done = Done(
-            session_id=row.id,
-            cwd=row.cwd,
-            model=self.model.info.name,
-            kind="mask",
-            reason=reason,
-            entry=entry.id,
-            tokens_before=body.tokens_before,
-            tokens_after=body.tokens_after,
-        )
+        if self._helpers.hooks is None:
+            return
+        facts: dict[str, object] = {
+            "kind": "summary" if isinstance(body, Checkpoint) else "mask",
+            "reason": reason,
+            "entry": entry.id,
+            "tokens_before": body.tokens_before,
+            "tokens_after": body.tokens_after,
+        }
         if isinstance(body, Checkpoint):
-            files = body.files_modified
-            done = replace(done, kind="summary", summary=body.summary, method=body.method, files_modified=files)
-        await self._helpers.hooks.after(done, self._report_hook)
-
-    async def _report_hook(self, problem: str) -> None:
-        """Tell the user about a skipped hook. Each problem is reported only once per turn, because one turn may need
-        many passes."""
-        if problem not in self._reported_hooks:
-            self._reported_hooks.add(problem)
-            await self._branch.publish(NoticeShown(severity="warning", title=problem))
+            files = list(body.files_modified)
+            facts |= {"summary": body.summary, "method": body.method, "files_modified": files}
+        await self._helpers.hooks.after_compact(facts)
 
     async def _mask(self, body: Mask, measured: Measure) -> CompactionResult:
         (entry,) = await self._store([NewEntry(body=body)], measured)

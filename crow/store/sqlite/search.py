@@ -16,7 +16,7 @@ from itertools import chain, islice
 from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
-from crow.domain.entries import Assistant, Checkpoint, Command, Entry, Reminder, Skill, ToolResult
+from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
 from crow.store import Hit, Scan, Scope, UsageTotal
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
@@ -247,7 +247,7 @@ def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patter
 
 def _unindexed(sql: Connection, path: Iterator[int], scope: Scope) -> Iterator[tuple[Entry, str]]:
     """Return the entries with text that is not in the index, newest first, each with its kind."""
-    kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'command')"
+    kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'custom', 'command')"
     times = (scope.since_ms or 0, _LAST_MS if scope.before_ms is None else scope.before_ms)
     while batch := tuple(islice(path, _SCAN_BATCH)):
         query = (
@@ -265,7 +265,7 @@ def _unindexed_text(entry: Entry, without: Collection[str]) -> str:
             return "\n".join(f"{call.name} {call.arguments}" for call in calls if call.name not in without)
         case ToolResult(name=name, text=text):
             return "" if name in without else f"{name}\n{text}"
-        case Checkpoint(summary=text) | Reminder(text=text) | Skill(text=text):
+        case Checkpoint(summary=text) | Reminder(text=text) | Skill(text=text) | Custom(text=text):
             return text
         case Command(text=text, answer=answer):
             return f"{text}\n{answer}"

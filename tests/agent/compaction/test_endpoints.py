@@ -29,6 +29,7 @@ from crow.llm.facts import LearnedWindow, learned_window
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
 from tests.support.compaction import SUMMARY, Notes, branch_of
+from tests.support.hooks import hooks_on
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import problems, user
 from tests.support.scripted_model import Say, ScriptedStream, call
@@ -155,7 +156,8 @@ class Talk:
         await self.briefing.begin_turn(tools.specs(), (), ())
         compactor = Compactor(gauge, self.endpoint, Helpers(fresh_prompt=self.briefing.fresh_prompt))
         permissions = Permissions(branch, NoteTaker(), DiskWorkspace(branch.row.cwd))
-        turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions)
+        hooks = hooks_on(branch)
+        turn = Turn(branch, compactor, tools, steps=50, briefing=self.briefing, permissions=permissions, hooks=hooks)
         try:
             await turn.run()
         except ContextOverflow as error:

@@ -13,6 +13,7 @@ from crow.llm import ModelInfo, Request
 from crow.tools.workspace import DiskWorkspace
 from tests.agent.harness import NoteTaker, Tool, Tools
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on
+from tests.support.hooks import hooks_on
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import problems, user
 from tests.support.scripted_model import Say, call
@@ -46,7 +47,8 @@ async def test_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost() -
     await briefing.begin_turn(tools.specs(), (), ())
     compactor = compactor_on(branch, AnsweringModel(answer, INFO), fresh_prompt=briefing.fresh_prompt)
     permissions = Permissions(branch, NoteTaker(), DiskWorkspace(branch.row.cwd))
-    turn = Turn(branch, compactor, tools, steps=STEPS + 1, briefing=briefing, permissions=permissions)
+    hooks = hooks_on(branch)
+    turn = Turn(branch, compactor, tools, steps=STEPS + 1, briefing=briefing, permissions=permissions, hooks=hooks)
 
     assert await turn.run() == "end_turn"
     limits = compactor.gauge.limits()

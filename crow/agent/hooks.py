@@ -1,0 +1,626 @@
+"""Runs the user's hooks: commands and Python functions that take part in the agent's loop.
+
+Hooks come from the user's own file and from the entry points of installed packages, never from a workspace. Each
+hook gets one JSON object and may answer with another. A hook that fails, hangs or answers nonsense is reported to the
+user and skipped, so no hook can break or block a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import re
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import anyio
+
+from crow.agent import new_message_id
+from crow.agent.branch import Branch
+from crow.agent.permissions import names_path
+from crow.agent.rewind import digest
+from crow.domain.entries import Assistant, Checkpoint, Custom, File, NewEntry, StopReason, ToolResult, User
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject, ToolCall
+from crow.domain.rendering import on_one_line, parts_text
+from crow.tools import PlannedCall, Workspace
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+REASON_CHARS = 300
+DENIAL_CHARS = 2_000
+TEXT_CHARS = 20_000
+"""Longer texts of a hook are cut."""
+RESULT_CHARS = 100_000
+"""A hook gets at most this much of a tool's result."""
+ANSWER_BYTES = 1_000_000
+MAX_ENTRIES = 20
+MAX_DEPTH = 64
+"""How many levels of objects and lists an answer may have."""
+MAX_PROMPTS = 3
+"""Hooks may send at most this many prompts in one turn."""
+DENIED = 2
+"""The exit code by which a command denies."""
+
+HookEvent: TypeAlias = Literal[
+    "session_start",
+    "before_prompt",
+    "before_request",
+    "before_tool",
+    "after_tool",
+    "before_compact",
+    "after_compact",
+    "turn_end",
+]
+EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
+
+Effect: TypeAlias = Literal["read", "write", "execute", "fetch", "external"]
+"""What a call may do. A shell command or an MCP tool usually has several effects."""
+
+ANYWHERE = frozenset({"context", "entries", "metadata"})
+KEYS: Mapping[HookEvent, frozenset[str]] = {
+    **dict.fromkeys(EVENTS, ANYWHERE),
+    "before_prompt": ANYWHERE | {"deny"},
+    "before_request": ANYWHERE | {"deny"},
+    "before_tool": ANYWHERE | {"deny", "arguments"},
+    "before_compact": ANYWHERE | {"deny", "summary"},
+    "turn_end": ANYWHERE | {"prompt"},
+}
+"""The keys that an answer may have."""
+
+ENTRY_KEYS = frozenset({"namespace", "text", "show", "model", "data"})
+NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
+"""The name of a Python hook, and the function that loads it."""
+
+OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
+"""Called with a sentence for each hook that is skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    """A command of the user's file, or a Python function of an installed package, which `load` loads.
+
+    `tools` and `paths` are globs, and `does` are effects. They limit the calls that a hook of tools gets; an empty
+    one limits nothing. `workspaces` are globs that limit the working directories.
+    """
+
+    name: str
+    event: HookEvent
+    command: tuple[str, ...] = ()
+    load: Callable[[], Callable[..., object]] | None = None
+    tools: tuple[str, ...] = ()
+    does: tuple[Effect, ...] = ()
+    paths: tuple[str, ...] = ()
+    workspaces: tuple[str, ...] = ()
+    timeout_s: float = TIMEOUT_S
+
+    def __str__(self) -> str:
+        return f"The {self.event} hook {self.name}"
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the entries that the hook stores without naming one."""
+        return re.sub(r"[^A-Za-z0-9._:-]", "_", self.name.partition(" ")[0])[:64] or "hook"
+
+    def covers(self, cwd: str) -> bool:
+        """Whether the hook runs in this working directory."""
+        return not self.workspaces or any(names_path(pattern, (cwd, f"{cwd}/")) for pattern in self.workspaces)
+
+    def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
+        """Whether the hook gets this call, which has the effects `does`.
+
+        The paths of a command, a search or an MCP tool are not known in advance, and neither are the other names of a
+        file with hard links. Such a call matches all `paths`.
+        """
+        names = {call.name, plan.rule_tool or call.name}
+        if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
+            return False
+        if self.does and not any(effect in does for effect in self.does):
+            return False
+        is_open = plan.access in ("execute", "external") or plan.announcement.kind == "search" or plan.has_hard_links
+        places = (*plan.rule_paths, *plan.other_paths)
+        return not self.paths or is_open or any(names_path(glob, places, ignore_case=True) for glob in self.paths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookAnswer:
+    """The answer of a hook. `deny` says why, or is empty. `arguments` replace those of the call, unless None."""
+
+    deny: str = ""
+    context: str = ""
+    arguments: JsonObject | None = None
+    summary: str = ""
+    prompt: str = ""
+    entries: tuple[Custom, ...] = ()
+    metadata: JsonObject = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denial:
+    """The words of a hook that denied something, as a sentence with the hook's name."""
+
+    words: str
+
+    @classmethod
+    def by(cls, hook: Hook, answer: HookAnswer) -> Denial:
+        return cls(words=f"{hook} denied this: {answer.deny}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionAdvice:
+    """What the hooks of `before_compact` said: the first denial and summary, and the context of all of them."""
+
+    deny: str = ""
+    context: str = ""
+    summary: str = ""
+
+
+class Hooks:
+    """The hooks of this process. `configured` returns those of the user's file, as they are now. `find` returns the
+    Python hooks of each event and is called once. `has_network` tells whether commands with write access have the
+    network."""
+
+    def __init__(
+        self,
+        find: Callable[[], Mapping[HookEvent, Sequence[NamedHook]]] | None = None,
+        *,
+        configured: Callable[[], Sequence[Hook]] = tuple,
+        has_network: Callable[[], bool] = bool,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.has_network = has_network
+        self._find = find
+        self._configured = configured
+        self._timeout_s = timeout_s
+        self._found: tuple[Hook, ...] | None = None
+
+    async def for_workspace(self, cwd: str, on_failure: OnFailure) -> Mapping[HookEvent, Sequence[Hook]]:
+        """The hooks of each event that has some, in order: first those of the user's file."""
+        if self._found is None:
+            found: object = {}
+            if self._find is not None:
+                found = await run_in_thread("The search for hooks", self._find, self._timeout_s, on_failure)
+            self._found = tuple(
+                Hook(name=name, event=event, load=load, timeout_s=self._timeout_s)
+                for event, named in (found.items() if isinstance(found, dict) else ())
+                for name, load in named
+            )
+        by_event: dict[HookEvent, list[Hook]] = {}
+        for hook in (*self._configured(), *self._found):
+            if hook.covers(cwd):
+                by_event.setdefault(hook.event, []).append(hook)
+        return by_event
+
+
+class BranchHooks:
+    """Calls the hooks for one branch. `on_failure` tells the user about a skipped hook.
+
+    A turn keeps the hooks with which it began. Hooks run in order, one at a time. What a hook adds is stored before the
+    model sees it.
+    """
+
+    def __init__(self, hooks: Hooks, branch: Branch, workspace: Workspace, on_failure: OnFailure) -> None:
+        self._hooks = hooks
+        self._branch = branch
+        self._workspace = workspace
+        self._on_failure = on_failure
+        self._by_event: Mapping[HookEvent, Sequence[Hook]] = {}
+        self._turn: int | None = None
+        self._has_started = False
+        self._prompts = 0
+        self._reported: set[str] = set()
+        self._after_tool = anyio.Lock(fast_acquire=True)
+
+    @property
+    def are_used(self) -> bool:
+        """Whether any hook runs in this turn."""
+        return bool(self._by_event)
+
+    async def before_prompt(self) -> Denial | None:
+        """Call the hooks of `before_prompt`, and before them those of `session_start` if this is the first turn."""
+        has_started, self._has_started = self._has_started, True
+        if not has_started and await self._of("session_start"):
+            is_known = any(isinstance(entry.body, Assistant | Checkpoint) for entry in self._branch.entries)
+            await self._call("session_start", source="resumed" if is_known else "new")
+        if not await self._of("before_prompt"):
+            return None
+        entry = self._branch.newest_user()
+        text = parts_text(entry.body.parts) if entry is not None and isinstance(entry.body, User) else ""
+        return denial(await self._call("before_prompt", prompt=text))
+
+    async def before_request(self, *, step: int, tokens: Callable[[], int]) -> Denial | None:
+        """Call the hooks of `before_request`. `step` counts the requests of this turn from 1."""
+        if not await self._of("before_request"):
+            return None
+        return denial(await self._call("before_request", step=step, tokens=tokens()))
+
+    async def before_tool(
+        self, call_id: str, call: ToolCall, plan: PlannedCall, make_plan: Callable[[ToolCall], Awaitable[PlannedCall]]
+    ) -> tuple[ToolCall, PlannedCall] | Denial:
+        """Call the hooks of `before_tool` that match. Return the call with the arguments that they leave, and its plan.
+
+        After each hook the call is planned again, and the next hook is matched with the new plan. So a change of
+        arguments cannot avoid a hook.
+        """
+        waiting = list(await self._of("before_tool"))
+        while waiting and plan.fault is None:
+            does = effects(plan, has_network=self._hooks.has_network())
+            hook = next((hook for hook in waiting if hook.matches(call, plan, does)), None)
+            if hook is None:
+                break
+            waiting.remove(hook)
+            answer = await self._ask(hook, tool_facts(call_id, call, plan, does))
+            if answer is not None and answer.deny:
+                return Denial.by(hook, answer)
+            if answer is not None and answer.arguments is not None:
+                call = await self._change(hook, call_id, call, answer.arguments)
+            plan = await make_plan(call)
+        return call, plan
+
+    async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
+        """Return the call with other arguments, after storing them for the model."""
+        text = json.dumps(arguments, ensure_ascii=False)
+        words = f"{hook} changed the arguments of this call to {call.name}. It used: {bounded(text, TEXT_CHARS)}"
+        data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
+        body = Custom(namespace=hook.namespace, text=words, for_model=True, message_id=new_message_id(), data=data)
+        await self._branch.record([NewEntry(body=body)])
+        return ToolCall(id=call.id, name=call.name, arguments=text)
+
+    async def after_tool(self, call: ToolCall, plan: PlannedCall, result: ToolResult) -> None:
+        """Call the hooks of `after_tool` that match. If they change the file that the call wrote, store the change, so
+        that it can be undone together with the call's own change."""
+        hooks = await self._of("after_tool")
+        if not hooks:
+            return
+        does = effects(plan, has_network=self._hooks.has_network())
+        hooks = [hook for hook in hooks if hook.matches(call, plan, does)]
+        if not hooks:
+            return
+        facts = tool_facts(result.call.call_id, call, plan, does) | {
+            "result": bounded(result.text, RESULT_CHARS),
+            "is_error": result.is_error,
+            "duration_ms": result.duration_ms,
+        }
+        path = Path(plan.rule_paths[0]) if plan.access == "write" and plan.rule_paths else None
+        async with self._after_tool:
+            before = await self._content(path)
+            for hook in hooks:
+                await self._ask(hook, facts)
+            after = await self._content(path)
+            if path is not None and after != before:
+                change = File(
+                    call=result.call, path=str(path), before=before, after_hash=digest(after), recorded_here=True
+                )
+                await self._branch.record([NewEntry(body=change)])
+
+    async def _content(self, path: Path | None) -> bytes | None:
+        try:
+            return None if path is None else await self._workspace.read_bytes(path)
+        except OSError:
+            return None
+
+    async def before_compact(self, facts: JsonObject) -> CompactionAdvice:
+        """Call the hooks of `before_compact`."""
+        answers = await self._call("before_compact", **facts)
+        refusal = denial(answers)
+        return CompactionAdvice(
+            deny=refusal.words if refusal is not None else "",
+            context="\n\n".join(answer.context for _, answer in answers if answer.context),
+            summary=next((answer.summary for _, answer in answers if answer.summary), ""),
+        )
+
+    async def after_compact(self, facts: JsonObject) -> None:
+        """Call the hooks of `after_compact`."""
+        await self._call("after_compact", **facts)
+
+    async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
+        """Call the hooks of `turn_end`. Return True if they sent another prompt, which is stored."""
+        if not await self._of("turn_end"):
+            return False
+        newest = next(
+            (entry.body for entry in reversed(self._branch.entries) if isinstance(entry.body, Assistant)), None
+        )
+        text = newest.text if newest is not None else ""
+        answers = await self._call("turn_end", stop_reason=stop, text=text, steps=steps, prompts_sent=self._prompts)
+        asking = [(hook, answer.prompt) for hook, answer in answers if answer.prompt]
+        if not asking or stop != "end_turn":
+            return False
+        if self._prompts >= MAX_PROMPTS:
+            await self._report(f"{asking[0][0]} sent another prompt; crow takes at most {MAX_PROMPTS} in a turn.")
+            return False
+        self._prompts += 1
+        bodies = [
+            Custom(namespace=hook.namespace, text=prompt, is_shown=True, for_model=True, message_id=new_message_id())
+            for hook, prompt in asking
+        ]
+        await self._branch.record([NewEntry(body=body) for body in bodies])
+        return True
+
+    async def _of(self, event: HookEvent) -> Sequence[Hook]:
+        if self._turn != self._branch.turn:
+            self._turn, self._prompts, self._reported = self._branch.turn, 0, set()
+            self._by_event = await self._hooks.for_workspace(self._branch.row.cwd, self._report)
+        return self._by_event.get(event, ())
+
+    async def _call(self, event: HookEvent, **facts: object) -> list[tuple[Hook, HookAnswer]]:
+        """Call the hooks of an event in order, until one denies. Return their answers."""
+        answers = []
+        for hook in await self._of(event):
+            answer = await self._ask(hook, facts)
+            if answer is not None:
+                answers.append((hook, answer))
+                if answer.deny:
+                    break
+        return answers
+
+    async def _ask(self, hook: Hook, facts: Mapping[str, object]) -> HookAnswer | None:
+        """Call one hook, and store what it adds. None if it has no answer, or was skipped."""
+        row = self._branch.row
+        request = {
+            "event": hook.event,
+            "session_id": row.id,
+            "parent_id": row.parent_id,
+            "cwd": row.cwd,
+            "model": row.model,
+            "mode": row.mode,
+            **facts,
+        }
+        text = json.dumps(request, ensure_ascii=False)
+        try:
+            given = await (self._run_command(hook, text) if hook.load is None else self._run_function(hook, text))
+            answer, problem = (None, "") if given is None else answer_from(storable(given), hook)
+        except ValueError as error:
+            await self._skip(f"{hook} {error}")
+            return None
+        if problem:
+            await self._report(f"{hook} {problem}")
+        if answer is not None:
+            await self._store(hook, answer)
+        return answer
+
+    async def _run_command(self, hook: Hook, text: str) -> object:
+        """Run a command and return its answer, or None. :raises ValueError: it failed."""
+        try:
+            done = await self._workspace.run_program(
+                hook.command, text.encode(errors="replace"), timeout_s=hook.timeout_s, max_bytes=ANSWER_BYTES
+            )
+        except OSError as error:
+            raise ValueError(f"could not be started ({error.strerror or error})") from error
+        words = done.errors.decode(errors="replace").strip()
+        if done.code is None:
+            raise ValueError(f"took longer than {hook.timeout_s:g} s")
+        if done.code == DENIED and "deny" in KEYS[hook.event]:
+            return {"deny": words or True}
+        if done.code:
+            last = words.splitlines()[-1] if words else "it wrote nothing to stderr"
+            raise ValueError(f"failed (exit code {done.code}: {bounded(on_one_line(last), REASON_CHARS)})")
+        output = done.output.strip()
+        if not output.startswith(b"{"):
+            return None
+        if done.is_cut:
+            raise ValueError(f"answered with more than {ANSWER_BYTES:,} bytes")
+        try:
+            return json.loads(output)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"answered with invalid JSON ({error})") from error
+
+    async def _run_function(self, hook: Hook, text: str) -> object:
+        assert hook.load is not None
+        work = partial(run_function, hook.load, json.loads(text))
+        return await run_in_thread(str(hook), work, hook.timeout_s, self._report)
+
+    async def _store(self, hook: Hook, answer: HookAnswer) -> None:
+        bodies = list(answer.entries)
+        if answer.context and hook.event != "before_compact":
+            context = Custom(namespace=hook.namespace, text=answer.context, for_model=True, message_id=new_message_id())
+            bodies.insert(0, context)
+        if bodies:
+            await self._branch.record([NewEntry(body=body) for body in bodies])
+        if answer.metadata:
+            try:
+                await self._branch.merge_metadata(answer.metadata)
+            except ArgumentError as error:
+                await self._report(f"{hook} answered with metadata that cannot be stored. {error}")
+
+    async def _skip(self, problem: str) -> None:
+        await self._report(f"{problem} and is skipped.")
+
+    async def _report(self, words: str) -> None:
+        """Tell the user, once a turn for each problem."""
+        if words not in self._reported:
+            self._reported.add(words)
+            logger.warning("%s", words)
+            await self._on_failure(words)
+
+
+def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
+    """What a call may do. A command may do all that its access allows, and an MCP tool may do anything unless the user
+    declared it read-only."""
+    found: set[Effect] = set()
+    match plan.access:
+        case "execute":
+            found |= {"execute", "read"}
+            if plan.command_access != "read":
+                found.add("write")
+            if plan.command_access not in ("read", "write") or (plan.command_access == "write" and has_network):
+                found.add("fetch")
+        case "external":
+            found |= {"external", "read", "fetch"}
+            if not plan.is_read_only:
+                found |= {"write", "execute"}
+        case "read" | "write" | "fetch" as effect:
+            found.add(effect)
+        case "none":
+            pass
+    return frozenset(found)
+
+
+def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
+    """What a hook learns about a call. `rule_tool` is the tool that runs, if the called one stands for it. `paths` are
+    absolute, and empty if they are not known in advance."""
+    try:
+        arguments = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    return {
+        "call_id": call_id,
+        "tool": call.name,
+        "rule_tool": plan.rule_tool or call.name,
+        "arguments": arguments,
+        "title": plan.announcement.title,
+        "does": sorted(does),
+        "paths": list(plan.rule_paths[:1]),
+    }
+
+
+def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
+    """The denial among the answers, if there is one."""
+    return next((Denial.by(hook, answer) for hook, answer in answers if answer.deny), None)
+
+
+def storable(value: object) -> object:
+    """A JSON value without lone surrogates, which cannot be sent. :raises ValueError: it is nested too deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for one in level for inner in children_of(one)]
+        if not level:
+            return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    raise ValueError(f"answered with more than {MAX_DEPTH} levels of objects and lists")
+
+
+def children_of(value: object) -> Collection[object]:
+    match value:
+        case dict():
+            return value.values()
+        case list():
+            return value
+        case _:
+            return ()
+
+
+def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
+    """Check what a hook answered. Also return a problem that does not make the answer useless, as the end of a
+    sentence.
+
+    :raises ValueError: the answer cannot be used. The message is the middle of a sentence.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"answered with {type(value).__name__} instead of an object")  # noqa: TRY004
+    known, unknown = KEYS[hook.event], ", ".join(sorted(map(str, value.keys() - KEYS[hook.event])))
+    problem = (
+        f"answered with unknown keys: {unknown}; {hook.event} knows {', '.join(sorted(known))}." if unknown else ""
+    )
+    deny = value.get("deny") if "deny" in known else None
+    if deny is True:
+        deny = "it gave no reason"
+    arguments = typed(value, "arguments", dict, "an object") if "arguments" in known else None
+    answer = HookAnswer(
+        deny=bounded(text_in({"deny": deny or None}, "deny").strip(), DENIAL_CHARS),
+        context=bounded(text_in(value, "context"), TEXT_CHARS),
+        arguments=arguments,
+        summary=text_in(value, "summary") if "summary" in known else "",
+        prompt=bounded(text_in(value, "prompt").strip(), TEXT_CHARS) if "prompt" in known else "",
+        entries=entries_in(value, hook),
+        metadata=typed(value, "metadata", dict, "an object") or {},
+    )
+    return answer, problem
+
+
+def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
+    """The custom entries of an answer. :raises ValueError: they cannot be used."""
+    given = typed(value, "entries", list, "a list") or []
+    if len(given) > MAX_ENTRIES:
+        raise ValueError(f"answered with {len(given)} entries instead of at most {MAX_ENTRIES}")
+    entries = []
+    for each in given:
+        if not isinstance(each, dict) or not each.keys() <= ENTRY_KEYS:
+            raise ValueError(
+                f"answered with entries that are not objects with the keys {', '.join(sorted(ENTRY_KEYS))}"
+            )
+        namespace = text_in(each, "namespace") or hook.namespace
+        if not NAMESPACE.fullmatch(namespace):
+            raise ValueError(
+                f"answered with the namespace {namespace[:80]!r} instead of 1 to 64 of A-Z a-z 0-9 . _ : -"
+            )
+        entries.append(
+            Custom(
+                namespace=namespace,
+                text=bounded(text_in(each, "text"), TEXT_CHARS),
+                is_shown=bool(typed(each, "show", bool, "true or false")),
+                for_model=bool(typed(each, "model", bool, "true or false")),
+                message_id=new_message_id(),
+                data=typed(each, "data", dict, "an object") or {},
+            )
+        )
+    return tuple(entries)
+
+
+def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
+    """The value of a key, or None. :raises ValueError: it has another type."""
+    found = value.get(key)
+    if found is not None and not isinstance(found, kind):
+        raise ValueError(f"answered with {key} = {json.dumps(found, default=str):.80} instead of {words}")
+    return found
+
+
+def text_in(value: Mapping[str, object], key: str) -> str:
+    return typed(value, key, str, "text") or ""
+
+
+def bounded(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit:,} more characters]"
+
+
+def run_function(load: Callable[[], Callable[..., object]], request: JsonObject) -> object:
+    """Load and call a Python hook; a coroutine function gets its own event loop.
+
+    :raises ValueError: the answer is not JSON, or too large.
+    """
+    answer = load()(request)
+    if inspect.iscoroutine(answer):
+        coroutine: Coroutine[Any, Any, object] = answer
+        answer = asyncio.run(coroutine)
+    text = json.dumps(answer)
+    if len(text) > ANSWER_BYTES:
+        raise ValueError(f"its answer has more than {ANSWER_BYTES:,} bytes")
+    return json.loads(text)
+
+
+async def run_in_thread(subject: str, work: Callable[[], object], timeout_s: float, on_failure: OnFailure) -> object:
+    """Run `work` in a thread and return its result. Return None if it fails or takes too long; then its thread is
+    abandoned."""
+    future: Future[tuple[object, BaseException | None]] = Future()
+    future.set_running_or_notify_cancel()  # the timeout must not cancel the future while the thread runs
+
+    def run() -> None:
+        try:
+            future.set_result((work(), None))
+        except BaseException as error:  # noqa: BLE001 - third-party code may raise anything
+            future.set_result((None, error))
+
+    # a daemon thread, so that a hanging hook cannot block the exit
+    threading.Thread(target=run, name=subject, daemon=True).start()
+    outcome = None
+    with anyio.move_on_after(timeout_s):
+        outcome = await asyncio.wrap_future(future)
+    if outcome is None:
+        await on_failure(f"{subject} took longer than {timeout_s:g} s and is skipped.")
+        return None
+    result, error = outcome
+    if error is not None:
+        logger.warning("%s failed", subject, exc_info=error)
+        reason = on_one_line("".join(traceback.format_exception_only(error)))
+        await on_failure(f"{subject} failed ({bounded(reason, REASON_CHARS)}) and is skipped.")
+    return result
