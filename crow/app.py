@@ -33,7 +33,7 @@ from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
-from crow.settings import OFFLINE, Loaded, names_offered, target_of
+from crow.settings import OFFLINE, Loaded, fallback_of, names_offered, target_of
 from crow.store import Store
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ class Wiring:
             info=self._info,
             open_toolbox=partial(adapters.open_toolbox, lambda: self._loaded),
             default_model=self._default_model,
+            fallback=lambda name: fallback_of(name, self._settings),
             models=self._names,
             templates=self._templates,
             settings=self._settings_of_sessions,
@@ -207,6 +208,9 @@ class Wiring:
             permissions, compaction = self._settings.permissions, self._settings.compaction
             self._session_settings = SessionSettings(
                 steps_per_turn=self._settings.limits.steps_per_turn,
+                cost_per_turn=self._settings.limits.cost_per_turn,
+                cost_per_session=self._settings.limits.cost_per_session,
+                title_model=self._settings.titles.model or "",
                 rules=user_rules(permissions.allow, permissions.deny),
                 compaction=CompactionPolicy(
                     auto=compaction.auto,

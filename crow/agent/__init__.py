@@ -110,11 +110,15 @@ class OpenToolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """The settings that concern sessions."""
+    """The settings that concern sessions. `title_model` is empty if the user has set none. The costs are in USD; None
+    means no limit."""
 
     steps_per_turn: int
     compaction: CompactionPolicy
     rules: tuple[Rule, ...] = ()
+    title_model: str = ""
+    cost_per_turn: float | None = None
+    cost_per_session: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +126,11 @@ class Adapters:
     """Everything a session needs from outside.
 
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
-    AuthError or ConfigError; `info` describes a model without loading anything. `models` holds the names to choose
-    from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
-    `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
-    user's own AGENTS.md, which need not exist.
+    AuthError or ConfigError; `info` describes a model without loading anything. `fallback` returns the name of the
+    model that answers while this one's endpoint is down, or an empty string. `models` holds the names to choose from.
+    `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and `models` are
+    read again for each turn because the user may change them. `user_instructions` is the path of the user's own
+    AGENTS.md, which need not exist.
     """
 
     store: Store
@@ -135,6 +140,7 @@ class Adapters:
     open_toolbox: OpenToolbox
     settings: Callable[[], SessionSettings]
     default_model: Callable[[], str] = str
+    fallback: Callable[[str], str] = lambda _: ""
     models: Sequence[str] = ()
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None

@@ -1,14 +1,15 @@
-"""Counts what each request to a model used, also if it gave no answer."""
+"""Counts what each request to a model used, and stops turns that cost too much."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Literal
 
+from crow.agent import SessionSettings
 from crow.agent.branch import Branch
-from crow.domain.entries import ModelRequest, NewEntry
+from crow.domain.entries import Assistant, ModelRequest, NewEntry
 from crow.domain.messages import Answer, Usage
 from crow.domain.tokens import estimate_text
 from crow.llm import Attempt, Model, ModelInfo, Request, Stream, cost_of
@@ -42,7 +43,9 @@ def usage_of_attempt(attempt: Attempt, *, sent: int) -> Usage:
     return complete_usage(attempt.usage, sent=sent, made=attempt.output_tokens)
 
 
-def request_entry(attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary"]) -> NewEntry:
+def request_entry(
+    attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary", "title"]
+) -> NewEntry:
     """Return the entry that stores what one request used, at the prices of this moment."""
     usage = usage_of_attempt(attempt, sent=sent)
     return NewEntry(body=ModelRequest(purpose=purpose), model=info.name, usage=usage, cost=cost_of(usage, info))
@@ -59,3 +62,89 @@ async def summary_stream(branch: Branch, model: Model, request: Request, *, sent
             branch.store_with_next(
                 [request_entry(each, model.info, sent=sent, purpose="summary") for each in stream.attempts()]
             )
+
+
+class Budget:
+    """Compares what a session and its turns cost with the user's limits. Sub-agents share the budget of their session.
+
+    After the session has reached its limit, the next turn may spend the same amount again. So may a session that was
+    above its limit when it was opened.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        settings: Callable[[], SessionSettings],
+        report: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._branch = branch
+        self._settings = settings
+        self._report = report
+        self._opened_at = self._turn_start = branch.row.cost
+        self._session_start: float | None = None
+        self._has_reached_session_limit = False
+        self._has_told_unknown_prices = False
+
+    def begin_turn(self) -> None:
+        """Note what the session has cost before this turn."""
+        self._turn_start = self._branch.row.cost
+        if self._has_reached_session_limit:
+            self._session_start, self._has_reached_session_limit = self._branch.row.cost, False
+
+    async def why_stop(self, branch: Branch, info: ModelInfo) -> str:
+        """Return a sentence for the user if the turn has to stop before its next request, or an empty string. `branch`
+        is the branch of the session or of a sub-agent, and `info` describes its model."""
+        settings = self._settings()
+        per_turn, per_session = settings.cost_per_turn, settings.cost_per_session
+        if per_turn is None and per_session is None:
+            return ""
+        if branch is not self._branch:
+            await self._branch.refresh_cost()
+        await self._tell_unknown_prices(branch, info)
+        spent = self._branch.row.cost - self._turn_start
+        if words := self._session_words():
+            return f"Stopped: {words}"
+        if per_turn is not None and spent >= per_turn:
+            return (
+                f"Stopped: this turn has cost {dollars(spent)}, and limits.cost_per_turn is {per_turn:g}. "
+                "Send another prompt to continue."
+            )
+        return ""
+
+    async def end_turn(self) -> None:
+        """Tell the user if the session has reached its limit with the last request of a turn."""
+        if not self._has_reached_session_limit and (words := self._session_words()):
+            await self._report("Cost limit reached", words[0].upper() + words[1:])
+
+    def _session_words(self) -> str:
+        limit, cost = self._settings().cost_per_session, self._branch.row.cost
+        if limit is None:
+            return ""
+        start = self._session_start
+        if start is None:
+            start = self._opened_at if self._opened_at >= limit else 0.0
+        if cost - start < limit:
+            return ""
+        self._has_reached_session_limit = True
+        return (
+            f"this session has cost {dollars(cost)}, and limits.cost_per_session is {limit:g}. "
+            f"Send another prompt to spend up to {dollars(limit)} more."
+        )
+
+    async def _tell_unknown_prices(self, branch: Branch, info: ModelInfo) -> None:
+        """Tell the user once per session that the limits do not count a model without prices."""
+        if self._has_told_unknown_prices or (info.input_price is not None and info.output_price is not None):
+            return
+        # The prices may arrive with the first answer: crow then reads the endpoint's list of models.
+        if any(isinstance(entry.body, Assistant) and entry.body.endpoint == info.endpoint for entry in branch.entries):
+            self._has_told_unknown_prices = True
+            await self._report(
+                f"The prices of {info.name} are unknown",
+                "Its requests do not count towards limits.cost_per_turn and limits.cost_per_session. Set input_price "
+                "and output_price in [model] or [models.NAME].",
+            )
+
+
+def dollars(cost: float) -> str:
+    """Format a cost in USD."""
+    return f"${cost:.4f}" if cost < 1 else f"${cost:.2f}"

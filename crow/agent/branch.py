@@ -12,7 +12,7 @@ import anyio
 
 from crow.agent import Client
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Entry, NewEntry, Note, PlanItem, Prompt, ToolResult, TurnEnd, User
+from crow.domain.entries import Entry, ModelRequest, NewEntry, Note, PlanItem, Prompt, ToolResult, TurnEnd, User
 from crow.domain.errors import LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
@@ -148,7 +148,8 @@ class Branch:
         for entry in stored:
             if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its sub-agent
                 continue
-            if entry.usage is not None:
+            is_of_turn = not (isinstance(entry.body, ModelRequest) and entry.body.purpose == "title")
+            if entry.usage is not None and is_of_turn:
                 self.add_usage(entry.usage)
             if entry.cost:
                 self.row = replace(self.row, cost=self.row.cost + entry.cost)
@@ -329,12 +330,9 @@ class Branch:
         entry = self.newest_user()
         if self.row.title is not None or entry is None or not isinstance(entry.body, User):
             return
-        text = "\n".join(part.text for part in entry.body.parts if isinstance(part, Text))
-        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-        if line:
-            title = line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
+        if title := default_title(entry.body):
             await self.change(SessionChanges(title=title))
-            await self.publish(TitleChanged(title=title))
+            await self.publish(TitleChanged(title=self.row.title))
 
     async def move(self, to: int | None, reason: str) -> None:
         """Move the leaf to another entry of the conversation, or before the first entry if `to` is None. `reason` is
@@ -349,6 +347,13 @@ class Branch:
         await self._store.save_draft(
             self.row.id, after_leaf=self.leaf, turn=self.turn, message_id=message_id, text=text, thought=thought
         )
+
+
+def default_title(prompt: User) -> str:
+    """Return the first line of a prompt, shortened, or an empty string if it has no text."""
+    text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
 
 
 async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:

@@ -10,6 +10,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import WaitableToolbox, new_message_id
+from crow.agent.accounts import Budget
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -22,8 +23,9 @@ from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
 from crow.agent.templates import ParsedCommand, fill_prompt
+from crow.agent.titles import untitled_prompt, write_title
 from crow.agent.tool_calls import Permissions
-from crow.agent.turn import Turn
+from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, ToolServerError
 from crow.domain.events import CommandsChanged
@@ -47,6 +49,10 @@ class TurnRunner:
         self._permissions = Permissions(session.branch, session.client, session.workspace)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
+        self._titling: BackgroundTask | None = None
+        self._titled = ""  # the message id of the prompt for which a title was requested
+        self._budget = Budget(session.branch, session.adapters.settings, session.report)
+        self._down: set[str] = set()
         log = BranchLog(session.adapters.store, session.branch)
         self.subagents = SubAgents(
             adapters=session.adapters,
@@ -57,6 +63,8 @@ class TurnRunner:
             permissions=self._permissions,
             hooks=self._make_hooks,
             compactor=self._make_compactor,
+            budget=self._budget,
+            standby=self._make_standby,
         )
         ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
         self.tools = Toolset(session, ports)
@@ -98,8 +106,13 @@ class TurnRunner:
             hooks=self._hooks,
             steps=steps,
             bounded_by=bounded_by,
+            budget=self._budget,
+            standby=self._make_standby(self._branch),
         )
-        return await self.turn.run()
+        self._budget.begin_turn()
+        stop = await self.turn.run()
+        await self._budget.end_turn()
+        return stop
 
     async def _run_user(self, user: User) -> StopReason:
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
@@ -152,6 +165,23 @@ class TurnRunner:
         """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
+    def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
+        """After the session's first turn, let a small model write the title, if the user has set one."""
+        name = self._adapters.settings().title_model
+        prompt = untitled_prompt(self._branch) if name else None
+        if prompt is not None and prompt.message_id != self._titled:
+            self._titled = prompt.message_id
+            if self._titling is not None:
+                self._titling.cancel()
+            open_model = partial(self._adapters.model, name)
+            self._titling = BackgroundTask(tasks, partial(write_title, self._branch, prompt, open_model))
+
+    def close(self) -> None:
+        """End the work in the background, and close the tools."""
+        if self._titling is not None:
+            self._titling.cancel()
+        self.tools.close()
+
     async def _look_up(self) -> None:
         """Read the instruction files, the skills and the learned context window while the servers start."""
         toolbox = await self.tools.toolbox()
@@ -173,6 +203,9 @@ class TurnRunner:
 
     def _make_hooks(self, branch: Branch) -> BranchHooks:
         return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)
+
+    def _make_standby(self, branch: Branch) -> Standby:
+        return Standby(branch, self._adapters, self._down, self._session.report)
 
     async def _make_compactor(self, branch: Branch, model: Model, briefing: Briefing, hooks: BranchHooks) -> Compactor:
         settings = self._adapters.settings().compaction

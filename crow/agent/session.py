@@ -276,7 +276,7 @@ class Session:
                         await self._wait_for_prompt()
                 await self.branch.close()
                 if self._runner is not None:
-                    self._runner.tools.close()
+                    self._runner.close()
                 self.tools_wanted.set()
             await self.workspace.close()
         finally:
@@ -335,6 +335,8 @@ class Session:
             prompt.usage = self.branch.turn_usage
             self._queue.remove(prompt)
             prompt.done.set()
+        if self._runner is not None and prompt.error is None and prompt.stop != "cancelled" and not self.closing:
+            self._runner.title_later(self._tasks)
         if self.workspace.has_leftovers:
             self._tasks.start_soon(self.workspace.reap)
 

@@ -13,13 +13,14 @@ import anyio
 import anyio.to_thread
 
 from crow.agent import Adapters, Client, new_message_id
+from crow.agent.accounts import Budget
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.hooks import BranchHooks
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
-from crow.agent.turn import Turn
+from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Assistant, Entry, Started, ToolResult, TurnEnd
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, ElicitationKind, EntryStored, Event, TextShown
@@ -60,6 +61,8 @@ class SubAgents:
     permissions: Permissions
     hooks: Callable[[Branch], BranchHooks]
     compactor: Callable[[Branch, Model, Briefing, BranchHooks], Awaitable[Compactor]]
+    budget: Budget
+    standby: Callable[[Branch], Standby]
     running: set[str] = field(default_factory=set)
     started: Counter[int] = field(default_factory=Counter)
 
@@ -152,6 +155,8 @@ class SubAgents:
                 permissions=self.permissions,
                 hooks=hooks,
                 steps=steps,
+                budget=self.budget,
+                standby=self.standby(branch),
             )
             end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():

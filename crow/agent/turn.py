@@ -12,16 +12,17 @@ killed at any moment. A failure of the model is raised; a failure of a tool beco
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
 import anyio
 
-from crow.agent import new_message_id, new_remark
-from crow.agent.accounts import request_entry, usage_of_answer, usage_of_attempt
+from crow.agent import Adapters, new_message_id, new_remark
+from crow.agent.accounts import Budget, request_entry, usage_of_answer, usage_of_attempt
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
@@ -42,8 +43,10 @@ from crow.domain.errors import (
 )
 from crow.domain.events import EntryStored
 from crow.domain.messages import Answer, ToolCall
-from crow.llm import Attempt, Request, Stream, cost_of
+from crow.llm import Attempt, Model, Request, Stream, cost_of
 from crow.tools import PlannedCall, Toolbox
+
+logger = logging.getLogger(__name__)
 
 END_S = 5.0
 THINKS_S = 0.05
@@ -63,6 +66,8 @@ CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
 )
+DOWN = (NetworkError, ModelTimeout, Overloaded, RateLimited)
+"""After these errors, the fallback of the model is asked."""
 BROKE_OFF = (
     "Stopped: each of the last {count} answers broke off before its end. What was shown is kept. Check the connection, "
     "then send another prompt to continue."
@@ -78,8 +83,9 @@ REPEATED = (
 
 
 class Turn:
-    """A running turn. After `steps` requests it stops with the reason `max_turn_requests`. The message to the user
-    quotes `bounded_by`, which says where the limit comes from."""
+    """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
+    The message to the user quotes `bounded_by`, which says where the limit of steps comes from. If the endpoint is
+    down, the model that `standby` returns answers for the rest of the turn."""
 
     def __init__(
         self,
@@ -92,6 +98,8 @@ class Turn:
         hooks: BranchHooks,
         steps: int,
         bounded_by: str = "limits.steps_per_turn",
+        budget: Budget | None = None,
+        standby: Standby | None = None,
     ) -> None:
         self._branch = branch
         self._model = compactor.model
@@ -110,6 +118,8 @@ class Turn:
         self._steps = steps
         self._steps_taken = 0
         self._bounded_by = bounded_by
+        self._budget = budget
+        self._standby = standby
         self._steered: list[User] = []
 
     async def run(self) -> StopReason:
@@ -132,8 +142,10 @@ class Turn:
                 return stop
 
     async def _run_steps(self) -> StopReason:
-        """Work until the model calls no tool, or the turn has no steps left."""
+        """Work until the model calls no tool, or the turn has no steps or no money left."""
         while self._steps_taken < self._steps:
+            if self._budget is not None and (words := await self._budget.why_stop(self._branch, self._model.info)):
+                return await self._stop(words)
             self._steps_taken += 1
             if self._steered:
                 await self._branch.record(self._take_steered())
@@ -233,7 +245,8 @@ class Turn:
 
         If a stream breaks after text was shown, the model is asked to continue, but only one time, and not if it had to
         continue each of the last `MAX_CONTINUED` answers. If the continuation repeats shown text, the repetition is
-        left out. A request that was too long, or may have been, is sent again after a compaction.
+        left out. A request that was too long, or may have been, is sent again after a compaction. If the endpoint is
+        down, the request is sent to another model, if the user has named one.
         """
         is_continued = False
         before = ""
@@ -257,14 +270,28 @@ class Turn:
                     self._continued += 1
                 if isinstance(error, ContextOverflow):
                     await self._compactor.overflowed(error)
-                elif not shown:
+                elif not shown and not await self._fall_back(error):
                     raise
                 if text.strip():  # without text there is nothing to continue, so the model is just asked again
                     before = text
                     await self._branch.record([NewEntry(body=Reminder(text=CONTINUE))])
             else:
                 self._continued = self._continued if is_continued else 0
+                if self._standby is not None:
+                    await self._standby.answered()
                 return asked
+
+    async def _fall_back(self, error: errors.ModelError) -> bool:
+        """Use another model for the rest of the turn if the endpoint is down. Return whether there is one."""
+        if self._standby is None or not isinstance(error, DOWN):
+            return False
+        model = await self._standby.next(error)
+        if model is None:
+            return False
+        self._model = model
+        await self._compactor.use(model)
+        await self._compactor.make_room()
+        return True
 
     async def _ask_once(self, before: str) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         context = self._branch.context()
@@ -346,6 +373,51 @@ class Turn:
                 return "refusal"
             case _:
                 return "end_turn"
+
+
+class Standby:
+    """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
+
+    `down` has the names of the models that are down, as far as the user was told. All turns of a session share it.
+    """
+
+    def __init__(
+        self,
+        branch: Branch,
+        adapters: Adapters,
+        down: set[str],
+        report: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._adapters = adapters
+        self._down = down
+        self._report = report
+        self._own = self._name = branch.row.model
+        self._is_subagent = branch.row.parent_id is not None
+
+    async def next(self, error: errors.ModelError) -> Model | None:
+        """Return the fallback of the model that failed with `error`, and tell the user. Return None if it has none that
+        can be used, or if that one has failed in this turn too."""
+        name = self._adapters.fallback(self._name)
+        if not name:
+            return None
+        try:
+            model = await self._adapters.model(name)
+            model.check()
+        except errors.CrowError as problem:
+            logger.warning("The fallback %s of %s cannot be used: %s", name, self._name, problem)
+            return None
+        if self._own not in self._down or not self._is_subagent:
+            title = f"{self._name} does not answer; {name} answers for the rest of this turn"
+            await self._report(title, f"{error} The next prompt goes to {self._own} again.")
+        self._down.add(self._own)
+        self._name = name
+        return model
+
+    async def answered(self) -> None:
+        """Tell the user if the branch's own model answers again."""
+        if self._name == self._own and self._own in self._down:
+            self._down.discard(self._own)
+            await self._report(f"{self._own} answers again", "")
 
 
 Fingerprint: TypeAlias = tuple[str, str, bool, int, int]

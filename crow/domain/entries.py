@@ -247,10 +247,10 @@ class ModelRequest:
     """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
 
     Its `purpose` is an `answer` that never came (the request failed, was sent again, or was cancelled before any text),
-    or a `summary` of the conversation.
+    a `summary` of the conversation, or a `title` of the session.
     """
 
-    purpose: Literal["answer", "summary"]
+    purpose: Literal["answer", "summary", "title"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

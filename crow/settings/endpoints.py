@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from crow.domain.errors import ConfigError
-from crow.settings.values import ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
+from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
@@ -154,6 +154,28 @@ def target_of(name: str, settings: Settings) -> Target:
         options=options,
         key_hint=key_hint,
     )
+
+
+def fallback_of(name: str, settings: Settings) -> str:
+    """Return the name of the model that answers if this one's endpoint is down, or an empty string."""
+    return target_of(name, settings).options.fallback or ""
+
+
+def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
+    """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string. `also` are known
+    model names that the settings no longer contain."""
+    fallback = fallback_of(name, settings)
+    if not fallback:
+        return ""
+    known = (*names_offered(settings), *also, OFFLINE)
+    if fallback not in known and fallback.partition("/")[0] not in settings.providers:
+        providers = "".join(f", {provider}/MODEL" for provider in settings.providers)
+        return f"expected one of {', '.join(dict.fromkeys(known))}{providers}"
+    chain = [name]
+    while fallback and fallback not in chain:
+        chain.append(fallback)
+        fallback = fallback_of(fallback, settings)
+    return f"the fallbacks go round in a circle: {' → '.join([*chain, fallback])}" if fallback == name else ""
 
 
 def dotted_key(*parts: str) -> str:

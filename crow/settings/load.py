@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 
 from crow.domain.errors import ConfigError
-from crow.settings.endpoints import PRESETS, dotted_key
+from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.values import (
     VARIABLE,
     HookSettings,
@@ -216,6 +216,8 @@ class _Reader:
         self._hooks: list[tuple[str, dict[str, _Given]]] = []
         for name, value in tree.items():
             self._add(name, value)
+        own = self._tables["model",].get("name")
+        self._file_model = str(own.value) if own is not None else ""
         self._override(flags, env)
         self._add_keys(env)
         self.settings = self._validated()
@@ -338,7 +340,17 @@ class _Reader:
                     shown = _show_value("provider", provider)
                     self._problems.append(f"{self._file}: {dotted_key(*place)}.provider is {shown}; {hint}")
         made["hooks"] = tuple(self._validated_table(name, table, HookSettings) for name, table in self._hooks)
-        return Settings.model_construct(**made)
+        settings = Settings.model_construct(**made)
+        if not self._problems and any("fallback" in table for table in self._tables.values()):
+            self._check_fallbacks(settings)
+        return settings
+
+    def _check_fallbacks(self, settings: Settings) -> None:
+        for name in dict.fromkeys((*names_offered(settings), *settings.models)):
+            if problem := fallback_problem(name, settings, [self._file_model] if self._file_model else []):
+                place = dotted_key("models", name) if ("models", name) in self._tables else "model"
+                shown = _show_value("fallback", fallback_of(name, settings))
+                self._problems.append(f"{self._file}: {place}.fallback is {shown}; {problem}")
 
     def _validated_table(self, name: str, table: Mapping[str, _Given], kind: type[Section]) -> Section | None:
         try:

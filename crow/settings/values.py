@@ -60,7 +60,9 @@ Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0
 Thought = Annotated[Literal["off", "low", "medium", "high"], Expected('"off", "low", "medium" or "high"')]
 ModelName = Annotated[NonEmpty, Expected('a model name, such as "gpt-5.2", or "offline"')]
 ToolNames = Annotated[Strings, Expected('a list of tool names or globs, such as ["get_*"]')]
-SummaryModel = Annotated[NonEmpty, Expected("the name of another model at the same endpoint, such as a smaller one")]
+SmallModel = Annotated[NonEmpty, Expected('a model name, such as "gpt-5-mini" or "openrouter/mistral-small"')]
+OtherModel = Annotated[NonEmpty, Expected("the name of another model that your settings name")]
+Usd = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("US dollars above 0, such as 2.5")]
 StartMode = Annotated[
     Literal["ask", "accept-edits", "plan", "auto"], Expected('"ask", "accept-edits", "plan" or "auto"')
 ]
@@ -109,6 +111,8 @@ class ModelOptions(Section):
     """How much the model thinks before it answers. If unset, the endpoint's default."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
+    fallback: OtherModel | None = None
+    """The model that answers for the rest of a turn if this one's endpoint still fails after all retries."""
 
 
 class ModelSettings(ModelOptions):
@@ -309,12 +313,20 @@ class CompactionSettings(Section):
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
     """After a compaction, this fraction of the room for messages is still filled. The room is the threshold minus the
     size of the system message and the tools."""
-    compact_model: SummaryModel | None = None
-    """The model that writes the summary if the session's model has failed to write it. If unset, the session's model
-    tries again."""
+    compact_model: SmallModel | None = None
+    """The model that is asked first for a summary. It gets a shortened transcript; the session's model is asked only if
+    it fails. If unset, the session's model writes summaries, with a request that its endpoint has mostly cached."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
     """A file with a prompt for summaries, which replaces crow's own. `{words}` in it is replaced by the word limit. A
     relative path is resolved against the directory of config.toml."""
+
+
+class TitleSettings(Section):
+    """How sessions get their titles."""
+
+    model: SmallModel | None = None
+    """The model that writes a session's title after the first turn. If unset, the title is the first line of the first
+    prompt."""
 
 
 class PermissionSettings(Section):
@@ -345,10 +357,15 @@ class SandboxSettings(Section):
 
 
 class LimitSettings(Section):
-    """Limits on steps, tools and waiting."""
+    """Limits on steps, cost, tools and waiting."""
 
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
     """The maximum number of answers that the model may give in one turn."""
+    cost_per_turn: Usd | None = None
+    """A turn stops before its next request if it has cost this many US dollars. Another prompt goes on."""
+    cost_per_session: Usd | None = None
+    """A turn stops before its next request whenever the session has cost another this many US dollars. Another prompt
+    goes on."""
     mcp_start_timeout_s: Seconds = 10.0
     """Seconds an MCP server may take to start."""
     mcp_call_timeout_s: Seconds = 600.0
@@ -395,6 +412,7 @@ class Settings(Section):
     """Further endpoints; their models are called NAME/MODEL."""
     model: ModelSettings = Field(default_factory=ModelSettings)
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
+    titles: TitleSettings = Field(default_factory=TitleSettings)
     permissions: PermissionSettings = Field(default_factory=PermissionSettings)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)

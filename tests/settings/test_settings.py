@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crow.settings import Loaded, Settings, load_settings
+from crow.settings import Loaded, Settings, fallback_of, load_settings
 from crow.settings.load import setting_keys
 
 
@@ -96,11 +96,38 @@ def test_empty_flags_and_variables_count_as_not_given(home: Path) -> None:
             'hooks[2].does is ["x"]; expected a list of "read", "write", "execute", "fetch" and "external"',
         ),
         ('[[hooks]]\nevnt = "turn_end"\ncommand = ["a"]', "there is no setting hooks[1].evnt; did you mean"),
+        ("[limits]\ncost_per_turn = 0", "limits.cost_per_turn is 0; expected US dollars above 0, such as 2.5"),
+        ('[limits]\ncost_per_session = "5"', 'limits.cost_per_session is "5"; expected US dollars above 0'),
+        ("[titles]\nmodel = 1", "titles.model is 1; expected a model name"),
+        (
+            '[model]\nname = "a"\n[models.b]\nfallback = "c"',
+            'models.b.fallback is "c"; expected one of a, b, offline',
+        ),
+        (
+            '[model]\nname = "a"\nfallback = "x"\n[providers.p]\nbase_url = "http://localhost/v1"\nmodels = ["q"]',
+            'model.fallback is "x"; expected one of a, p/q, offline, p/MODEL',
+        ),
+        ('[models.b]\nfallback = "b"', 'models.b.fallback is "b"; the fallbacks go round in a circle: b → b'),
+        (
+            '[models.a]\nfallback = "b"\n[models.b]\nfallback = "c"\n[models.c]\nfallback = "b"',
+            'models.b.fallback is "c"; the fallbacks go round in a circle: b → c → b',
+        ),
         ("name =", "not valid TOML: "),
     ],
 )
 def test_an_error_names_the_file_the_key_the_value_and_what_would_work(home: Path, toml: str, words: str) -> None:
     assert problem(home, toml).startswith(f"{home / 'config.toml'}: {words}")
+
+
+def test_a_fallback_may_be_any_model_that_the_settings_name(home: Path) -> None:
+    toml = (
+        '[model]\nname = "a"\n[models.b]\nfallback = "a"\n[models.c]\nfallback = "p/anything"\n'
+        '[models.d]\nfallback = "offline"\n[providers.p]\nbase_url = "http://localhost/v1"\n'
+    )
+    for name in ("", "another"):  # a flag that replaces the default model makes no other setting invalid
+        loaded = load(home, toml, {"model.name": name})
+        assert loaded.problem is None
+        assert [fallback_of(each, loaded.settings) for each in "abcd"] == ["", "a", "p/anything", "offline"]
 
 
 def test_all_invalid_settings_are_named_at_once(home: Path) -> None:

@@ -105,6 +105,15 @@ async def test_changes_touch_the_named_columns_and_no_other(store: Store) -> Non
     assert await store.update_session("s1", SessionChanges()) == after
 
 
+async def test_a_title_by_the_user_is_only_replaced_by_another_one(store: Store) -> None:
+    await store.create_session(new_session(title="T"))
+    assert (await store.update_session("s1", SessionChanges(title="made"))).title == "made"
+    await store.update_session("s1", SessionChanges(title="mine", title_by_user=True))
+    assert (await store.update_session("s1", SessionChanges(title="made", mode="plan"))).title == "mine"
+    assert (await store.session("s1")).mode == "plan"
+    assert (await store.update_session("s1", SessionChanges(title="other", title_by_user=True))).title == "other"
+
+
 async def test_an_alias_is_of_one_session_and_free_after_deletion(store: Store) -> None:
     for name in ("s1", "s2"):
         await store.create_session(new_session(name))

@@ -57,8 +57,8 @@ class CompactionPolicy:
     If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
     starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room that
     may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is replaced with the
-    maximum number of words. If the session's own model fails to write the summary, `compact_model` writes it. If there
-    is no `compact_model`, the session's model is asked again.
+    maximum number of words. If `compact_model` is set, that model is asked first for the summary, and the session's own
+    model only if that fails.
     """
 
     auto: bool = True
@@ -132,6 +132,12 @@ class Gauge:
     def info(self) -> ModelInfo:
         """What is currently known about the model."""
         return self._info()
+
+    async def use(self, info: Callable[[], ModelInfo]) -> None:
+        """Measure for another model from now on."""
+        self._info = info
+        if not self.context_window.is_loaded_for(info()):
+            await self.context_window.look_up(info())
 
     def window(self) -> int:
         """The model's context window in tokens, lowered if the endpoint has shown that it accepts less."""

@@ -46,8 +46,8 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If it is None, the current prompt entry stays. If the session's model fails to write the summary,
-    `compact_model` writes it. `deadline_s` limits the time of each request."""
+    checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is the first that is
+    asked for the summary. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -86,6 +86,11 @@ class Compactor:
         self._helpers = helpers or Helpers()
         self._passes: list[int] = []
         """The id of the newest entry after each pass."""
+
+    async def use(self, model: Model) -> None:
+        """Compact for another model from now on."""
+        self.model = model
+        await self.gauge.use(lambda: model.info)
 
     async def make_room(self) -> None:
         """Make sure that the next request fits, before it is sent.

@@ -1,7 +1,8 @@
 """Summarises the part of a conversation that a checkpoint covers.
 
-The model is asked twice at most: first with the session's own prefix, which the provider has cached, then with a
-shortened transcript. If neither gives a complete summary, code takes notes, which cannot fail.
+Models are asked twice at most. If the user has set a model for summaries, it gets a shortened transcript first. The
+session's model gets the session's own prefix, which the provider has cached, or else the transcript. If no answer is a
+complete summary, code takes notes, which cannot fail.
 """
 
 from __future__ import annotations
@@ -126,27 +127,24 @@ class Summary:
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
     """Return a summary of at most `job.limits.summary` tokens. Never fails.
 
-    First, `model` is asked at the end of the conversation itself, if there is room. If it writes no complete summary,
-    `compact_model` gets a transcript; without a `compact_model`, `model` gets the transcript. If that fails too, code
-    makes the summary.
+    If there is a `compact_model`, it gets a transcript. If it writes no complete summary, or there is none, `model` is
+    asked at the end of the conversation itself, if there is room. Without that room, or if this fails and there is no
+    `compact_model`, `model` gets the transcript. If all this fails, code makes the summary.
     """
-    calls = 0
-    methods: tuple[Literal["prefix", "serialised"], ...] = ("prefix", "serialised")
-    for method in methods:
-        if method == "prefix":
-            asked, request = model, prefix_request(job)
-        else:
-            asked = compact_model or model
-            request = transcript_request(job, asked.info)
-        if request is None:
-            continue
-        calls += 1
+    requests: list[tuple[Literal["prefix", "serialised"], Model, Request]] = []
+    if compact_model is not None:
+        requests.append(("serialised", compact_model, transcript_request(job, compact_model.info)))
+    if (prefix := prefix_request(job)) is not None:
+        requests.append(("prefix", model, prefix))
+    if compact_model is None or prefix is None:
+        requests.append(("serialised", model, transcript_request(job, model.info)))
+    for calls, (method, asked, request) in enumerate(requests, 1):
         answer = await ask(asked, request, job)
         if answer is not None and is_complete(answer, job.budget):
             return Summary(text=answer.text.strip(), method=method, model_calls=calls, model=asked.info.name)
         await job.show("")
     text = notes(job.previous, job.messages[2 if job.previous else 1 :], job.budget)
-    return Summary(text=text, method="fallback", model_calls=calls)
+    return Summary(text=text, method="fallback", model_calls=len(requests))
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:

@@ -296,10 +296,12 @@ def _closed_openings(sql: Connection) -> list[str]:
 
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row.
+    """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
 
     :raises ArgumentError: the alias belongs to another session.
     """
+    if "title" in changes and not changes.get("title_by_user") and _has_title_by_user(sql, session_id):
+        del (changes := changes.copy())["title"]
     if not changes:
         return
     alias = changes.get("alias")
@@ -311,6 +313,10 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
     values["updated_ms"] = now_ms()
     assignments = ", ".join(f"{name} = ?" for name in values)
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
+
+
+def _has_title_by_user(sql: Connection, session_id: str) -> bool:
+    return bool(sql.execute("SELECT title_by_user FROM sessions WHERE id = ?", (session_id,)).fetchone()[0])
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:

@@ -101,18 +101,31 @@ async def test_conversation_without_room_for_an_answer_is_sent_as_a_transcript_a
     assert (summary.method, summary.model_calls) == ("serialised", 1)
 
 
-async def test_second_request_goes_to_the_compact_model_within_its_own_window() -> None:
+async def test_first_request_goes_to_the_compact_model_within_its_own_window() -> None:
     small = summariser(
         "good",
         info=ModelInfo(name="small", endpoint="test small", context_window=8_000, max_output_tokens=1_000),
     )
     long = (*TALK, *[AssistantMessage(text="word " * 2_000)] * 30)
-    summary = await ask(summariser("empty"), messages=long, compact_model=small)
-    assert summary.model == "small"
+    own = summariser()
+    summary = await ask(own, messages=long, compact_model=small)
+    assert (summary.model, summary.method, summary.model_calls) == ("small", "serialised", 1)
+    assert own.requests == []
     (request,) = small.requests
     assert request.max_output_tokens == 1_000
     assert estimate_text(repr(request.messages[1])) < 5_000
     assert "earlier messages are left out" in repr(request.messages[1])
+
+
+async def test_the_sessions_model_is_asked_once_if_the_compact_model_fails() -> None:
+    own = summariser("good")
+    summary = await ask(own, compact_model=summariser("empty"))
+    assert (summary.model, summary.method, summary.model_calls) == ("scripted", "prefix", 2)
+    assert own.requests[0].messages[: len(TALK)] == TALK
+    without_room = await ask(summariser("good"), compact_model=summariser("empty"), estimate=31_000)
+    assert (without_room.model, without_room.method, without_room.model_calls) == ("scripted", "serialised", 2)
+    failed = await ask(summariser("empty"), compact_model=summariser("empty"))
+    assert (failed.method, failed.model_calls) == ("fallback", 2)
 
 
 async def test_earlier_summary_is_updated_and_the_focus_is_passed_on() -> None:
