@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from tests.stdio.conftest import StartCrow
@@ -165,7 +166,15 @@ async def test_a_prompt_does_not_wait_for_a_title_and_the_users_own_title_stays(
     configure(home, '[titles]\nmodel = "small"\n')
     gate = Gate()
     slow = fake.text("A title", " too late", between=(gate,))
-    endpoint.answer_with(lambda request: slow if request.body["model"] == "small" else fake.text("Yes."))
+    held = Gate()
+    last = fake.text("Yes", ".", between=(held,))
+
+    def reply(request: Recorded) -> Reply:
+        if request.body["model"] == "small":
+            return slow
+        return last if "Last." in str(request.body["messages"][-1]) else fake.text("Yes.")
+
+    endpoint.answer_with(reply)
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
@@ -173,10 +182,15 @@ async def test_a_prompt_does_not_wait_for_a_title_and_the_users_own_title_stays(
         await gate.reached()
         assert await agent.prompt(session, "And now?") == {"stopReason": "end_turn"}
         await agent.prompt(session, "/title Mine")
+        call = await agent.start_prompt(session, "Last.")
+        await held.reached()
         gate.open()
         with anyio.fail_after(30):
             while not stored(home, "SELECT 1 FROM entries WHERE kind = 'request'"):
-                await agent.prompt(session, "/mode")
+                await anyio.lowlevel.checkpoint()
+        held.open()
+        await call.result()
+        assert agent.usage(call) == {"totalTokens": 15, "inputTokens": 10, "outputTokens": 5}  # without the title's
     assert stored(home, "SELECT title, title_by_user FROM sessions") == [("Mine", 1)]
 
 
@@ -254,13 +268,15 @@ async def test_a_sub_agent_spends_from_the_budget_of_its_session(
 ) -> None:
     configure(home, f"{PRICES}[limits]\ncost_per_turn = 3\n")
     read = fake.calls(("read_file", {"path": str(place / "README.md")}))
-    endpoint.script(fake.calls(("task", {"title": "Look", "prompt": "look around"})), read, read, read, read)
+    endpoint.script(fake.calls(("task", {"description": "Look", "prompt": "look around"})), read, read, read, read)
     async with crow(endpoint=endpoint) as agent:
         await agent.initialize()
         session = await agent.new_session(place)
         assert await agent.prompt(session, "go") == {"stopReason": "max_turn_requests"}
         assert "this turn has cost $3.00" in agent.text(session)
     assert len(endpoint.asked) == 3
+    spent = stored(home, "SELECT round(cost) FROM sessions ORDER BY parent_id IS NULL")
+    assert spent == [(2,), (3,)]  # the sub-agent stopped before its third request
 
 
 async def test_unknown_prices_are_told_once_if_there_is_a_limit(
