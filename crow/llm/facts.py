@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
 """Keys of the facts about one endpoint and model. The first three are also names of what was learned."""
 
 LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
 QUOTE_CHARS = 300
+MAX_TOKENS = 1_000_000_000
+"""No context window and no output limit is larger."""
+
 MAX_PATIENCE_DAYS = 32
 _MAX_REFUSALS = 40
 
@@ -146,12 +149,18 @@ def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
         refusal = _of_older_version(item) if isinstance(item, str) else _read(Refusal, item)
-        if refusal is not None and refusal.times > 0 and refusal.patience > 0:
+        is_valid = refusal is not None and refusal.times > 0 and refusal.patience > 0
+        if refusal is not None and is_valid and (refusal.limit is None or is_possible_limit(refusal.limit)):
             found[refusal.part] = refusal
     limit = facts.get(OUTPUT_LIMIT)
-    if type(limit) is int and limit > 0 and OUTPUT_LIMIT not in found:
+    if is_possible_limit(limit) and OUTPUT_LIMIT not in found:
         found[OUTPUT_LIMIT] = replace(_of_older_version(OUTPUT_LIMIT), limit=limit)
     return found
+
+
+def is_possible_limit(value: object) -> TypeGuard[int]:
+    """Whether this can be an output limit in tokens."""
+    return type(value) is int and 0 < value <= MAX_TOKENS
 
 
 def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:

@@ -15,9 +15,11 @@ from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.dialect import MESSAGE_PARTS, Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
+    MAX_TOKENS,
     USAGE,
     Refusal,
     UsageShape,
+    is_possible_limit,
     learned_refusals,
     learned_usage,
     quoted,
@@ -45,7 +47,6 @@ _POSSIBLE_WINDOWS = (
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
 _MIN_WINDOW = 256
-_MAX_WINDOW = 1_000_000_000
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
@@ -95,7 +96,7 @@ def _offered(item: object) -> Offered | None:
 def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> Iterator[int]:
     for place in places:
         size = _number(_value_at(item, place))
-        if size is not None and _MIN_WINDOW <= size <= _MAX_WINDOW:
+        if size is not None and _MIN_WINDOW <= size <= MAX_TOKENS:
             yield int(size)
 
 
@@ -119,7 +120,7 @@ def _is_possible(name: str, value: object) -> bool:
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0
-    return type(value) is int and 0 < value <= _MAX_WINDOW
+    return is_possible_limit(value)
 
 
 def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
@@ -356,8 +357,11 @@ class EndpointFacts:
 
     async def _note_usage(self, usage: Usage | None) -> None:
         """Store which counts the endpoint reports, when that is new or seen for the second time."""
-        names = [] if usage is None else [each.name for each in fields(usage) if getattr(usage, each.name) is not None]
-        counts = [name.removesuffix("_tokens") for name in names]
+        counts = [
+            each.name.removesuffix("_tokens")
+            for each in (() if usage is None else fields(usage))
+            if each.name.endswith("_tokens") and getattr(usage, each.name) is not None
+        ]
         known = self._usage.counts.split() if self._usage is not None else []
         self._missing_usage = 0 if counts else self._missing_usage + 1
         if known and not counts and self._missing_usage < _MISSING_USAGE:
