@@ -275,7 +275,7 @@ class HookSettings(Section):
     """Only calls that may do one of these things, with whatever tool. If empty, all calls."""
     paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
     """Only calls that may touch one of these paths. If empty, all calls."""
-    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/work/**"]')] = ()
+    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
     """Only sessions whose working directory is one of these. If empty, all sessions."""
     timeout_s: Seconds = 10.0
     """Seconds the command may take. After that it is ended and skipped."""

@@ -106,8 +106,8 @@ def test_which_calls_a_hook_gets(limits: Any, called: str, planned: PlannedCall,
 
 
 def test_a_hook_runs_only_in_its_workspaces() -> None:
-    hook = Hook(name="h", event="turn_end", workspaces=("/home/kim/work/**",))
-    assert [hook.covers(cwd) for cwd in ("/home/kim/work", "/home/kim/work/a/b", "/home/kim/other")] == [
+    hook = Hook(name="h", event="turn_end", workspaces=("/home/user/repos/**",))
+    assert [hook.covers(cwd) for cwd in ("/home/user/repos", "/home/user/repos/a/b", "/home/user/other")] == [
         True,
         True,
         False,
