@@ -167,7 +167,7 @@ async def test_changed_arguments_are_planned_permitted_and_told_to_the_model(tmp
     assert question.plan.announcement.title == started.announcement.title == result.announcement.title == "Write b.txt"
     assert json.loads(question.arguments) == {"path": "b.txt", "content": "x"}
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["b.txt"]
-    words = "The before_tool hook <lambda> changed the arguments of this call to write_file. It used: "
+    words = "The before_tool hook <lambda> changed the arguments of this write_file call to: "
     assert (told.namespace, told.for_model, told.is_shown) == ("_lambda_", True, False)
     assert told.text == words + question.arguments
     assert told.text in said_to(model.requests["go"][1])

@@ -98,11 +98,11 @@ class CommandContext:
     """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
     the permission rules in config.toml.
 
-    `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
-    `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
-    before all entries) and returns a sentence about restored options, or an empty string. `run_prompt` stores a prompt
-    and answers it. `instructions` returns the instruction files that `compactor` has read, and `user_instructions` is
-    the path of the user's own file. A handler may set `follow_up`.
+    `compactor` opens what a turn needs, and can raise the same errors as the start of a turn. `toolbox` opens the
+    session's tools. `set_mode` and `set_model` change the session and tell the client. `move` moves the session to
+    another entry (None: before all entries) and returns a sentence about restored options, or an empty string.
+    `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that `compactor` has read,
+    and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
     """
 
     branch: Branch
