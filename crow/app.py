@@ -322,7 +322,7 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether a package in this directory may register hooks. Much faster than reading all entry points."""
+    """Whether a package in this directory may register hooks. This is much faster than reading all entry points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]
     for name in names:

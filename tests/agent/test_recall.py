@@ -149,7 +149,7 @@ async def test_a_wider_scope_cites_sessions_and_entries_and_fences_their_text(st
     }
     here = await recall_as(store, RecallQuery(words="needle", scope="workspace"))
     everywhere = await recall_as(store, RecallQuery(words="needle", scope="all"))
-    assert here.startswith(f"{OTHER_SESSIONS}\n````\n{found['s2']}\n````\nPass session and entry, with the same scope")
+    assert here.startswith(f"{OTHER_SESSIONS}\n````\n{found['s2']}\n````\nKeep the same scope. Pass session and entry")
     assert everywhere.startswith(f"{OTHER_SESSIONS}\n````\n{found['s3']}\n{found['s2']}\n````\n")
 
     read = await recall_as(store, RecallQuery(entry=near.id, scope="workspace"))
