@@ -367,7 +367,7 @@ async def test_a_failing_command_is_skipped_and_named_to_the_user(tmp_path: Path
     model = ScriptedModel(Say(text=["ok"]))
     async with opened(tmp_path, model, hooks=hooks, client=client) as at:
         assert await at.session.prompt(text("go " * 100_000)) == "end_turn"
-    missing = "there is no program no-such-program on PATH outside the workspace"
+    missing = "program no-such-program is not on PATH (programs in the workspace do not count)"
     told = [event.title for event in client.events if isinstance(event, NoticeShown)]
     assert [title.removeprefix("The before_prompt hook ") for title in told] == [
         "fails failed (exit code 1: no disk) and is skipped.",
