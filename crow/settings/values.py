@@ -274,15 +274,9 @@ class HookSettings(Section):
     ] = ()
     """The hook runs only for calls that may do one of these things, whatever the tool. If empty, for all calls."""
     paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
-<<<<<<< HEAD
-    """Only calls that may touch one of these paths. If empty, all calls."""
-    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
-    """Only sessions whose working directory is one of these. If empty, all sessions."""
-=======
     """The hook runs only for calls that may touch one of these paths. If empty, for all calls."""
-    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/work/**"]')] = ()
+    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
     """The hook runs only in sessions whose working directory matches one of these globs. If empty, in all sessions."""
->>>>>>> portable
     timeout_s: Seconds = 10.0
     """Time limit of the command in seconds. After that, crow ends the command and skips the hook."""
     enabled: Switch = True
