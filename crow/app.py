@@ -270,7 +270,7 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name by which a user selects `model` at the endpoint of the model `default`. Empty if there is none."""
+        """The name that selects `model` at the endpoint that serves `default`. Empty if there is none."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)

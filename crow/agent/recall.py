@@ -98,7 +98,9 @@ class BranchLog:
         newest = [hits[entry] for entry in sorted(hits, reverse=True)[:limit]]
         lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in newest]
         if lines:
-            lines.append("Pass an entry's number to read all of it, or with a query to see only the matches in it.")
+            lines.append(
+                "To read a whole entry, pass its number. To see only the matches in it, pass its number and a query."
+            )
         else:
             lines.append(f"No matches for {quoted(words)} in this conversation." if words else NOTHING_THEN)
         if scan.stopped_at is not None and len(newest) < limit:

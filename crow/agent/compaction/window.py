@@ -1,6 +1,6 @@
 """Tracks each model's context window, learning from refused and answered requests.
 
-Only a configured window makes crow refuse a request. A learned window only triggers compaction, so a wrong number costs
+Only a configured window makes crow refuse a request. Crow uses a learned window only to decide when to compact, so a wrong number costs
 work but never ends a session. Learned windows are stored with the endpoint because other sessions will meet the same
 limit.
 """
@@ -149,7 +149,7 @@ class ContextWindow:
         state.refusals += 1
         state.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        # After the first refusal, a limit above the request's own size cannot explain why the request was refused.
+        # If a request is refused again, ignore a stated limit above the size of that request: it explains nothing.
         is_plausible = limit is not None and fixed < limit < declared and (limit < size or state.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_plausible and limit >= worked:
