@@ -22,7 +22,7 @@ from tests.agent.test_subagents import Casting, running
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 from tests.support.scripted_model import Say, call
 
-END = "Pass an entry's number to read all of it, or with a query to see only the matches in it."
+END = "To read a whole entry, pass its number. To see only the matches in it, pass its number and a query."
 
 
 @pytest.fixture

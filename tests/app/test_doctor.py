@@ -330,7 +330,7 @@ def test_sessions_of_other_tools_are_mentioned_until_they_are_imported(run: Run,
     foreign.claude_code(tmp_path)
     assert findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["import claude-code"]["words"] == (
         f"claude-code has 1 session in {tmp_path}/.claude/projects; "
-        "crow sessions import --from claude-code imports them"
+        "to import them, run `crow sessions import --from claude-code`"
     )
     done = run(tmp_path, "sessions", "import", "--from", "claude-code")
     assert (done.returncode, done.stderr) == (0, "")

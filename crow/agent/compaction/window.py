@@ -1,8 +1,8 @@
 """Tracks each model's context window, learning from refused and answered requests.
 
-Only a configured window makes crow refuse a request. Crow uses a learned window only to decide when to compact, so a wrong number costs
-work but never ends a session. Learned windows are stored with the endpoint because other sessions will meet the same
-limit.
+Only a configured window makes crow refuse a request. Crow uses a learned window only to decide when to compact, so a
+wrong number costs work but never ends a session. Learned windows are stored with the endpoint because other sessions
+will meet the same limit.
 """
 
 from __future__ import annotations
