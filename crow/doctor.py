@@ -573,7 +573,7 @@ async def _ignore(_output: str) -> None: ...
 
 
 class _NoSession:
-    """Stands in for a session, for a toolbox that runs no tool."""
+    """A placeholder session for a toolbox that runs no tools."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""
