@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from crow.domain.entries import Announcement, Attachment
@@ -496,4 +497,45 @@ async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_it
             first = await box.run("web__whoami")
             assert first.is_error
             assert first.text.startswith("MCP server web ")
+            assert await box.run("web__whoami") == Outcome(text="you are None")
+
+
+async def test_an_http_server_of_the_newer_protocol_is_never_sent_the_old_handshake(open_box: OpenBox) -> None:
+    methods: list[str] = []
+
+    class Recording(ModernHttp):
+        def do_POST(self) -> None:
+            methods.append(self.headers["Mcp-Method"])
+            super().do_POST()
+
+    with http_server(Recording) as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(120)
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
+            assert methods[:2] == ["server/discover", "tools/list"]
+
+
+@pytest.mark.parametrize("how", ["ignores", "disconnects"])
+async def test_an_http_server_that_does_not_answer_the_probe_gets_the_old_handshake(
+    open_box: OpenBox, how: str
+) -> None:
+    probed, done = threading.Event(), threading.Event()
+
+    class Silent(Http):
+        def do_POST(self) -> None:
+            if self.headers["Mcp-Method"] == "server/discover":
+                probed.set()
+                if how == "ignores":
+                    done.wait(120)
+                self.close_connection = True
+            else:
+                super().do_POST()
+
+    with http_server(Silent) as url:
+        async with open_box(HttpServer(name="web", url=url), start_timeout_s=9) as box:
+            assert await anyio.to_thread.run_sync(probed.wait, 60)
+            skip_time(2)  # the library would wait for ten seconds
+            await box.toolbox.wait_ready(120)
+            done.set()
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
             assert await box.run("web__whoami") == Outcome(text="you are None")

@@ -57,6 +57,7 @@ BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
+PROBE_S = 1.0
 REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
@@ -93,6 +94,7 @@ class ServerConnection:
     _detail: str = ""
     _client: Client | None = None
     _is_initialized: bool = False
+    _has_answered: bool = False
     _process: ServerProcess | None = None
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
@@ -139,14 +141,7 @@ class ServerConnection:
             self._ready_at, self._is_initialized = math.inf, False
             deadline = anyio.current_time() + self.start_timeout_s
             try:
-                try:
-                    # Begin with the handshake that every server knows: probing an old server for the newer protocol
-                    # takes ten seconds.
-                    await self._connect("legacy", deadline)
-                except Exception as error:
-                    if self._is_initialized or not refused_handshake(error):
-                        raise
-                    await self._connect("auto", deadline)
+                await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 await self._fail(self._describe_end(error))
                 await self._wanted.wait()
@@ -188,13 +183,49 @@ class ServerConnection:
             await self.settled.wait()
         return self._state == "ready"
 
-    async def _connect(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
-        """Connect and stay connected until `stop` or `restart`. :raises Exception: the server failed."""
+    async def _connect_in_any_version(self, deadline: float) -> None:
+        """Connect with a version of the protocol that the server speaks, and stay connected.
+
+        HTTP servers are probed for the newer protocol first: old ones refuse the probe at once. If a server leaves the
+        probe unanswered for `PROBE_S` or closes the connection, the old handshake follows. For other transports the old
+        handshake comes first, because many old programs ignore a probe, and newer programs refuse the old handshake.
+
+        :raises Exception: the server failed.
+        """
+        if isinstance(self.server, HttpServer) and self.server.transport == "http":
+            try:
+                return await self._connect("auto", deadline, answer_s=min(PROBE_S, self.start_timeout_s / 4))
+            except Exception as error:
+                if self._has_answered:
+                    raise
+                logger.info("MCP server %s did not answer the probe: %s", self.name, describe_error(error))
+        try:
+            await self._connect("legacy", deadline)
+        except Exception as error:
+            if self._is_initialized or not refused_handshake(error):
+                raise
+            await self._connect("auto", deadline)
+
+    async def _connect(self, mode: Literal["legacy", "auto"], deadline: float, *, answer_s: float = math.inf) -> None:
+        """Connect and stay connected until `stop` or `restart`.
+
+        The server must send its first message within `answer_s`, and be ready at `deadline`.
+
+        :raises Exception: the server failed.
+        """
+        self._has_answered = False
         if self._stopping.is_set() or self.server.options.problem:
             raise ToolServerError("stopped" if self._stopping.is_set() else self.server.options.problem)
-        with anyio.CancelScope(deadline=deadline) as self._starting:
+
+        def on_message() -> None:
+            if not self._has_answered:
+                self._has_answered = True
+                self._starting.deadline = deadline
+
+        answered_by = min(anyio.current_time() + answer_s, deadline)
+        with anyio.CancelScope(deadline=answered_by) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(await self._open(stack), self.name)
+                transport = filter_invalid_tools(await self._open(stack), self.name, on_message)
                 client = Client(
                     transport,
                     mode=mode,
