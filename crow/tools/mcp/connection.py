@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -27,6 +28,7 @@ from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
+from crow.domain.rendering import on_one_line
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
@@ -40,7 +42,7 @@ from crow.tools import (
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
-from crow.tools.mcp.stdio import ServerProcess
+from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,16 @@ MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
+LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.ERROR,
+    "alert": logging.ERROR,
+    "emergency": logging.ERROR,
+}
 REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
@@ -109,6 +121,7 @@ class ServerConnection:
     _running: list[str] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
+    _logged: int = 0
     _failures: int = 0
     _losses: int = 0
     _loss: str = ""
@@ -213,7 +226,7 @@ class ServerConnection:
 
         :raises Exception: the server failed.
         """
-        self._has_answered = False
+        self._has_answered, self._logged = False, 0
         if self._stopping.is_set() or self.server.options.problem:
             raise ToolServerError("stopped" if self._stopping.is_set() else self.server.options.problem)
 
@@ -232,6 +245,8 @@ class ServerConnection:
                     cache=None,
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
+                    logging_callback=self._on_log,
+                    log_level="debug" if logger.isEnabledFor(logging.DEBUG) else "info",
                     elicitation_callback=self._on_question,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
@@ -331,6 +346,20 @@ class ServerConnection:
                 await self.elicitation.finish_question(message.params.elicitation_id)
             case _:
                 pass
+
+    async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:
+        """Write a log message of the server to crow's log."""
+        level = LOG_LEVELS[params.level]
+        if not logger.isEnabledFor(level):
+            return
+        self._logged += 1
+        if self._logged <= LOGGED_LINES:
+            data = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
+            text = f"{params.logger}: {data}" if params.logger else data
+            text = on_one_line(self.keys().mask(encodable(text)))
+            logger.log(level, "%s: %s", self.name, text[:LAST_WORDS_CHARS])
+        elif self._logged == LOGGED_LINES + 1:
+            logger.info("%s: further log messages are left out", self.name)
 
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
