@@ -246,7 +246,7 @@ class ServerConnection:
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
                     logging_callback=self._on_log,
-                    log_level="debug" if logger.isEnabledFor(logging.DEBUG) else "info",
+                    log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
                     elicitation_callback=self._on_question,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
