@@ -336,7 +336,6 @@ class Session:
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
         finally:
-            use_trace_context({})
             self._ending = None
             prompt.usage = self.branch.turn_usage
             self._queue.remove(prompt)

@@ -322,6 +322,10 @@ async def test_a_system_prompt_applies_to_each_way_of_opening_a_session(
         await agent.request("session/load", other)
         assert (await system(session)).startswith("You are Crow")
         assert endpoint.asked[-1].body["messages"][0]["content"].endswith("</date>\n\nBe kind.")
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.request("session/resume", {**other, "systemPrompt": instructions("append", "Be quick.")})
+        assert (await system(session)).endswith("</date>\n\nBe quick.")
 
 
 async def test_a_system_prompt_for_a_running_session_applies_to_its_next_turn(
@@ -381,7 +385,7 @@ async def test_a_system_prompt_that_cannot_be_applied_is_an_error_and_changes_no
         agent.checks_schema = True
         assert len((await agent.request("session/list", {}))["sessions"]) == 1
         await agent.prompt(session, "hello again")
-        first, second = (asked.body["messages"][0] for asked in endpoint.asked if asked.method == "POST")
+        first, second = (asked.body["messages"][0] for asked in endpoint.asked)
         assert first == second
 
 
@@ -425,6 +429,7 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, home: Path
 ) -> None:
     servers = f"[mcp_servers.srv]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(['-c', SERVER])}\n"
+    servers += '[mcp_servers.gone]\ncommand = "/no/such/server"\n'
     configured(home, f'[permissions]\nallow = ["srv__*"]\n{servers}')
     task = {"description": "look", "prompt": "look around"}
     endpoint.script(
@@ -447,7 +452,7 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
         await prompt("go", {**TRACE, "other": "x"})
         await prompt("/srv:meta", {"traceparent": TRACE["traceparent"]})
         await prompt("again")
-    posted = [asked for asked in endpoint.asked if asked.method == "POST"]
+    posted = endpoint.asked
     assert [traces(dict(asked.headers)) for asked in posted] == [
         *[TRACE] * 3,
         {"traceparent": TRACE["traceparent"]},
@@ -462,7 +467,10 @@ async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_ag
     assert traces(json.loads(filled)) == {"traceparent": TRACE["traceparent"]}
     assert traces(json.loads(results(posted[5].body)[-1])) == {}
     assert all("x" not in asked.headers.values() for asked in posted)
-    lines = [line for line in (home / "crow.log").read_text().splitlines() if "a turn begins" in line]
+    log = (home / "crow.log").read_text().splitlines()
+    assert not any("MCP server gone" in line and "opened" in line for line in log)
+    assert any("crow.tools.mcp.connection: MCP server gone" in line for line in log)
+    lines = [line for line in log if "a turn begins" in line]
     assert [line.split("crow.agent.session:")[1].split(" Session")[0] for line in lines] == [
         f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
         f" traceparent={TRACE['traceparent']}",
