@@ -363,8 +363,8 @@ class OpenSessions:
             del self._open[opened.session.id]
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Stores the directories, model and configuration of `request`, and returns the changed session. A change of
-        the model is also an entry.
+        """Store the directories, model and configuration of `request`, and return the changed session. A change of the
+        model is also stored as an entry.
 
         If the database cannot be written, directories and model change only in the returned row.
 
