@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
+from crow.domain.trace_context import current_trace_context, use_trace_context
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
 
@@ -68,6 +69,7 @@ class PendingPrompt:
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
     metadata: JsonObject = field(default_factory=dict)
+    trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -319,6 +321,9 @@ class Session:
             await prompt.ready.wait()
         if prompt not in self._queue:  # the request could not store the prompt and removed it
             return
+        use_trace_context(prompt.trace_context)
+        if prompt.trace_context:
+            logger.info("Session %s: a turn begins", self.id)
         try:
             # A tool may run for hours. Without a renewed lease, other processes would assume that this process is dead.
             async with after_delay(RENEW_S, self._renew_lease, again=True):

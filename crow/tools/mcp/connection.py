@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 import anyio.to_thread
@@ -29,6 +29,7 @@ from pydantic import FileUrl
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
 from crow.domain.rendering import on_one_line
+from crow.domain.trace_context import current_trace_context
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
@@ -407,7 +408,9 @@ class ServerConnection:
         self._running.append(call_id)
         try:
             progress = report_progress(on_output)
-            result = await self._client.call_tool(tool.name, dict(arguments), progress_callback=progress)
+            result = await self._client.call_tool(
+                tool.name, dict(arguments), progress_callback=progress, meta=trace_meta()
+            )
         except MCPError as error:
             return self._failure(self._describe_refusal(tool, error))
         except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
@@ -435,7 +438,7 @@ class ServerConnection:
         if prompt not in self.prompts:
             raise ToolServerError(f"{failed} no longer has this prompt.")
         try:
-            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments))
+            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments), meta=trace_meta())
         except Exception as error:  # the library may raise any error for a bad answer
             raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
         if not (parts := parts_of(filled)):
@@ -481,6 +484,11 @@ class ServerConnection:
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"
+
+
+def trace_meta() -> mcp.RequestParamsMeta | None:
+    """The `_meta` of a call: the trace context of the client's prompt."""
+    return cast("mcp.RequestParamsMeta", current_trace_context()) or None
 
 
 def root_of(directory: Path) -> mcp.Root:
