@@ -151,7 +151,9 @@ async def test_a_turn_of_another_process_cancels_the_summary(tmp_path: Path) -> 
         assert (await run.kinds()).count("ModelRequest") == 1
 
 
-async def test_usage_of_a_summary_is_stored_at_the_end_even_if_another_process_has_used_the_session(tmp_path: Path) -> None:
+async def test_usage_of_a_summary_is_stored_at_the_end_even_if_another_process_has_used_the_session(
+    tmp_path: Path,
+) -> None:
     held = Say(text=["## Goal"], usage=USED, hold=anyio.Event())
     here, there = ScriptedModel(*TALK, held, info=INFO), ScriptedModel(DONE, info=INFO)
     async with idle(tmp_path, here) as run:
