@@ -1,13 +1,13 @@
-"""Starts `crow`, and `python -m crow`, which imports nothing from the current directory."""
+"""Starts `crow` and `python -m crow` without importing anything from the current directory."""
 
 import os
 import sys
 
 
 def main() -> int:
-    """Run the command line of this process and return the exit code."""
+    """Run the command in `sys.argv` and return the exit code."""
     if sys.argv[1:] in (["--help"], ["-h"]):
-        # The parser would take twice as long as Python itself. `make schemas` writes its help into this file.
+        # Building the parser would take twice as long as starting Python. `make schemas` writes help.txt.
         with open(os.path.join(os.path.dirname(__file__), "cli", "help.txt"), encoding="utf-8") as text:
             sys.stdout.write(text.read())
         return 0

@@ -271,7 +271,7 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name by which a user selects `model` at the endpoint of the model `default`. Empty if there is none."""
+        """The name that selects `model` at the endpoint that serves `default`. Empty if there is none."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -323,7 +323,7 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether a package in this directory may register hooks. Much faster than reading all entry points."""
+    """Whether a package in this directory may register hooks. This is much faster than reading all entry points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]
     for name in names:

@@ -121,9 +121,9 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
 
 
 async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[Offered]) -> int:
-    """Store the windows and prices of the `offered` models, and return how many models were stored.
+    """Store the windows and prices of those `offered` models that are configured or that crow has used.
 
-    These are the models in the configuration, and those that crow has used.
+    Return how many models were stored.
 
     :raises CrowError: the database cannot be used.
     """
@@ -145,7 +145,9 @@ async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[O
 
 
 def _target_of_listing(loaded: Loaded, provider: str | None) -> Target | None:
-    """The default endpoint, or that of `provider`. None is the built-in model, which has no endpoint.
+    """Return the endpoint of `provider`, or the default endpoint if `provider` is None.
+
+    Return None for the built-in model, which has no endpoint.
 
     :raises CrowError: the configuration is wrong, or has no such provider.
     """
@@ -178,7 +180,7 @@ def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
         limits = {"tools": hook.tools, "does": hook.does, "paths": hook.paths, "workspaces": hook.workspaces}
         words = [f"{name}: {', '.join(values)}" for name, values in limits.items() if values]
         if shutil.which(hook.command[0]) is None:
-            advice = f"Correct its command in {loaded.paths.config_file}, or make the program executable."
+            advice = f"Correct the hook's command in {loaded.paths.config_file}, or make the program executable."
             yield Finding(f"hook {hook.name}", "failed", f"there is no program {hook.command[0]}", advice)
         else:
             yield Finding(f"hook {hook.name}", "ok", "; ".join([f"runs at {hook.event}", *words]))
@@ -217,7 +219,11 @@ async def _report_importable(store: adapters.SqliteStore | None, report: Report)
     known = await store.database.read(session_ids) if store is not None else []
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
-        report(Finding(f"import {one.tool}", "ok", f"{words}; crow sessions import --from {one.tool} imports them"))
+        report(
+            Finding(
+                f"import {one.tool}", "ok", f"{words}; to import them, run `crow sessions import --from {one.tool}`"
+            )
+        )
 
 
 async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, report: Report) -> None:
@@ -442,7 +448,7 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
     parts.append("a read command's writes are thrown away" if status.has_overlay else "a read command writes nothing")
-    parts.append("write commands have network access" if status.has_network else "no network access")
+    parts.append("commands that write have network access" if status.has_network else "no network access")
     parts += [f"also readable: {', '.join(status.readable)}"] if status.readable else []
     parts += [f"also writable: {', '.join(status.writable)}"] if status.writable else []
     if status.problem:
@@ -567,7 +573,7 @@ async def _ignore(_output: str) -> None: ...
 
 
 class _NoSession:
-    """Stands in for a session, for a toolbox that runs no tool."""
+    """A placeholder session for a toolbox that runs no tools."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:  # noqa: ARG002
         return ""

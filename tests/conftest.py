@@ -7,6 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from anyio import pytest_plugin
+from hypothesis import HealthCheck, settings
+
+# On a busy machine, anything may take long.
+settings.register_profile("crow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("crow")
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
 setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name

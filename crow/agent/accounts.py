@@ -1,4 +1,4 @@
-"""Counts what each request to a model used, also if it gave no answer."""
+"""Counts what each request to a model used, even if the request got no answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from crow.llm import Attempt, Model, ModelInfo, Request, Stream, cost_of
 
 
 def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
-    """Return the usage with estimates (in tokens) in place of the input and output that the endpoint did not report:
-    `sent` for the input, `made` for the output."""
+    """Fill in the counts that the endpoint did not report, with estimates in tokens: `sent` for the input, `made` for
+    the output."""
     usage = usage or Usage()
     if usage.input_tokens is not None and usage.output_tokens is not None:
         return usage
@@ -38,12 +38,12 @@ def usage_of_answer(answer: Answer, *, sent: int) -> Usage:
 
 
 def usage_of_attempt(attempt: Attempt, *, sent: int) -> Usage:
-    """Return the usage of a request that gave no answer."""
+    """Return the usage of a request that got no answer."""
     return complete_usage(attempt.usage, sent=sent, made=attempt.output_tokens)
 
 
 def request_entry(attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary"]) -> NewEntry:
-    """Return the entry that stores what one request used, at the prices of this moment."""
+    """Return the entry that stores what one request used, at the current prices."""
     usage = usage_of_attempt(attempt, sent=sent)
     return NewEntry(body=ModelRequest(purpose=purpose), model=info.name, usage=usage, cost=cost_of(usage, info))
 

@@ -26,7 +26,7 @@ END_S = 5.0
 TITLE_CHARS = 80
 
 Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
-"""Values of the options whose changes are entries, so that going back restores them."""
+"""Values of the options that are restored when the user goes back. Each change is stored as an entry."""
 
 
 class Branch:
@@ -43,14 +43,14 @@ class Branch:
         self._pending_end: tuple[NewEntry, ...] = ()
         self._pending_requests: tuple[NewEntry, ...] = ()
         self.turn_usage: Usage | None = None
-        """What the requests of this turn used, including those of its sub-agents. None if there were none."""
+        """What the requests of this turn used, including those of its sub-agents. None if there were no requests."""
         self._idle_usage: Usage | None = None
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
         self._left_out: dict[str, frozenset[str]] = {}
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told_cost: float | None = None
-        """The cost that the client was told last, in USD. None if it was told none."""
+        """The last cost that was sent to the client, in USD. None if no cost was sent."""
         self._stand_on(tail)
 
     def _stand_on(self, tail: Tail) -> None:
@@ -88,12 +88,12 @@ class Branch:
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def watch_parts(self, info: ModelInfo) -> None:
-        """Remember which parts of messages are left out before the first request to this endpoint."""
+        """Remember which parts of messages are left out for this endpoint, unless that is already known."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))
 
     def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
-        """Return the parts of messages that were sent before the last call, or before `watch_parts`, and are now left
-        out, or the other way round."""
+        """Return the parts of messages that are left out for this endpoint now but were not at the previous call, and
+        the reverse. `watch_parts` counts as the first call."""
         known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
         self._left_out[info.endpoint] = now
         return tuple(sorted(known ^ now))
@@ -150,7 +150,7 @@ class Branch:
         return stored[len(requests) :]
 
     def _count(self, stored: Sequence[Entry]) -> None:
-        """Add what `stored` used to the sums of the turn and of the session's row."""
+        """Add the usage of the `stored` entries to the turn's sum, and their cost to the session's row."""
         for entry in stored:
             if isinstance(entry.body, ToolResult):  # the result of a task repeats the usage of its sub-agent
                 continue
@@ -160,7 +160,7 @@ class Branch:
                 self.row = replace(self.row, cost=self.row.cost + entry.cost)
 
     def add_usage(self, usage: Usage) -> None:
-        """Add to the usage of this turn."""
+        """Add `usage` to the sum of this turn."""
         self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
 
     async def refresh_cost(self) -> None:
@@ -208,7 +208,7 @@ class Branch:
                 self._extend(start.entries)
                 return False
             self._stand_on(await self._store.tail(self.row.id))
-            # Notes and counts of another process, such as a new thought level, are nothing to tell the user about.
+            # Do not tell the user about notes and counts of another process, such as a new thought level.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
             is_behind = any(entry.id == known for entry in self.entries)
@@ -324,23 +324,23 @@ class Branch:
         await self.publish(OptionsChanged())
 
     async def _change_option(self, note: Note, changes: SessionChanges) -> None:
-        """Change the row and store the note with the change.
+        """Change the row and store the note together.
 
-        Only the row changes if the session has no entries, because there is no place to go back to, and if another
-        process has added entries or runs a turn.
+        In two cases only the row changes: if the session has no entries, because there is no place to go back to; and
+        if another process has added entries or is running a turn.
         """
         if self.leaf is not None:
             try:
                 await self.record([NewEntry(body=note)], changes=changes)
             except (LeafMoved, SessionBusy):
-                logger.info("Session %s: the change of the %s is not an entry", self.row.id, note.about)
+                logger.info("Session %s: the %s was changed without an entry", self.row.id, note.about)
             else:
                 return
         await self.change(changes)
 
     async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the options that applied at this place, and return those that were set. With `keep`, set
-        none; and never set a model that is not among the `offered` ones. A note says what differs from now on."""
+        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such
+        as a model that is not among the `offered` ones; with `keep`, skip all. Store a note for each skipped option."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
             await self.change(option_changes(self.row, adopted))
@@ -382,7 +382,8 @@ class Branch:
 
 
 async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:
-    """Return the options that differed at the entry `to` from those that the session has at `leaf`."""
+    """Return the options whose values at the entry `to` differ from the session's values at `leaf`. The returned values
+    are those at `to`."""
     found: dict[Literal["model", "thought_level"], str] = {}
     for entry in await store.left_behind(leaf, to, ("note",)):
         match entry.body:
@@ -396,14 +397,14 @@ async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | 
 
 
 def usable_options(options: Options, offered: Collection[str]) -> Options:
-    """Return the options without a model that is not offered or a thought level that does not exist. They may come from
-    an imported file, and the user's settings may have changed."""
+    """Return the options that can be set now: the model must be offered, and the thought level must exist. The options
+    may come from an imported file, and the user's settings may have changed."""
     valid = {"model": offered, "thought_level": ("", *THOUGHT_LEVELS)}
     return {about: value for about, value in options.items() if value in valid[about]}
 
 
 def option_changes(row: SessionRow, options: Options) -> SessionChanges:
-    """Return the changes of the row that set these options."""
+    """Return the changes to the session's row that set these options."""
     changes = SessionChanges()
     if "model" in options:
         changes["model"] = options["model"]

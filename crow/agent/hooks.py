@@ -42,7 +42,7 @@ DENIAL_CHARS = 2_000
 TEXT_CHARS = 20_000
 """Longer texts of a hook are cut."""
 RESULT_CHARS = 100_000
-"""A hook gets at most this much of a tool's result."""
+"""A hook gets at most this many characters of a tool's result."""
 ANSWER_BYTES = 1_000_000
 MAX_ENTRIES = 20
 MAX_DEPTH = 64
@@ -50,7 +50,7 @@ MAX_DEPTH = 64
 MAX_PROMPTS = 3
 """Hooks may send at most this many prompts in one turn."""
 DENIED = 2
-"""The exit code by which a command denies."""
+"""A command denies by exiting with this code."""
 
 HookEvent: TypeAlias = Literal[
     "session_start",
@@ -90,10 +90,10 @@ OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """A command of the user's file, or a Python function of an installed package, which `load` loads.
+    """A command from the user's file, or a Python function from an installed package. `load` returns the function.
 
-    `tools` and `paths` are globs, and `does` are effects. They limit the calls that a hook of tools gets; an empty
-    one limits nothing. `workspaces` are globs that limit the working directories.
+    `tools` and `paths` are globs, and `does` are effects. They restrict which tool calls the hook gets; an empty field
+    restricts nothing. `workspaces` are globs that restrict the working directories.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Hook:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the entries that the hook stores without naming one."""
+        """The default namespace of the hook's entries."""
         return re.sub(r"[^A-Za-z0-9._:-]", "_", self.name.partition(" ")[0])[:64] or "hook"
 
     def covers(self, cwd: str) -> bool:
@@ -121,8 +121,8 @@ class Hook:
     def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
         """Whether the hook gets this call, which has the effects `does`.
 
-        The paths of a command, a search or an MCP tool are not known in advance, and neither are the other names of a
-        file with hard links. Such a call matches all `paths`.
+        For a command, a search, an MCP tool or a file with hard links, crow does not know in advance all paths that
+        the call may touch. Such a call matches any `paths`.
         """
         names = {call.name, plan.rule_tool or call.name}
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
@@ -136,7 +136,8 @@ class Hook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookAnswer:
-    """The answer of a hook. `deny` says why, or is empty. `arguments` replace those of the call, unless None."""
+    """The answer of a hook. `deny` is the reason for a denial, or empty. `arguments` are new arguments for the call, or
+    None."""
 
     deny: str = ""
     context: str = ""
@@ -149,7 +150,7 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denial:
-    """The words of a hook that denied something, as a sentence with the hook's name."""
+    """A sentence that names the hook that denied something, and gives its reason."""
 
     words: str
 
@@ -160,7 +161,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdvice:
-    """What the hooks of `before_compact` said: the first denial and summary, and the context of all of them."""
+    """What the hooks of `before_compact` answered: the first denial, the first summary, and all contexts joined."""
 
     deny: str = ""
     context: str = ""
@@ -169,8 +170,8 @@ class CompactionAdvice:
 
 class Hooks:
     """The hooks of this process. `configured` returns those of the user's file, as they are now. `find` returns the
-    Python hooks of each event and is called once. `has_network` tells whether commands with write access have the
-    network."""
+    Python hooks of each event and is called once. `has_network` tells whether commands with write access can use
+    the network."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class Hooks:
         self._found: tuple[Hook, ...] | None = None
 
     async def for_workspace(self, cwd: str, on_failure: OnFailure) -> Mapping[HookEvent, Sequence[Hook]]:
-        """The hooks of each event that has some, in order: first those of the user's file."""
+        """The hooks of each event that has any, in order. Those of the user's file come first."""
         if self._found is None:
             found: object = {}
             if self._find is not None:
@@ -229,7 +230,7 @@ class BranchHooks:
         return bool(self._by_event)
 
     async def before_prompt(self) -> Denial | None:
-        """Call the hooks of `before_prompt`, and before them those of `session_start` if this is the first turn."""
+        """Call the hooks of `before_prompt`. In the first turn, call those of `session_start` before them."""
         has_started, self._has_started = self._has_started, True
         if not has_started and await self._of("session_start"):
             is_known = any(isinstance(entry.body, Assistant | Checkpoint) for entry in self._branch.entries)
@@ -249,9 +250,9 @@ class BranchHooks:
     async def before_tool(
         self, call_id: str, call: ToolCall, plan: PlannedCall, make_plan: Callable[[ToolCall], Awaitable[PlannedCall]]
     ) -> tuple[ToolCall, PlannedCall] | Denial:
-        """Call the hooks of `before_tool` that match. Return the call with the arguments that they leave, and its plan.
+        """Call the hooks of `before_tool` that match. Return a denial, or the resulting call and its plan.
 
-        After each hook the call is planned again, and the next hook is matched with the new plan. So a change of
+        After each hook, the call is planned again, and the new plan decides which hook is next. So a change of
         arguments cannot avoid a hook.
         """
         waiting = list(await self._of("before_tool"))
@@ -270,9 +271,9 @@ class BranchHooks:
         return call, plan
 
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
-        """Return the call with other arguments, after storing them for the model."""
+        """Store the new arguments for the model, and return the call with them."""
         text = json.dumps(arguments, ensure_ascii=False)
-        words = f"{hook} changed the arguments of this call to {call.name}. It used: {bounded(text, TEXT_CHARS)}"
+        words = f"{hook} changed the arguments of this {call.name} call to: {bounded(text, TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
         body = Custom(namespace=hook.namespace, text=words, for_model=True, message_id=new_message_id(), data=data)
         await self._branch.record([NewEntry(body=body)])
@@ -366,7 +367,7 @@ class BranchHooks:
         return answers
 
     async def _ask(self, hook: Hook, facts: Mapping[str, object]) -> HookAnswer | None:
-        """Call one hook, and store what it adds. None if it has no answer, or was skipped."""
+        """Call one hook, and store what it adds. Return its answer, or None if it gave none or was skipped."""
         row = self._branch.row
         request = {
             "event": hook.event,
@@ -438,7 +439,7 @@ class BranchHooks:
         await self._report(f"{problem} and is skipped.")
 
     async def _report(self, words: str) -> None:
-        """Tell the user, once a turn for each problem."""
+        """Tell the user about a problem, but only once per turn."""
         if words not in self._reported:
             self._reported.add(words)
             logger.warning("%s", words)
@@ -468,8 +469,8 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """What a hook learns about a call. `rule_tool` is the tool that runs, if the called one stands for it. `paths` are
-    absolute, and empty if they are not known in advance."""
+    """What a hook learns about a call. `rule_tool` is the tool that runs. It differs from `tool` if that tool
+    only calls another one. `paths` are absolute, and empty if they are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -491,7 +492,10 @@ def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
 
 
 def storable(value: object) -> object:
-    """A JSON value without lone surrogates, which cannot be sent. :raises ValueError: it is nested too deep."""
+    """Return a JSON value with its lone surrogates replaced, because they cannot be sent.
+
+    :raises ValueError: the value is nested too deep.
+    """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for one in level for inner in children_of(one)]
@@ -511,8 +515,8 @@ def children_of(value: object) -> Collection[object]:
 
 
 def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check what a hook answered. Also return a problem that does not make the answer useless, as the end of a
-    sentence.
+    """Check what a hook answered. Return the answer, and a problem to report or "". The problem does not make the
+    answer unusable. It is worded as the end of a sentence.
 
     :raises ValueError: the answer cannot be used. The message is the middle of a sentence.
     """
@@ -520,7 +524,7 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
         raise ValueError(f"answered with {type(value).__name__} instead of an object")  # noqa: TRY004
     known, unknown = KEYS[hook.event], ", ".join(sorted(map(str, value.keys() - KEYS[hook.event])))
     problem = (
-        f"answered with unknown keys: {unknown}; {hook.event} knows {', '.join(sorted(known))}." if unknown else ""
+        f"answered with unknown keys: {unknown}; {hook.event} accepts {', '.join(sorted(known))}." if unknown else ""
     )
     deny = value.get("deny") if "deny" in known else None
     if deny is True:
@@ -547,12 +551,12 @@ def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
     for each in given:
         if not isinstance(each, dict) or not each.keys() <= ENTRY_KEYS:
             raise ValueError(
-                f"answered with entries that are not objects with the keys {', '.join(sorted(ENTRY_KEYS))}"
+                f"answered with an entry that is not an object, or has keys other than {', '.join(sorted(ENTRY_KEYS))}"
             )
         namespace = text_in(each, "namespace") or hook.namespace
         if not NAMESPACE.fullmatch(namespace):
             raise ValueError(
-                f"answered with the namespace {namespace[:80]!r} instead of 1 to 64 of A-Z a-z 0-9 . _ : -"
+                f"answered with the namespace {namespace[:80]!r} instead of 1 to 64 characters of A-Z a-z 0-9 . _ : -"
             )
         entries.append(
             Custom(
@@ -599,8 +603,8 @@ def run_function(load: Callable[[], Callable[..., object]], request: JsonObject)
 
 
 async def run_in_thread(subject: str, work: Callable[[], object], timeout_s: float, on_failure: OnFailure) -> object:
-    """Run `work` in a thread and return its result. Return None if it fails or takes too long; then its thread is
-    abandoned."""
+    """Run `work` in a thread and return its result. Return None if it fails or takes too long. After a timeout, the
+    thread is left running."""
     future: Future[tuple[object, BaseException | None]] = Future()
     future.set_running_or_notify_cancel()  # the timeout must not cancel the future while the thread runs
 

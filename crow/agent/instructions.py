@@ -19,14 +19,14 @@ from crow.domain.rendering import code, safe
 
 INSTRUCTION_FILE = "AGENTS.md"
 FALLBACK_FILE = "CLAUDE.md"
-"""Read in a directory that has no AGENTS.md."""
+"""The file that is read if a directory has no AGENTS.md."""
 
 FILE_BYTES = 64 * 1024
 TOTAL_BYTES = 128 * 1024
 MAX_DEPTH = 5
 MAX_INCLUDES = 50
 MAX_NAMES = 500
-"""At most this many `@path` in one file are looked up."""
+"""In each file, only the first `MAX_NAMES` `@path` mentions are looked up."""
 
 INCLUDE = re.compile(r"(?<!\S)@([^\s@`]+)")
 CODE_SPAN = re.compile(r"`[^`]*`")
@@ -39,8 +39,8 @@ TOO_MUCH = f"crow reads at most {TOTAL_BYTES // 1024} KiB of instructions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSource:
-    """A file that gives instructions. `size` is the number of bytes that the model gets. If it gets none, `left_out`
-    is the reason. `included_by` is the file that includes this one, or empty."""
+    """An instruction file. `size` is the number of bytes that the model gets. If the model gets none, `left_out` is the
+    reason. If another file includes this file, `included_by` is the path of the other file."""
 
     path: str
     size: int = 0
@@ -50,14 +50,14 @@ class InstructionSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
-    """The text for the model, and the files that it comes from, in the same order."""
+    """The instructions as text for the model, and the files that contain them, in the order of the text."""
 
     text: str = ""
     sources: tuple[InstructionSource, ...] = ()
 
 
 def anything(_path: Path) -> bool:
-    """The default for `may_read`."""
+    """The default for `may_read`: allow every path."""
     return True
 
 
@@ -71,7 +71,8 @@ def read_instructions(
     """Read the user's file and the files of the workspace. Blocks.
 
     For a file that is not trusted, the text gives the reason in place of the file's content. `may_read` and `contains`
-    take a resolved path. They tell whether the rules let the model read it, and whether it is inside the workspace.
+    take a resolved path. `may_read` tells whether the rules let the model read that path, and `contains` whether the
+    path is inside the workspace.
     """
     root = Path(os.path.realpath(cwd))
     reader = InstructionReader(cwd, may_read, contains or (lambda path: path.is_relative_to(root)))
@@ -96,7 +97,7 @@ class InstructionReader:
         self._includes = 0
 
     def add_users(self, file: Path) -> None:
-        """Add the user's own file. It may be a link, and it includes nothing."""
+        """Add the user's own file. The file may be a link. An `@path` in it is ignored."""
         try:
             path = file.resolve()
             if path.is_file():
@@ -106,7 +107,7 @@ class InstructionReader:
             return
 
     def add_folder(self, folder: Path) -> None:
-        """Add the file of one directory of the workspace, with the files that it includes."""
+        """Add the instruction file of one directory of the workspace, and the files that it includes."""
         file = instruction_file(folder)
         if file is None:
             return
@@ -126,11 +127,11 @@ class InstructionReader:
                 continue
             is_inside = self._contains(path)
             if is_inside and not file_size(path):
-                continue  # not a file, so this is no include: `@someone` or `@scope/package`
+                continue  # there is no such file: `name` is something like `@someone` or `@scope/package`
             self._includes += 1
             if self._includes > MAX_INCLUDES + 1:
                 return
-            if not is_inside:  # only the user is told: to the model it may be a word that is no path
+            if not is_inside:  # tell only the user, not the model: the word after `@` may not be a path at all
                 self._seen.add(path)
                 self.sources.append(InstructionSource(path=str(path), left_out=OUTSIDE, included_by=str(file)))
                 continue
@@ -147,8 +148,8 @@ class InstructionReader:
             self._include(path, included, depth + 1)
 
     def _add(self, file: Path, path: Path, reason: str, *, note: str = "", included_by: str = "") -> str:
-        """Add one file, and return its text. `path` is the resolved path of `file`. `reason` says why the file is left
-        out, or is empty.
+        """Add one file, and return its text. `path` is the resolved path of `file`. If the file is to be left out,
+        `reason` says why; otherwise it is empty.
 
         :raises OSError: the file cannot be read.
         """
@@ -177,8 +178,8 @@ class InstructionReader:
 
 
 def instruction_folders(cwd: Path) -> tuple[Path, ...]:
-    """Return the directories whose files count, outermost first: from the root of the repository down to `cwd`. Without
-    a repository, only `cwd` counts."""
+    """Return the directories to search for instruction files, outermost first: from the root of the repository down to
+    `cwd`. Outside a repository, return only `cwd`."""
     folders = (cwd, *cwd.parents)
     try:
         depth = next((at for at, folder in enumerate(folders) if os.path.lexists(folder / ".git")), 0)
@@ -188,8 +189,8 @@ def instruction_folders(cwd: Path) -> tuple[Path, ...]:
 
 
 def instruction_file(folder: Path) -> Path | None:
-    """Return the instruction file of a directory, or None. A file counts if it is not empty and, after links are
-    resolved, still in this directory: otherwise its content would be sent to the endpoint."""
+    """Return the instruction file of a directory, or None. Empty files are ignored. A link that leads out of the
+    directory is ignored too, because it could expose any file to the endpoint."""
     files = (folder / INSTRUCTION_FILE, folder / FALLBACK_FILE)
     return next((file for file in files if file_size(file) and stays_in_folder(file)), None)
 
@@ -209,7 +210,7 @@ def included_names(text: str) -> Iterator[str]:
 
 
 def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], bool]) -> str:
-    """Return why the model does not get the instruction file at `path`, or "" if it does. `path` is resolved.
+    """Return why the instruction file at `path` must not go to the model, or "" if it may. `path` is resolved.
 
     The file must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to
     it or to its directory. `may_read` tells whether the rules let the model read it.
@@ -228,7 +229,7 @@ def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], 
 
 
 def stays_in_folder(path: Path) -> bool:
-    """Whether a path is still in its directory after links are resolved."""
+    """Whether `path`, after links are resolved, is still inside its parent directory."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent))
 
 
@@ -257,7 +258,7 @@ def read_start(path: Path, limit: int) -> bytes:
 def append_text(file: Path, before: bytes | None, added: bytes) -> None:
     """Append `added` to the user's own file, which may be a link. A new file has mode 0600. Blocks.
 
-    :raises OSError: the file is no longer as in `before`, or cannot be written.
+    :raises OSError: the content of the file is no longer `before`, or the file cannot be written.
     """
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as opened:
@@ -269,7 +270,7 @@ def append_text(file: Path, before: bytes | None, added: bytes) -> None:
 
 
 def describe_sources(sources: Sequence[InstructionSource]) -> str:
-    """List the sources in Markdown, for the user."""
+    """Return a Markdown list of the instruction files, for the user."""
     if not sources:
         return "The model gets no instruction files."
     lines = []

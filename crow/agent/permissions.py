@@ -73,7 +73,7 @@ class Rule:
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
         if call.asks_once:
-            if self.is_pattern and name == "skill":  # consent to a skill is consent to a text that the user has seen
+            if self.is_pattern and name == "skill":  # a pattern could match skills that the user has not seen
                 return False
             return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
         asked = call.command_access or "full"
@@ -373,7 +373,7 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
     if allow and tool == "recall" and argument not in ("workspace", "all"):
         raise ArgumentError(
             f"`{text}` would allow nothing: write `recall(workspace)` for the sessions of this directory, or "
-            "`recall(all)` for all sessions. This session needs no permission."
+            "`recall(all)` for all sessions. Searching the current session needs no permission."
         )
     if allow and tool == "shell" and argument is not None and not first_words(argument):
         raise ArgumentError(

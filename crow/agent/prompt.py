@@ -1,7 +1,7 @@
 """Builds the system message, and the reminders that report later changes.
 
 The system message is stored as a `prompt` entry. Every request repeats it byte for byte until a new prompt entry is
-written. Changes in between go into reminders. Each subject (date, instructions, mode, servers, skills) has its own
+written. Later changes are reported in reminders. Each subject (date, instructions, mode, servers, skills) has its own
 tagged section, so that its newest text can be found again after a session is loaded.
 """
 
@@ -111,11 +111,11 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
-    """Say why the prompt entry `old` is out of date, for the user."""
+    """Return the reason why the prompt entry `old` is out of date, in words for the user."""
     if old is None:
         return "the session began"
     if not old.recorded_here:
-        return "the session came from elsewhere"
+        return "the session was imported"
     reasons = []
     if old.cwd != row.cwd:
         reasons.append(f"the directory changed from {old.cwd} to {row.cwd}")
@@ -174,7 +174,7 @@ def empty_section(name: str) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Return text of others in which nothing looks like a reminder or like a section of the system message."""
+    """Escape untrusted text, so that nothing in it looks like a reminder or a section of the system message."""
     return TAG.sub("‹", text)
 
 
@@ -183,7 +183,7 @@ def sections_in(text: str, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         start = text.find(f"<{name}>\n")
         close = f"\n</{name}>"
-        # An instruction file may contain closing tags. This section comes last, so the last such tag ends it.
+        # Instruction files may contain closing tags. Their section comes last, so the last such tag is the real one.
         end = text.rfind(close) if name == "instructions" else text.find(close, start)
         if 0 <= start < end:
             told = text[start + len(name) + 3 : end]
@@ -221,9 +221,9 @@ def read_git_file(path: Path) -> str:
 class Briefing:
     """Keeps the model of one branch informed about the date, the mode, the servers, the skills and the instructions.
 
-    At the start of a turn, the newest prompt entry stays in use if directory, model and tools are the same. Otherwise a
-    new prompt entry is written. All other changes go into one reminder before the next request. `contains` and
-    `user_file` are passed to `read_instructions`.
+    At the start of a turn, a new prompt entry is written if the directory, the model or the tools have changed. All
+    other changes go into one reminder before the next request. `contains` and `user_file` are passed to
+    `read_instructions`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Gives tools access to the log of a session's branch.
 
-`recall` searches the stored path, including compacted entries. For messages it uses the index. For calls and their
-results it scans the entries, up to a limit. In all sessions together, it searches only titles, prompts and answers.
-Text from other sessions is fenced, because anybody may have written it. `before_change` stores the content of a file
-before a call changes it.
+In one session, `recall` searches the current branch, including compacted entries. It finds messages through the index.
+For calls and their results it scans the entries, up to a limit. Across sessions, it searches only titles, prompts and
+answers. Text from other sessions is fenced, because anybody may have written it. `before_change` stores the content of
+a file before a call changes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from crow.tools import RecallQuery, RecallScope
 RECALL_TOOLS = frozenset({"recall"})
 CONTEXT_CHARS = 300
 OTHER_CHARS = 30_000
-"""The model gets at most this many characters from another session at once."""
+"""One call gives the model at most this many characters from another session."""
 PLACES: Mapping[RecallScope, str] = {
     "this": "in this conversation",
     "workspace": "in the sessions of this directory",
@@ -67,12 +67,13 @@ class BranchLog:
             what = f"entry {query.entry}" if query.session is None else f"session {quoted(query.session)}"
             return f"There is no {what} {PLACES[query.scope]}. Search with a query instead."
         found = await self._read(row.id, query, limit)
-        # Keep the end of the block: a result that is longer than the model's share is cut.
+        # Cut the text here: if the whole result were cut later, the end of the fence would be lost.
         shown = found if len(found) <= OTHER_CHARS else f"{found[:OTHER_CHARS]}\n(cut; pass a query to search the rest)"
         return as_data(f"{describe(row)}\n{shown}")
 
     async def _read(self, session_id: str, query: RecallQuery, limit: int) -> str:
-        """Return matches on the path of a session, or the text of an entry, or the matches in that entry."""
+        """If the query names no entry, return the matches in a session. Otherwise return the matches in that entry, or
+        its whole text if the query has no words."""
         if query.entry is None:
             return await self._search_path(session_id, query, limit)
         found = await self._store.entry(query.entry, session_id=session_id)
@@ -97,7 +98,9 @@ class BranchLog:
         newest = [hits[entry] for entry in sorted(hits, reverse=True)[:limit]]
         lines = [f"entry {hit.entry} ({hit.kind}): {' '.join(hit.snippet.split())}" for hit in newest]
         if lines:
-            lines.append("Pass an entry's number to read all of it, or with a query to see only the matches in it.")
+            lines.append(
+                "To read a whole entry, pass its number. To see only the matches in it, pass its number and a query."
+            )
         else:
             lines.append(f"No matches for {quoted(words)} in this conversation." if words else NOTHING_THEN)
         if scan.stopped_at is not None and len(newest) < limit:
@@ -118,8 +121,8 @@ class BranchLog:
             words = f"No matches for {quoted(query.words)}" if query.words else NOTHING_THEN.removesuffix(".")
             return f"{words} {PLACES[query.scope]}. Titles, prompts and answers were searched."
         more = (
-            "Pass session and entry, with the same scope, to read an entry; pass session and query to search its tool "
-            "calls and results too."
+            "Keep the same scope. Pass session and entry to read an entry; pass session and query to search the tool "
+            "calls and results of that session too."
         )
         return f"{as_data(chr(10).join(found))}\n{more}"
 
@@ -155,7 +158,7 @@ def hit_line(hit: Hit) -> str:
 
 
 def as_data(text: str) -> str:
-    """Fence text of other sessions for the model. Nothing in the text can close the fence."""
+    """Put text from other sessions into a fence for the model. Nothing in the text can close the fence."""
     return f"{OTHER_SESSIONS}\n{fenced(text).rstrip()}"
 
 

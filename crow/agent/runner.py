@@ -230,7 +230,8 @@ class TurnRunner:
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     async def _look_up(self) -> None:
-        """Read the instruction files, the skills and the learned context window while the servers start."""
+        """Read the instruction files and the skills while the servers start. Afterwards, look up what crow has learned
+        about the model's context window."""
         toolbox = await self.tools.toolbox()
         self._permissions.rules = self._adapters.settings().rules
         await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))

@@ -45,7 +45,8 @@ running work, to give the store a head start."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
-"""Moves that restore the model and the thought level of the place. `/retry`, for example, keeps the present ones."""
+"""Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
+`/retry`, change neither."""
 REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
@@ -56,10 +57,10 @@ SMALL_CHARS = 2_000
 class PendingPrompt:
     """A prompt from its submission to the end of its turn.
 
-    `command` is set if the prompt is a slash command, and `called` if it may call a prompt of an MCP server. `ready` is
-    set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under `message_id`, for
-    example because it waits for an earlier turn. `usage` is what the turn used; it is set when the turn has ended, and
-    None if the turn made no request.
+    `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
+    `ready` is set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under
+    `message_id`, for example because it waits for an earlier turn. `usage` is what the turn used; it is set when the
+    turn has ended, and None if the turn made no request.
     """
 
     parts: Sequence[Part]
@@ -405,7 +406,7 @@ class Session:
             raise
         if moved:
             await self._publish_place(plan)
-        if (row.model, row.config) != (branch.row.model, branch.row.config):  # another process changed them
+        if (row.model, row.config) != (branch.row.model, branch.row.config):  # changed by another process
             await branch.publish(OptionsChanged())
         return moved
 
@@ -443,7 +444,7 @@ class Session:
                 await self.move(first.parent, "refusal")
 
     async def _tell_cost(self) -> None:
-        """Tell the client what the session has cost, if that has changed since the client was told."""
+        """Tell the client the cost of the session, unless the client already knows it."""
         branch = self.branch
         if branch.row.cost == (branch.told_cost or 0.0):
             return
@@ -454,8 +455,8 @@ class Session:
     async def move(self, to: int | None, reason: str) -> str:
         """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.
 
-        Going back also restores the model and the thought level that the session had there. Returns a sentence about
-        them, or an empty string.
+        Undo, redo and rewind also restore the model and the thought level that the session had at that entry. Returns
+        what was restored, in words for the user, or an empty string.
         """
         branch = self.branch
         plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)

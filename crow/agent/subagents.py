@@ -90,7 +90,8 @@ class SubAgents:
             await self._count(branch)
 
     async def _count(self, branch: Branch) -> None:
-        """Add what a task used to the turn that started it. The store has added it to the session's row already."""
+        """Add the usage of a task to the turn that started the task. The store has already added it to the session's
+        row."""
         if branch.turn_usage is not None:
             self.parent.add_usage(branch.turn_usage)
             with anyio.CancelScope(shield=True), suppress(StoreError):
@@ -249,7 +250,7 @@ class SubAgentClient:
         await self._on_output(text[-PROGRESS_CHARS:])
 
     def result(self, task_id: str, end: TurnEnd, usage: Usage | None, cost: float | None) -> SubagentResult:
-        """The result of the task, for the agent that delegated it. `usage` and `cost` (USD) are what the task used."""
+        """The result of the task, for the agent that delegated it. `usage` and `cost` (USD) are for this run only."""
         text = self._answer
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {end.detail}".strip()

@@ -64,7 +64,7 @@ UNANSWERED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """An announced call without a result. `is_changed`: a hook has changed its arguments since it was announced."""
+    """An announced call that has no result yet. `is_changed` means that a hook has changed the announced arguments."""
 
     ref: CallRef
     call: ToolCall
@@ -74,7 +74,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermittedCall:
-    """A call that may run with this plan. `why` says why."""
+    """A call that may run with this plan. `why` is the reason for the permission, such as `mode auto`."""
 
     opened: OpenCall
     why: str
@@ -129,7 +129,7 @@ class Calls:
                     return ()
                 if permitted is not None:
                     allowed.append(permitted)
-            for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have made a call a barrier
+            for batch in grouped(allowed, lambda each: each.plan.is_barrier):  # hooks may have added barriers
                 async with anyio.create_task_group() as tasks:
                     for each in batch:
                         tasks.start_soon(self._run_one, each)
@@ -163,7 +163,7 @@ class Calls:
         """Return the call if it may run. If the call may not run, store a result that says so and return None. If the
         user cancels the turn, set `dismissed` and return None.
 
-        Hooks come first. The call is permitted with the arguments that they leave."""
+        Hooks run before permission is checked, and may change the arguments."""
         plan = opened.plan
         if plan_again:  # an earlier call of this step changed something, so the plan may be out of date
             plan = await self._toolbox.plan(opened.call)
@@ -188,8 +188,8 @@ class Calls:
         return None
 
     async def _run_one(self, permitted: PermittedCall) -> None:
-        """Run one call, and then its hooks. Before a call that may have effects, a `started` entry is stored, so that
-        these effects are known after a crash."""
+        """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
+        after a crash, it shows that the call may have changed something."""
 
         opened, plan = permitted.opened, permitted.plan
         announcement = plan.announcement if opened.is_changed else None

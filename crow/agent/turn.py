@@ -58,7 +58,8 @@ POINT_OUT = frozenset({3, 10, 20})
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
 MAX_CONTINUED = 3
-"""If this many answers in a row broke off and were continued, the next break ends the turn."""
+"""At most this many answers in a row are continued after they broke off. If the next answer breaks off too, the turn
+ends."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
@@ -121,7 +122,7 @@ class Turn:
         """
         denial = await self._hooks.before_prompt()
         if denial is not None:
-            if self._branch.row.parent_id is not None:  # only the error reaches the agent that gave the task
+            if self._branch.row.parent_id is not None:  # the agent that gave the task sees nothing but the error
                 raise errors.TurnError(denial.words)
             await self._branch.record([new_remark(denial.words)])
             return "refusal"
@@ -208,7 +209,7 @@ class Turn:
         return [self._assistant(draft.message_id, replace(answer, usage=usage))]
 
     def _count(self, attempts: Sequence[Attempt]) -> None:
-        """Store what these requests used, although they gave no answer. Each of them is counted only once."""
+        """Store the usage of requests that gave no answer. Each request is counted only once."""
         info, new = self._model.info, attempts[self._counted :]
         self._counted += len(new)
         self._branch.store_with_next([request_entry(each, info, sent=self._sent, purpose="answer") for each in new])
@@ -231,9 +232,9 @@ class Turn:
     async def _ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
-        If a stream breaks after text was shown, the model is asked to continue, but only one time, and not if it had to
-        continue each of the last `MAX_CONTINUED` answers. If the continuation repeats shown text, the repetition is
-        left out. A request that was too long, or may have been, is sent again after a compaction.
+        If a stream breaks after text was shown, the model is asked once to continue. It is not asked if each of the
+        last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. A request
+        that failed, certainly or possibly because of its length, is sent again after a compaction.
         """
         is_continued = False
         before = ""

@@ -53,8 +53,8 @@ class WorkspaceContents:
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
-    """Find what matters to an agent, without files that other files include. Opens no file and never walks the tree.
-    Blocks.
+    """Find the files of a workspace that matter to an agent, except those included with `@path`. Opens no file and
+    never walks the tree. Blocks.
 
     `may_read` takes a resolved path and tells whether the model may get that file without a tool call.
     """

@@ -1,7 +1,7 @@
 """The command line: parses the arguments and runs the command.
 
 Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
-rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the failure, else 1;
+rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the cause, else 1;
 `crow run` also uses other exit codes.
 """
 
@@ -107,7 +107,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     _add_json(doctor)
     models = add("models", _models, "list the models that an endpoint offers", [settings])
     models.add_argument("provider", nargs="?", help="the NAME of a [providers.NAME]; default: the endpoint in use")
-    models.add_argument("--refresh", action="store_true", help="store the windows and prices of the models in use")
+    models.add_argument(
+        "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
+    )
     _add_json(models)
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
@@ -151,8 +153,8 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     from crow.cli import admin, sessions
 
     parser.description = (
-        "List sessions, the last used first, or run a command on them. ID is the id of a session, its alias, or the"
-        " first characters of its id."
+        "List sessions, most recently used first, or run a command on them. ID is the id of a session, its alias, or"
+        " the first characters of its id."
     )
     parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
@@ -173,19 +175,23 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         add_cwd(command)
         for name, value, words in (
             ("--model", "NAME", "only models whose name contains NAME"),
-            ("--since", "AGE", "only from then on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01"),
-            ("--until", "AGE", "only up to then; a date includes the whole day"),
+            (
+                "--since",
+                "AGE",
+                "only from this time on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01",
+            ),
+            ("--until", "AGE", "only up to this time: an age, or a date (the whole day is included)"),
         ):
             command.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
 
-    listing = add("list", sessions.list_sessions, "list sessions, the last used first, as without a command")
+    listing = add("list", sessions.list_sessions, "list sessions, most recently used first; the same as crow sessions")
     for each in (parser, listing):
         # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
         add_limits(each)
-        words = "only sessions of the Git repository that contains DIR (default: .), in all its directories"
+        words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
         each.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
         each.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
-        words = "only sessions with this tag; give it again for sessions that have several"
+        words = "only sessions with this tag; repeat the option to require several tags"
         each.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
         for flag, name, words in (
             ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
@@ -389,7 +395,7 @@ def _trace(options: argparse.Namespace) -> int:
 def _completion(options: argparse.Namespace) -> None:
     from crow.cli.reference import completion, describe, matching_sessions
 
-    if options.sessions is not None:  # the scripts call this while the user types
+    if options.sessions is not None:  # the completion scripts run this command while the user types
         for name, title in matching_sessions(_run_async(_session_names()), options.sessions):
             print(f"{name}\t{title}")
         return

@@ -92,7 +92,7 @@ class ImportRun:
             exist = f", {count(known, 'session')} already there" if known else ""
             print(f"{tool}: {count(number, 'session')} imported{exist}")
         if self._empty:
-            print(f"{count(self._empty, 'session')} without messages left out", file=sys.stderr)
+            print(f"left out {count(self._empty, 'session')} without messages", file=sys.stderr)
         for problem in problems.named:
             print(f"skipped {problem}", file=sys.stderr)
         if problems.lines or problems.files:

@@ -60,8 +60,11 @@ def print_table(
 
 
 def print_matches(heading: tuple[str, str, str], rows: Sequence[tuple[str, str]], words: Sequence[str]) -> None:
-    """On a terminal, print an id, a title and a place as a heading, and below it one line for each (label, text). Each
-    text is cut so that a word is in view. The words are highlighted in the title and in the texts."""
+    """Print matches on a terminal: a heading (id, title, directory), and below it one line for each (label, text).
+
+    A long text is cut so that the first match in it is visible. The words are highlighted in the title and in the
+    texts.
+    """
     console = Console(highlight=False)
     pattern = re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
 
@@ -80,8 +83,8 @@ def print_matches(heading: tuple[str, str, str], rows: Sequence[tuple[str, str]]
 
 
 def _cut(line: str, pattern: re.Pattern[str], room: int) -> Text:
-    """Remove the beginning of a long line, so that the first match is in view. In a narrow terminal, a character may
-    take two cells."""
+    """Remove the beginning of a long line so that the first match is visible. This is approximate, because some
+    characters take two cells."""
     place = pattern.search(line)
     start = min(place.start() - room // 3, len(line) - room + 1) if place else 0
     return Text(f"…{line[start:]}" if start > 0 else line)
@@ -111,7 +114,7 @@ def in_terminal() -> bool:
 
 
 def age_text(seconds: float) -> str:
-    """`now`, `5 min`, `3 h`, `12 d`, `7 mo` or `2 y`."""
+    """Return an age as text, such as `now`, `5 min`, `3 h`, `12 d`, `7 mo` or `2 y`."""
     for size, unit in ((365 * 86_400, "y"), (30 * 86_400, "mo"), (86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"

@@ -12,10 +12,10 @@ from crow import __version__
 
 SHELLS = ("bash", "zsh", "fish")
 MAX_SESSIONS = 200
-"""How many of the newest sessions are searched for a completion."""
+"""A completion searches at most this many sessions, the newest ones."""
 
 Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
-"""What a shell offers: fixed words, paths, sessions, or nothing."""
+"""What the shell offers as the value of an argument."""
 
 _KINDS: Mapping[str, Kind] = {
     "FILE": "files",
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, Kind] = {
     "NAME|ID": "sessions",
     "SESSION": "sessions",
 }
-"""What a metavar stands for. Any other metavar stands for text that no shell can know."""
+"""What to offer for each metavar. For any other metavar, the shell has nothing to offer."""
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "MODE": ("ask", "accept-edits", "plan", "auto"),
@@ -33,7 +33,7 @@ _WORDS: Mapping[str, Sequence[str]] = {
     "TOOL": ("claude-code", "codex", "pi", "opencode", "goose", "openai-json"),
     "GROUPS": ("session", "model", "day"),
 }
-"""The words that a metavar stands for, where the parser has no choices."""
+"""The words to offer for a metavar if the parser defines no `choices`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of the parser. `path` are its words, such as `("crow", "sessions", "list")`; each alias replaces the
-    last of them."""
+    """A command of the parser. `path` holds its words, such as `("crow", "sessions", "list")`. An alias can replace the
+    last word."""
 
     path: tuple[str, ...]
     aliases: tuple[str, ...]
@@ -87,7 +87,7 @@ class Command:
 
 
 def describe(parser: argparse.ArgumentParser) -> Command:
-    """Return the command line that `parser` reads."""
+    """Return the root command of `parser`, with all its sub-commands."""
     return _command(parser, path=(parser.prog,), aliases=(), summary="")
 
 
@@ -142,8 +142,8 @@ def completion(shell: str, command: Command) -> str:
 
 
 def _table(root: Command) -> str:
-    """Two functions for bash and zsh: `_crow_step` reads a word that stands before the cursor, and `_crow_offer` sets
-    what may stand at a place."""
+    """Return two shell functions, for bash and zsh. `_crow_step` reads one word before the cursor. `_crow_offer` sets
+    `kind` and `lines` to what the shell can offer at the cursor."""
     steps, values, offers = [], [], []
     for command in root.all():
         where = " ".join(command.path)
@@ -194,7 +194,7 @@ def _offer(place: str, kind: Kind, words: Sequence[tuple[str, str]]) -> str:
 
 
 def _quote(text: str) -> str:
-    """`text` as a word of bash or zsh, on one line."""
+    """Quote `text` as one word for bash or zsh, without line breaks."""
     if re.fullmatch(r"[\w./-]+", text):
         return text
     for plain, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\t", "\\t")):
@@ -202,7 +202,7 @@ def _quote(text: str) -> str:
     return f"${quoted}" if "\\" in (quoted := f"'{text}'") else quoted
 
 
-# bash 3.2, as macOS has it, has no `mapfile` and no `compopt`.
+# macOS has bash 3.2, which lacks `mapfile` and `compopt`.
 _BASH = r"""_crow() {
     local current=${COMP_WORDS[COMP_CWORD]} where=crow option= kind= lines= word text i
     local -a shown=()
@@ -285,7 +285,7 @@ def _fish_lines(root: Command) -> Iterator[str]:
 
 
 def _fish_place(command: Command) -> str:
-    """A condition that holds where the words of `command` stand on the line, and none of its sub-commands."""
+    """A fish condition: the line contains the words of `command` but none of its sub-commands."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
     tests = [f"__fish_seen_subcommand_from {word}" for word in command.path[1:-1]]
@@ -314,7 +314,7 @@ def _fish(text: str) -> str:
 
 
 def manual(root: Command) -> str:
-    """Return the manual page, as roff."""
+    """Return the manual page in roff format."""
     lines = [
         f'.TH CROW 1 "" "crow {_roff(__version__)}"',
         ".SH NAME",
@@ -354,16 +354,16 @@ def _roff_options(command: Command) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """`text` as roff shows it. A line that would be a request is shielded."""
+    """Escape `text` for roff, so that no line of it is read as a roff request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.split("\n"))
 
 
 def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and ids that begin with `word`, each with its title. If there are none, yield the ids of the
-    sessions with `word` in their titles. Each of `sessions` is (id, alias, title).
+    """Yield the aliases and ids that begin with `word`, each with the title of its session. If there are none, yield
+    the ids and titles of the sessions with `word` in their titles. Each of `sessions` is (id, alias, title).
 
-    Names with characters that a shell would have to quote are left out.
+    Aliases and ids with characters that a shell would have to quote are left out.
     """
     named = [(name, title) for key, alias, title in sessions for name in (alias, key) if name]
     begun = [(name, title) for name, title in named if name.startswith(word)]

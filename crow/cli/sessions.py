@@ -95,7 +95,7 @@ def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
 
 
 async def list_sessions(context: SessionsContext) -> None:
-    """`crow sessions`: list the sessions, the one that was used last first."""
+    """`crow sessions`: list the sessions, most recently used first."""
     options = context.options
     if options.newest:
         return await _print_newest(context)
@@ -188,7 +188,7 @@ async def search(context: SessionsContext) -> None:
         lines = [
             (f"{age_text(now_s - hit.created_ms / 1000):>6}  {hit.kind:<9}", hit.snippet)
             for hit in hits
-            if hit.kind != "title"  # the heading shows it
+            if hit.kind != "title"  # the heading already shows the title
         ]
         print_matches((shorten(row.id), title, short_directory(row.cwd)), lines, words.split())
     return None
@@ -276,8 +276,8 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
-    """Return the Unix time in ms of an age before `now` (`12h`, `30d`, `8w`, `6m`, `2y`) or of a date (see
-    `parse_day`). :raises ArgumentError:"""
+    """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
+    subtracted from `now`. :raises ArgumentError: `text` is neither."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
@@ -308,7 +308,7 @@ async def _print_newest(context: SessionsContext) -> None:
     found = await context.admin.listed(chosen, limit=1)
     if not found:
         place = "matches" if chosen != SessionFilter(directories=(here,)) else f"in {here}"
-        raise ArgumentError(f'No session {place}. Run "crow sessions" to list those of other directories.')
+        raise ArgumentError(f'No session {place}. Run "crow sessions" to list the sessions of all directories.')
     if context.options.json:
         print_json([_listed_values(found[0])])
     else:
@@ -316,12 +316,12 @@ async def _print_newest(context: SessionsContext) -> None:
 
 
 async def _chosen(context: SessionsContext) -> SessionFilter:
-    """Return the sessions that the options of `crow sessions list` choose."""
+    """Return the filter that the options of `crow sessions list` describe."""
     options, scope = context.options, _scope(context)
     directories: tuple[str, ...] | None = None if scope.cwd is None else (scope.cwd,)
     if options.repo is not None:
         if scope.cwd is not None:
-            raise ArgumentError("Give --cwd for one directory or --repo for all of a repository, not both.")
+            raise ArgumentError("Give either --cwd (one directory) or --repo (a whole repository), not both.")
         directories = _directories_of_repository(options.repo, await context.admin.directories())
     return SessionFilter(
         directories=directories,
@@ -335,12 +335,12 @@ async def _chosen(context: SessionsContext) -> SessionFilter:
 
 
 def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the directories of `known` that belong to the same Git repository as `directory`. The linked worktrees of
+    """Return the directories in `known` that belong to the same Git repository as `directory`. The linked worktrees of
     a repository belong to it; a repository inside another one is separate.
 
     :raises ArgumentError: `directory` is not in a repository.
     """
-    from crow.tools.sandbox.policy import linked_repository  # takes 140 ms, and only --repo needs it
+    from crow.tools.sandbox.policy import linked_repository  # this import takes 140 ms, and only --repo needs it
 
     found: dict[Path, Path | None] = {}
 
@@ -376,8 +376,8 @@ def _groups(text: str) -> tuple[Group, ...]:
 
 
 def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
-    """Return the cells with the numbers of a row. With `has_estimates`, the last one is the number of requests whose
-    tokens were estimated."""
+    """Return the cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
+    requests with estimated token counts."""
     show = "{:,}".format if in_terminal() else str
     counts = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
     cost = "" if total.cost is None else f"{total.cost:.4f}"

@@ -99,8 +99,8 @@ class Assistant:
 
     `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
     that was shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is
-    empty if nothing was shown, or if an older version stored the entry. If `cut` is set, the model sees about that many
-    characters of the arguments of all calls together; the calls themselves run with the whole arguments.
+    empty if nothing was shown, or if an older version stored the entry. If `cut` is set, the model sees the arguments
+    of all calls shortened to about that many characters in total. The calls themselves run with the complete arguments.
     """
 
     text: str
@@ -246,8 +246,8 @@ class Restore:
 class ModelRequest:
     """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
 
-    Its `purpose` is an `answer` that never came (the request failed, was sent again, or was cancelled before any text),
-    or a `summary` of the conversation.
+    With the `purpose` `answer`, crow asked for an answer that never came (the request failed, was sent again, or was
+    cancelled before any text). With `summary`, crow asked for a summary of the conversation.
     """
 
     purpose: Literal["answer", "summary"]
@@ -290,7 +290,7 @@ class Note:
     """A label, or a change to the session that applies from this entry on.
 
     For `model` and `thought_level`, `previous` is the value before the change; the thought level "" is the endpoint's
-    default. Going back to before this entry restores `previous`.
+    default. Going back to an earlier entry restores `previous`.
     For `dialect`, `value` names the parts of messages that the endpoint has just refused: crow leaves them out from
     now on.
     """
@@ -302,7 +302,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """Something that a hook stored. `namespace` says whose it is; crow gives it no meaning.
+    """Something that a hook stored. `namespace` says to whom the entry belongs; crow does not interpret it.
 
     If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees it. `data` is only stored.
     """

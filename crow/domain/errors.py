@@ -109,8 +109,8 @@ class ContentRefused(ModelError):
 
 
 class BadRequest(ModelError):
-    """The endpoint does not accept the request. If `is_unclear` is true, it gave no reason, or one that may mean that
-    the request is too long."""
+    """The endpoint does not accept the request. If `is_unclear` is true, the endpoint gave no reason, or gave a reason
+    that may mean that the request is too long."""
 
     def __init__(self, message: str, *, is_unclear: bool = False) -> None:
         super().__init__(message)

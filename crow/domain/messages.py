@@ -110,7 +110,7 @@ class Usage:
         return self.is_input_estimated or self.is_output_estimated
 
     def __add__(self, other: Usage) -> Usage:
-        """Add up two usages. A number that neither of them has stays unknown."""
+        """Add two usages. A count that is unknown in both stays unknown."""
         return Usage(
             input_tokens=_sum(self.input_tokens, other.input_tokens),
             output_tokens=_sum(self.output_tokens, other.output_tokens),

@@ -33,7 +33,7 @@ MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
 CUT_NOTES_CHARS = 1_000
-"""How many characters the notes about what is left out may add to shortened arguments."""
+"""Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
 
 CHECKPOINT_HEAD = (
     "[The conversation up to here was compacted. This message replaces it: a summary, then messages of the user word "
@@ -87,7 +87,7 @@ def part_text(part: Part) -> str:
 
 
 def added_part(body: Reminder | Skill | Custom) -> Text:
-    """Text from crow or from a hook as a part of a user message."""
+    """Format text from crow, from a skill or from a hook as a part of a user message."""
     if isinstance(body, Custom):
         return Text(text=f'<context from="{body.namespace}">\n{body.text}\n</context>')
     if isinstance(body, Skill):
@@ -126,8 +126,9 @@ def cut_calls(calls: tuple[ToolCall, ...], chars: int, entry: int) -> tuple[Tool
 def cut_arguments(arguments: str, chars: int, entry: int) -> str:
     """Shorten the arguments of a call to about `chars` characters. The result is still a JSON object.
 
-    The longest members become strings that have the head and the tail of the member, and say how much is left out. If
-    there are too many members for that, one member has the head and the tail of all arguments.
+    Each of the longest members becomes a string with its head, its tail and a note of how much is left out. If there
+    are too many members for this, or if the arguments are not a JSON object, the result has a single member with the
+    head and the tail of all arguments.
     """
     if len(arguments) <= chars:
         return arguments
@@ -143,7 +144,7 @@ def cut_arguments(arguments: str, chars: int, entry: int) -> str:
                 name: value if len(texts[name]) <= share else head_and_tail(texts[name], share, entry)
                 for name, value in members.items()
             }
-            # a character may take up to six characters of JSON
+            # JSON may write one character as up to six
             if len(text := dumped(shown)) <= chars + CUT_NOTES_CHARS:
                 return text
             share = share * 2 // 3

@@ -354,8 +354,8 @@ class OpenSessions:
             del self._open[opened.session.id]
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Stores the directories and model of `request`, and returns the changed session. A change of the model is also
-        an entry.
+        """Store the directories and model of `request`, and return the changed session. A change of the model is also
+        stored as an entry.
 
         If the database cannot be written, only the returned row in memory is changed.
         """

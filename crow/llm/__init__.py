@@ -72,8 +72,9 @@ class ModelLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
     """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
-    window is unknown if it is neither configured nor listed by the endpoint. `refused` has the refusals that change how
-    messages are written, oldest first. `is_local` means that the model runs on this machine or its local network."""
+    window is unknown if it is neither configured nor listed by the endpoint. `refused` lists the refusals that change
+    how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
+    network."""
 
     name: str
     endpoint: str
@@ -84,10 +85,10 @@ class ModelInfo(ModelLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A request that the endpoint accepted, so it probably charges for it.
+    """One attempt at a request. The endpoint accepted this attempt, and probably charges for it.
 
-    `usage` is what the endpoint has reported for it. `output_tokens` is crow's estimate for the text, reasoning and
-    tool arguments that have arrived.
+    `usage` is what the endpoint has reported for this attempt. `output_tokens` is crow's estimate for the text,
+    reasoning and tool arguments that have arrived.
     """
 
     usage: Usage | None = None
@@ -111,8 +112,8 @@ class Stream(Protocol):
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return each time that the endpoint accepted the request, in order. The last one is the running one, or the
-        one that gave the answer. The result is empty if the endpoint accepted none."""
+        """Return the attempts that the endpoint accepted, in order. An attempt that is still running or has given the
+        answer comes last."""
 
 
 class Model(Protocol):

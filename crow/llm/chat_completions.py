@@ -169,7 +169,7 @@ class ChatCompletions:
         return offered
 
     async def form_for(self, request: Request) -> RequestForm:
-        """Return the form in which to send `request`, from what is known now."""
+        """Return the form in which to send `request`, based on what is known now about the endpoint."""
         await self._facts.refresh()
         return self._facts.form(request.cache_key)
 
@@ -187,8 +187,8 @@ class ChatCompletions:
             if not await self.adapt(request, form, response):
                 error = await self._error_of(response)
                 if isinstance(error, errors.ContextOverflow):
-                    # An endpoint that complains only of the length accepts the rest. But it may check the length first,
-                    # so this is no test of a part.
+                    # The endpoint complained only about the length, so crow treats the rest of the form as accepted.
+                    # But the endpoint may check the length first, so this proves nothing about the tested parts.
                     form.tested.clear()
                     await self.accept(request, form)
                 raise error
@@ -206,7 +206,8 @@ class ChatCompletions:
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
         """Change `form` after the error in `body`: leave out the part that it names, or lower the output limit. If the
-        error names no part, change what was learned. Return False if there is nothing to change."""
+        error names no part, stop testing parts, or send parts that were left out. Return False if there is nothing
+        to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False

@@ -19,11 +19,11 @@ class Dialect:
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
     parallel calls. If it is False, parallel calls are forbidden, and those in the history are split into messages of
-    one call each. `empty_content` is the content of a message that has calls but no text. With `reasoning` set to
-    `own`, a thought is sent back in the field in which it came. With `always`, the field is sent even if there is no
-    thought (as ''), because some endpoints require it. `cache` tells whether the endpoint caches by a key, or only
-    where a marker asks for caching. `thinking` is the member that takes the thought level, or None to send no level. If
-    `streams` is False, the answer comes in one piece.
+    one call each. `empty_content` is the content of a message that has calls but no text. If `reasoning` is `own`,
+    each thought is sent back in the field that it came in. If `reasoning` is `always`, messages without a thought also
+    contain the field, with an empty text, because some endpoints require it. `cache` tells whether the endpoint caches
+    by a key, or only where a marker asks for caching. `thinking` is the member that takes the thought level, or None
+    to send no level. If `streams` is False, the answer comes in one piece.
     """
 
     limit_field: LimitField | None = "max_tokens"
@@ -47,8 +47,8 @@ class Dialect:
         return self if changed == self else replace(changed, refused=(*self.refused, part))
 
     def name_of(self, part: str) -> str:
-        """Return the name under which a refusal of `part` is remembered. A part that may be refused twice, with
-        different effects, has another name the second time."""
+        """Return the name under which a refusal of `part` is remembered. If a part can be refused twice, with different
+        effects, each refusal has its own name."""
         if part == "reasoning" and self.thinking == "reasoning":
             return "thought_level"
         return "developer_role" if part == "system_role" and self.system_role == "developer" else part

@@ -77,7 +77,7 @@ class Encoder:
             head["cache_control"] = {"type": "ephemeral"}
         if request.thought_level is not None and dialect.thinking is not None:
             head.update(_thinking(request.thought_level, dialect.thinking))
-        # These models would forget the cached messages if `tool_choice` changed.
+        # With a cache marker, a change of `tool_choice` would invalidate the cached messages.
         if request.tools and request.tool_choice == "none" and dialect.tool_choice and not is_marked:
             head["tool_choice"] = "none"
         if request.tools and dialect.parallel_calls is not None:

@@ -112,15 +112,16 @@ wait
 span
     (?:AMOUNT\s*)+
 """
-"""Names of kinds of messages, each followed by its pattern. The lines of a pattern are joined.
+"""The kinds of messages. The name of each kind is followed by its pattern, whose lines are joined.
 
-A message reports an overflow if it matches "overflow", or if it contains a number of tokens, matches all of "window",
-"request" and "too much", and does not match "too little". But a message that matches "not overflow" never reports an
-overflow. Some of these messages list "possible causes", because the server does not know whether a parameter is bad or
-the request is too long. Others are about the output limit, or about the name or description of a tool.
+A message that matches "overflow" reports an overflow. So does a message that contains a number of tokens and matches
+"window", "request" and "too much", but not "too little". A message that matches "not overflow" never reports an
+overflow, whatever else it matches. Some such messages list "possible causes", because the server does not know whether
+a parameter is bad or the request is too long. Others are about the output limit, or about the name or description of a
+tool.
 
-A message that matches "unclear overflow" may report one. A number directly after a match of "code before" may be an
-error code.
+A message that matches "unclear overflow" may report an overflow. A number directly after a match of "code before" may
+be an error code.
 """
 _PATTERNS = {
     name: re.compile("".join(map(str.strip, lines)).replace("AMOUNT", _AMOUNT), re.IGNORECASE | re.DOTALL)

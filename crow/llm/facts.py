@@ -1,8 +1,8 @@
 """What crow has learned about a model at an endpoint: the stored format, and words for the user.
 
-Each fact says from which words it was learned, when, by which session, and how often. A fact that was learned once
-applies only to its session. A fact that was learned twice or more often applies to every session. No fact is final:
-each is tested again, so an endpoint's bad day has no lasting effect.
+Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
+only to its session. A fact that was learned at least twice applies to every session. No fact is final: each is tested
+again, so a temporary fault of an endpoint has no lasting effect.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens", "usage"
-"""Keys of the facts about one endpoint and model. The first three are also names of what was learned."""
+"""Keys of the stored facts about one endpoint and model. `OUTPUT_LIMIT` is also the name of a part in `Refusal`."""
 
 LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
 QUOTE_CHARS = 300
+MAX_TOKENS = 1_000_000_000
+"""No context window and no output limit is larger."""
+
 MAX_PATIENCE_DAYS = 32
 _MAX_REFUSALS = 40
 
@@ -24,7 +27,7 @@ FIRST_WINDOW_PATIENCE = 8
 MAX_WINDOW_PATIENCE = 256
 MAX_SILENT_PATIENCE = 1024
 """The patience of a learned window is a number of answers; see `LearnedWindow`. An endpoint that truncates silently is
-tested less often, because a test loses the start of the conversation for one answer."""
+tested less often, because the model does not see the start of the conversation during a test."""
 
 _Fact = TypeVar("_Fact", "LearnedWindow", "Refusal", "UsageShape")
 
@@ -34,12 +37,14 @@ class LearnedWindow:
     """A window size that crow learned from how an endpoint behaved.
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
-    once applies to every session. `answers` counts the answers since the window was last found to hold, on
-    `checked_on`. When the context fills up after `patience` answers or on another day, crow does not compact but tests
-    whether the endpoint accepts more. `source` says what the size was learned from. Dates are ISO dates in UTC.
-    `is_silent` means that the endpoint truncates longer requests instead of refusing them. When the endpoint accepts
-    more, `times` becomes 0. The fact is kept because of its patience: an endpoint that changes every day is not tested
-    as often as one that changes within a day.
+    once applies to every session. `checked_on` is the day on which the window was last found to hold, and `answers` is
+    the number of answers since that check. When the context fills up after `patience` answers or on another day, crow
+    does not compact but tests whether the endpoint accepts more. `source` says what the size was learned from. Dates
+    are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests instead of refusing them.
+
+    When the endpoint accepts more, `times` becomes 0, and the window no longer applies. The fact is kept to remember
+    `patience`, which is reset only if the window was learned on the same day. So an endpoint that changes from day to
+    day is tested less often than an endpoint that changes within a day.
     """
 
     tokens: int
@@ -56,17 +61,17 @@ class LearnedWindow:
         return self.times > 1 or (self.times == 1 and self.session == session)
 
     def is_due(self, answers: int, today: date) -> bool:
-        """Whether to test the window now, after `answers` more answers than were counted."""
+        """Whether to test the window now. `answers` more answers have come since `self.answers` was stored."""
         return self.answers + answers >= self.patience or _is_past(self.checked_on, 1, today)
 
     def disproved(self, today: date) -> LearnedWindow:
-        """Return this window after the endpoint accepted more."""
+        """Return the fact to store when the endpoint has accepted a longer request."""
         is_same_day = today.isoformat() == self.learned_on
         return replace(self, times=0, answers=0, patience=FIRST_WINDOW_PATIENCE if is_same_day else self.patience)
 
     def confirmed(self, today: date) -> LearnedWindow:
-        """Return this window after a test showed that it holds. If the test came after `patience` answers, the next one
-        comes after twice as many."""
+        """Return the fact to store when a test has shown that the window holds. If the test came after `patience`
+        answers, the patience is doubled."""
         patience = self.patience
         if self.answers >= patience:
             patience = min(MAX_SILENT_PATIENCE if self.is_silent else MAX_WINDOW_PATIENCE, 2 * patience)
@@ -75,12 +80,13 @@ class LearnedWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A part of a request that the endpoint refused, after which it accepted the request without this part.
+    """A part of a request that the endpoint refused. When crow left out the part, the endpoint accepted the request.
 
-    `part` is a name as in :class:`crow.llm.dialect.Dialect`, or `max_output_tokens`; then `limit` is the largest
-    accepted output limit. `patience` days after `checked_on`, one request contains the part again. If the endpoint
-    refuses it, the patience doubles. If the endpoint accepts it, `holds` becomes false, and the part is sent again. The
-    fact is kept, so that a part which is refused again is known from before.
+    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. With `max_output_tokens`,
+    `limit` is the largest output limit that the endpoint accepts. `patience` days after `checked_on`, crow tests the
+    part by sending it in one request. If the endpoint refuses the part, the patience is doubled. If the endpoint
+    accepts the part, `holds` becomes false, and all requests contain the part again. The fact is kept, so that a later
+    refusal does not count as the first.
     """
 
     part: str
@@ -100,7 +106,7 @@ class Refusal:
         return _is_past(self.checked_on, self.patience, today)
 
     def again(self, new: Refusal, today: date) -> Refusal:
-        """Return this fact after the part was refused again, as `new` says."""
+        """Return the fact to store when the part has been refused again. `new` describes the latest refusal."""
         patience = min(MAX_PATIENCE_DAYS, self.patience * 2)
         return replace(new, times=self.times + 1, patience=patience, checked_on=today.isoformat())
 
@@ -140,18 +146,24 @@ def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 
 def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
-    """Return the refused parts of requests by name, oldest first. Older versions of crow stored only the names and the
-    output limit, after a single refusal. Such facts are tested with the next request."""
+    """Return the refused parts of requests by name, oldest first. Older versions of crow stored only the names of such
+    parts and the output limit, even after a single refusal. The next request tests facts from those versions."""
     listed = facts.get(REFUSED)
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
         refusal = _of_older_version(item) if isinstance(item, str) else _read(Refusal, item)
-        if refusal is not None and refusal.times > 0 and refusal.patience > 0:
+        is_valid = refusal is not None and refusal.times > 0 and refusal.patience > 0
+        if refusal is not None and is_valid and (refusal.limit is None or is_possible_limit(refusal.limit)):
             found[refusal.part] = refusal
     limit = facts.get(OUTPUT_LIMIT)
-    if type(limit) is int and limit > 0 and OUTPUT_LIMIT not in found:
+    if is_possible_limit(limit) and OUTPUT_LIMIT not in found:
         found[OUTPUT_LIMIT] = replace(_of_older_version(OUTPUT_LIMIT), limit=limit)
     return found
+
+
+def is_possible_limit(value: object) -> TypeGuard[int]:
+    """Whether this can be an output limit in tokens."""
+    return type(value) is int and 0 < value <= MAX_TOKENS
 
 
 def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
@@ -160,13 +172,13 @@ def learned_usage(facts: Mapping[str, object]) -> UsageShape | None:
 
 
 def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
-    """Return the facts to store for these refused parts."""
+    """Convert `refusals` to the format in which facts are stored."""
     return {REFUSED: [asdict(each) for each in refusals.values()][-_MAX_REFUSALS:], OUTPUT_LIMIT: None}
 
 
 def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
-    """Return everything that was learned about an endpoint: what, from which words, when, how sure it is, and when it
-    is tested again. With `session`, leave out what does not apply to that session."""
+    """Describe everything that was learned about an endpoint. Each description says what was learned, from what, when
+    and how often, and when crow tests it again. With `session`, leave out what does not apply to that session."""
     described: list[LearnedFact] = []
     window = learned_window(facts)
     if window is not None and window.times and (session is None or window.applies_to(session)):
@@ -184,14 +196,15 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
         counts = " and ".join(", ".join(usage.counts.split()).rsplit(", ", 1))
         reports = f"The endpoint reports {counts} tokens" if counts else "The endpoint reports no token counts"
         seen = "after one answer" if usage.times == 1 else "after several answers"
-        words = f"{reports} ({seen}, {usage.learned_on}). Every answer is checked."
+        words = f"{reports} ({seen}, {usage.learned_on}). Crow checks this with every answer."
         described.append(LearnedFact(about="usage", words=words))
     return tuple(described)
 
 
 def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
-    """Describe a learned window in full sentences. `answers` came since the stored count. `is_tested` means that crow
-    ignores the window at the moment, to test it. `is_own` means that a user of its session reads the words."""
+    """Describe a learned window in full sentences. `answers` more answers have come since `window.answers` was stored.
+    `is_tested` means that crow is ignoring the window at the moment, to test it. `is_own` means that the words are
+    shown in a session to which the window applies."""
     left = max(0, window.patience - window.answers - answers)
     more = f"{left} more answer{'s' * (left != 1)}"
     test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."
@@ -200,7 +213,7 @@ def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool 
     scope = _scope(window.times, is_own=is_own)
     return (
         f"Crow learned a window of {window.tokens:,} tokens on {window.learned_on}, {scope}, from {window.source}. "
-        f"It only triggers compaction. {test}"
+        f"Crow uses it only to decide when to compact. {test}"
     )
 
 
@@ -210,7 +223,7 @@ _PART_NAMES = {
     "max_output_tokens": "output limit",
     "prompt_cache_key": "cache key (prompt_cache_key)",
     "cache_marker": "cache marker (cache_control)",
-    "null_content": "null as the content of calls",
+    "null_content": "null as the content of messages with calls",
     "no_content": "calls without content",
     "no_reasoning": "answers sent back without reasoning",
     "parallel_calls": "several calls in one answer",
@@ -226,16 +239,16 @@ def _describe(refusal: Refusal, *, is_own: bool) -> str:
     done = "Crow leaves this out of requests"
     if refusal.limit is not None:
         done = f"Crow asks for at most {refusal.limit:,} output tokens"
-    since = f" since {refusal.learned_on}" if refusal.learned_on else ""
+    since = f" (since {refusal.learned_on})" if refusal.learned_on else ""
     test = f"on {_day_after(refusal.checked_on, refusal.patience)}" if refusal.checked_on else "with the next request"
     scope = _scope(refusal.times, is_own=is_own)
-    return f"{done}{since}, {scope}, because of {refusal.source}. It is tested again {test}."
+    return f"{done}{since}, {scope}, because of {refusal.source}. Crow tests this again {test}."
 
 
 def _scope(times: int, *, is_own: bool) -> str:
     if times > 1:
-        return f"for every session (it happened {times} times)"
-    return f"for {'this' if is_own else 'one'} session only (it happened once)"
+        return f"for every session (seen {times} times)"
+    return f"for {'this' if is_own else 'one'} session only (seen once)"
 
 
 def _of_older_version(part: str) -> Refusal:
@@ -248,7 +261,7 @@ def _read(kind: type[_Fact], fact: object) -> _Fact | None:
         return None
     known: dict[str, Any] = {each.name: fact[each.name] for each in fields(kind) if each.name in fact}
     for each in fields(kind):
-        # `type` and not `isinstance`: true is no number.
+        # This compares types because `isinstance` would accept a JSON `true` as an int.
         if each.name in known and type(known[each.name]).__name__.replace("NoneType", "None") not in str(each.type):
             return None
     try:
@@ -265,8 +278,8 @@ def _day_after(day: str, days: int) -> str:
 
 
 def _is_past(day: str, days: int, today: date) -> bool:
-    """Whether `days` days have passed since `day`. An unreadable day is past. A day in the future is past too, because
-    a clock was wrong."""
+    """Whether `days` days have passed since `day`. Also true if `day` is unreadable, or if a wrong clock put it in
+    the future."""
     return not today.isoformat() < _day_after(day, days) or day > today.isoformat()
 
 

@@ -15,9 +15,11 @@ from crow.llm import EndpointMemory, ModelInfo, ModelLimits
 from crow.llm.dialect import MESSAGE_PARTS, Dialect
 from crow.llm.endpoint import Endpoint
 from crow.llm.facts import (
+    MAX_TOKENS,
     USAGE,
     Refusal,
     UsageShape,
+    is_possible_limit,
     learned_refusals,
     learned_usage,
     quoted,
@@ -45,16 +47,15 @@ _POSSIBLE_WINDOWS = (
 )
 _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",), ("outputTokenLimit",))
 _MIN_WINDOW = 256
-_MAX_WINDOW = 1_000_000_000
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
 """Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
 
 _MIN_OUTPUT = 512
-"""A refused output limit below this is not remembered: it usually depends on the length of that one request."""
+"""A lower output limit is not remembered, because it usually depends on the length of a single request."""
 
 _MISSING_USAGE = 3
-"""After this many answers in a row without token counts, the endpoint is said to report none."""
+"""After this many answers in a row without token counts, crow stores that the endpoint reports none."""
 
 _PRICES = ("input_price", "cached_price", "cache_write_price", "output_price")
 
@@ -95,7 +96,7 @@ def _offered(item: object) -> Offered | None:
 def _sizes(item: Mapping[str, object], places: tuple[tuple[str, ...], ...]) -> Iterator[int]:
     for place in places:
         size = _number(_value_at(item, place))
-        if size is not None and _MIN_WINDOW <= size <= _MAX_WINDOW:
+        if size is not None and _MIN_WINDOW <= size <= MAX_TOKENS:
             yield int(size)
 
 
@@ -106,7 +107,7 @@ def _price(item: Mapping[str, object], key: str) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """Return a number that an endpoint stated, perhaps as text. Return None for anything else."""
+    """Read a value that an endpoint stated as a number, or as text such as "0.5". Return None for anything else."""
     try:
         number = float(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
@@ -115,11 +116,11 @@ def _number(value: object) -> float | None:
 
 
 def _is_possible(name: str, value: object) -> bool:
-    """Whether a stored value can be the limit or price of this name."""
+    """Whether `value` is possible for the limit or price called `name`."""
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0
-    return type(value) is int and 0 < value <= _MAX_WINDOW
+    return is_possible_limit(value)
 
 
 def _value_at(item: Mapping[str, object], place: tuple[str, ...]) -> object:
@@ -139,10 +140,11 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
 class RequestForm:
     """The form in which one request is sent, until the endpoint accepts it.
 
-    `known` are the refusals that apply to the session. `tested` are the parts among them that this request contains
-    nevertheless, to test whether the endpoint still refuses them. `refused` are the parts that the endpoint refused in
-    this request, and `doubted` are tested parts after it refused the request without a usable reason. `restored` are
-    known parts that this request contains because the endpoint refused it without them: it may require them by now.
+    `known` are the refusals that apply to the session. `tested` are known parts that this request contains all the
+    same, to test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this
+    request. `doubted` are parts that were tested when the endpoint refused the request without a usable reason; they
+    are left out again. `restored` are known parts that were left out when the endpoint refused the request. The request
+    contains them again, because the endpoint may now require them.
     """
 
     session: str
@@ -177,9 +179,9 @@ class RequestForm:
         return min((each.limit for each in self.left_out() if each.limit is not None), default=None)
 
     def revert(self, words: str) -> bool:
-        """Change the form after a refusal, in these words, that names no part which could be left out. Stop the tests,
-        or else send what was left out: first the parts that the words name. Return False if there is nothing to
-        change."""
+        """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
+        again. Otherwise send the parts that were left out: only those that the refusal's text `words` mentions, or all
+        if it mentions none. Return False if there is nothing to change."""
         if self.tested:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True
@@ -189,7 +191,7 @@ class RequestForm:
 
     @property
     def in_question(self) -> frozenset[str]:
-        """The known parts that this request contains. If it is accepted, the endpoint no longer refuses them."""
+        """The known parts that this request contains. If it is accepted, the endpoint no longer refuses these parts."""
         return frozenset(self.tested | self.restored) - self.refused.keys()
 
 
@@ -273,7 +275,8 @@ class EndpointFacts:
 
     def output_limit(self, wanted: int | None, known: int | None) -> int | None:
         """Return the output limit to send, or None to send no limit. This is `wanted`, or the configured limit if
-        `wanted` is None, but never more than the endpoint lists, nor more than `known`, which it is known to accept."""
+        `wanted` is None. It is at most the limit that the endpoint lists, and at most `known`, the largest limit that
+        the endpoint is known to accept. If neither `wanted` nor a configured limit is set, it is `known`."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
@@ -293,8 +296,8 @@ class EndpointFacts:
         )
 
     def refuse(self, form: RequestForm, part: str, words: str, *, limit: int | None = None) -> None:
-        """Note in `form` that the endpoint refused a part of the request. This is stored when the endpoint accepts the
-        request without this part."""
+        """Note in `form` that the endpoint refused a part of the request. The refusal is stored when the endpoint
+        accepts the request without this part."""
         today = self._today().isoformat()
         form.tested.discard(part)
         form.refused[part] = Refusal(
@@ -307,8 +310,8 @@ class EndpointFacts:
         )
 
     async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:
-        """Learn from a request that the endpoint accepted in this form. `shows` returns whether the request would look
-        different without a part; otherwise it is no test of that part."""
+        """Learn from a request that the endpoint accepted in this form. `shows` returns whether leaving out
+        a part would change the request. If it would not, the request has not tested the part."""
         if form.is_settled:
             return
         form.is_settled = True
@@ -336,9 +339,9 @@ class EndpointFacts:
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Note which counts the endpoint reports. Forget the listed context window if a request was longer. Return
-        whether to read the list of models: it was never read, or the window is filling up and the server may have
-        changed its size."""
+        """Note which counts the endpoint reports. Forget the listed context window if this request was longer. Return
+        True if it is time to read the list of models, because it was never read, or because the window is filling up
+        and the server may have changed the window size."""
         await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
@@ -355,14 +358,17 @@ class EndpointFacts:
         return self._filled % _LISTING_INTERVAL == 1
 
     async def _note_usage(self, usage: Usage | None) -> None:
-        """Store which counts the endpoint reports, when that is new or seen for the second time."""
-        names = [] if usage is None else [each.name for each in fields(usage) if getattr(usage, each.name) is not None]
-        counts = [name.removesuffix("_tokens") for name in names]
+        """Store which counts the endpoint reports, if this set of counts is new or seen for the second time."""
+        counts = [
+            each.name.removesuffix("_tokens")
+            for each in (() if usage is None else fields(usage))
+            if each.name.endswith("_tokens") and getattr(usage, each.name) is not None
+        ]
         known = self._usage.counts.split() if self._usage is not None else []
         self._missing_usage = 0 if counts else self._missing_usage + 1
         if known and not counts and self._missing_usage < _MISSING_USAGE:
             return
-        # Not every answer has every count: the cached tokens are often missing if there are none.
+        # Not every answer has every count: many endpoints omit the count of cached tokens when it is zero.
         seen = [*known, *(count for count in counts if count not in known)] if counts else []
         times = 2 if self._usage is not None and seen == known else 1
         if self._usage is not None and seen == known and self._usage.times >= times:

@@ -130,7 +130,7 @@ class OfflineStream:
         return domain.Answer(text="".join(self._text), thought="".join(self._thought), finish="interrupted")
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The request, once it has begun."""
+        """One attempt, or none if the request has not begun."""
         if self._answer is not None:
             return (Attempt(usage=self._answer.usage),)
         made = estimate_text("".join(self._text)) + estimate_text("".join(self._thought))

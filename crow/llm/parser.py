@@ -31,7 +31,7 @@ MAX_CHARS = 4_000_000
 Piece: TypeAlias = TextDelta | ThoughtDelta
 
 LOOP_CHARS = 16_384
-"""An answer is cut off if this many characters in a row are one passage again and again."""
+"""An answer is cut off if this many characters in a row only repeat one passage."""
 MAX_PASSAGE_CHARS = 2_048
 _LOOP_STEP_CHARS = 4_096
 
@@ -40,8 +40,8 @@ _MAX_BLANKS = 1000
 
 
 class LoopDetector:
-    """Notices a text that repeats one passage again and again; `passage` is then this passage. The text is searched
-    only every `_LOOP_STEP_CHARS` characters."""
+    """Notices when a text keeps repeating one passage, and sets `passage` to it. Otherwise `passage` is empty. The text
+    is checked only every `_LOOP_STEP_CHARS` characters."""
 
     def __init__(self) -> None:
         self.passage = ""
@@ -60,10 +60,10 @@ class LoopDetector:
 
 
 def repeated_passage(text: str) -> str:
-    """Return the shortest passage of at most `MAX_PASSAGE_CHARS` characters whose repetition gives `text`. Return an
+    """Return the shortest passage, of at most `MAX_PASSAGE_CHARS` characters, that repeats throughout `text`. Return an
     empty text if there is none."""
     end, at = text[-64:], len(text) - 64
-    for _ in range(64):  # a passage may contain its own end several times
+    for _ in range(64):  # the last 64 characters may also occur inside the passage
         at = text.rfind(end, max(0, len(text) - 64 - MAX_PASSAGE_CHARS), at + 63)
         if at < 0:
             break
@@ -184,7 +184,7 @@ class StreamParser:
     def attempt(self) -> Attempt:
         """Return what the endpoint has reported so far, and an estimate of what it has sent."""
         shown = (self._text.getvalue(), self._thought.getvalue())
-        others = max(0, self._size - sum(map(len, shown)))  # held-back text and tool arguments
+        others = max(0, self._size - sum(map(len, shown)))  # characters of held-back text and of tool arguments
         return Attempt(usage=self._usage, output_tokens=sum(map(estimate_text, shown)) + (others + 3) // 4)
 
     @property

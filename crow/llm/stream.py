@@ -68,14 +68,14 @@ class Transport(Protocol):
         """
 
     async def adapt(self, request: Request, body: ErrorBody) -> bool:
-        """Adapt the next attempt to the error in `body`: leave out the part that it names, or lower the output limit.
-        Return False if there is nothing to change."""
+        """Change the next attempt so that the error in `body` does not occur again: leave out the part that the error
+        names, or lower the output limit. Return False if there is nothing to change."""
 
     async def accept(self) -> None:
-        """Learn from the form of the request, which the endpoint has accepted."""
+        """Learn what the endpoint supports from the form in which it accepted the request."""
 
     async def learn_from(self, answer: Answer) -> None:
-        """Learn facts about the endpoint from a complete answer. Its request was accepted."""
+        """Learn facts about the endpoint from a complete answer, including what `accept` learns."""
 
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of an error."""
@@ -116,13 +116,13 @@ class ChatStream:
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Each time that the endpoint accepted the request. One that it answered only with an error does not count."""
+        """The attempts that the endpoint accepted. An attempt that it answered only with an error does not count."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)
 
     def _end_attempt(self, error: errors.ModelError) -> None:
-        """Keep what the failed attempt used, unless the endpoint sent nothing but an error."""
+        """Keep the usage of the failed attempt, unless the endpoint sent nothing but an error."""
         is_broken = isinstance(error, (errors.NetworkError, errors.ModelTimeout))
         if self._is_accepted and (is_broken or self._parser.has_begun):
             self._failed.append(self._parser.attempt())

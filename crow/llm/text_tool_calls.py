@@ -237,8 +237,8 @@ class _TextBefore:
 
     @property
     def is_in_unknown_form(self) -> bool:
-        """Whether a tag that names a call comes directly before this position. It belongs to a form that crow does not
-        know, and it was already shown. Then what follows is text too: a call is never shown in part."""
+        """Whether the text directly before this position is a tag that begins a call in a form that crow does not know.
+        That tag was already shown as text, so what follows is shown as text too: a call is never shown in part."""
         return self._UNKNOWN_FORM.search(self._recent) is not None
 
     @property

@@ -78,7 +78,7 @@ class _PartialCall:
     def add(self, arguments: str) -> None:
         """Add the next piece of the arguments."""
         if len(self.pieces) >= _MAX_PIECES:
-            # Snapshots of a growing text never come in so many pieces, so these need not be kept separate.
+            # So many pieces cannot be snapshots of a growing text, so they can be joined.
             self.pieces = ["".join(self.pieces)]
         self.pieces.append(arguments)
 

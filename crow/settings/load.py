@@ -58,7 +58,7 @@ _NEEDED: Mapping[type[Section], str] = {
     McpServerSettings: 'a table with either "command" or "url"',
     HookSettings: 'a table with "event" and "command"',
 }
-"""What a table must have besides valid values."""
+"""What a table must contain, even if each of its values is valid."""
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")

@@ -91,8 +91,8 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """Size of the context window in tokens; crow refuses longer requests. If unset, the size that the endpoint reports
-    or that crow has learned, and only the endpoint refuses."""
+    """Size of the context window in tokens; crow refuses longer requests. If unset, crow uses the size that the
+    endpoint reports or that crow has learned, and leaves it to the endpoint to refuse longer requests."""
     max_output_tokens: Tokens | None = None
     """Limit of one answer in tokens, at most a quarter of the window. If unset, the endpoint's own limit."""
     takes_images: Switch = True
@@ -266,19 +266,19 @@ class HookSettings(Section):
     ) = None
     """The hook's name in messages. If unset, the program's name."""
     tools: ToolNames = ()
-    """Only calls of these tools. If empty, all tools."""
+    """The hook runs only for calls of these tools. If empty, for calls of all tools."""
     does: Annotated[
         tuple[Literal["read", "write", "execute", "fetch", "external"], ...],
         Field(strict=False),
         Expected('a list of "read", "write", "execute", "fetch" and "external"'),
     ] = ()
-    """Only calls that may do one of these things, with whatever tool. If empty, all calls."""
+    """The hook runs only for calls that may do one of these things, whatever the tool. If empty, for all calls."""
     paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
-    """Only calls that may touch one of these paths. If empty, all calls."""
-    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/work/**"]')] = ()
-    """Only sessions whose working directory is one of these. If empty, all sessions."""
+    """The hook runs only for calls that may touch one of these paths. If empty, for all calls."""
+    workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
+    """The hook runs only in sessions whose working directory matches one of these globs. If empty, in all sessions."""
     timeout_s: Seconds = 10.0
-    """Seconds the command may take. After that it is ended and skipped."""
+    """Time limit of the command in seconds. After that, crow ends the command and skips the hook."""
     enabled: Switch = True
     """Whether the hook runs."""
 

@@ -204,7 +204,7 @@ class Hit:
 
 
 def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
-    """Group hits by session. The session of the first hit comes first."""
+    """Group hits by session, in the order of each session's first hit."""
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         groups.setdefault(hit.session, []).append(hit)
@@ -430,8 +430,8 @@ class Store(Protocol):
         self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
     ) -> tuple[Hit, ...]:
         """Search titles, prompts and answers in any script with the full-text index; all words must match. With
-        `session_id`, search only that session's title and path. Without words, find all prompts and answers within the
-        times of `scope`; if `scope` has no times either, find nothing."""
+        `session_id`, search only that session's title and path. Without words, find all prompts and answers in the
+        period that `scope` sets, or nothing if it sets none."""
 
     async def scan(
         self,
@@ -445,8 +445,8 @@ class Store(Protocol):
         """Search the texts on the session's path that are not in the full-text index: calls, results, summaries,
         reminders.
 
-        Calls and results of the tools named in `without` are skipped, and so are entries outside the times of `scope`.
-        At most the newest few megabytes are read.
+        Calls and results of the tools named in `without` are skipped. Entries outside the period that `scope` sets are
+        skipped too. At most the newest few megabytes are read.
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

@@ -80,7 +80,7 @@ HISTORY_UPDATES = frozenset(
         *("compaction_update", "compaction_summary_chunk"),
     }
 )
-"""The updates of which a replayed history consists."""
+"""The kinds of updates that make up a replayed history."""
 
 OWN_COMMANDS = {
     "exit": "Leave; the session is kept",
@@ -121,7 +121,7 @@ STOPS = {
 
 
 class NoModel(Exception):
-    """There is no model that could answer. The message says why."""
+    """No model is available. The message says why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +179,7 @@ def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[],
 
 
 class Chat:
-    """One chat: the :class:`crow.terminal.connection.TerminalClient` of its sessions."""
+    """One chat. It is the :class:`crow.terminal.connection.TerminalClient` that serves all sessions of the chat."""
 
     def __init__(self, options: argparse.Namespace, loaded: Loaded, reload: Callable[[], Loaded]) -> None:
         self._options = options
@@ -205,7 +205,7 @@ class Chat:
         self._mode = self._model = self._usage = ""
 
     async def run(self, cwd: str | None) -> int:
-        """Chat until the user leaves. :raises NoModel: there is no model that could answer."""
+        """Chat until the user leaves. :raises NoModel: no model is available."""
         main = asyncio.current_task()
         assert main is not None
         with interrupts(lambda: self._interrupt(main), ["SIGINT"]), interrupts(main.cancel, ["SIGTERM", "SIGHUP"]):
@@ -255,7 +255,7 @@ class Chat:
         self._session, self._choices.cwd, self._plan = opened, Path(opened.cwd), None
         self._calls.clear()
         self._take_options(opened.response["configOptions"])
-        self._mode = options.mode or self._mode  # --mode is set after the session was opened
+        self._mode = options.mode or self._mode  # the response was sent before --mode was set
         name = f" · session {options.session}" if options.session else ""
         await self._say(f"crow · {self._status()} · {opened.cwd}{name}")
         if opened.is_new:
@@ -274,7 +274,9 @@ class Chat:
         found = await asyncio.to_thread(importable, await session_ids(self._loaded))
         for one in found:
             number = f"{one.sessions} session{'s' * (one.sessions != 1)}"
-            await self._say(f"{number} of {one.tool} in {one.path}: crow sessions import --from {one.tool}")
+            await self._say(
+                f"{number} of {one.tool} in {one.path} can be imported: crow sessions import --from {one.tool}"
+            )
 
     async def _talk(self) -> None:
         """Read prompts and send them, until the user leaves."""
@@ -300,7 +302,7 @@ class Chat:
                     await self._show_markdown("help", PLAIN_HELP if self._look.has_words else HELP)
             alias = (await self._row()).alias if name == "/new" else None
             await self._prompt(text)
-            if alias is not None:  # it is now the name of a new session
+            if alias is not None:  # `/new` has given this name to the new session
                 await self._go_to(alias)
 
     async def _prompt(self, text: str) -> None:
@@ -446,7 +448,7 @@ class Chat:
     async def _fill_in_field(self, field: FormField) -> Any:
         lines = [field.description] if field.description else []
         lines += [f"{number}) {name}" for number, (_, name) in enumerate(field.choices, 1)]
-        lines += ["Several are possible, with commas between them."] if field.kind == "array" else []
+        lines += ["You can enter several, separated by commas."] if field.kind == "array" else []
         for line in lines:
             await self._write(f"  {self._look.paint('dim', on_one_line(line))}\n")
         hint = " (y/n)" if field.kind == "boolean" else "" if field.is_required else " (optional)"
@@ -566,7 +568,7 @@ class Chat:
         await self._begin_block("problem", wrapped(self._look, "bad", f"Error: {problem}"))
 
     async def _say(self, words: str, *, is_warning: bool = False) -> None:
-        """Show a line by crow itself."""
+        """Show a remark from crow itself."""
         await self._begin_block("remark", wrapped(self._look, "bold" if is_warning else "dim", words))
 
     async def _begin_block(self, kind: str, text: str) -> None:
@@ -585,7 +587,7 @@ class Chat:
             async with self._keyboard.set_aside():
                 await self._screen.print_rendered(text)
 
-    # The end of a stored session.
+    # Showing the last turns of a stored session.
 
     def _keep(self, update: Params) -> None:
         """Keep an update of a replayed history, if it may belong to the last turns."""
@@ -654,8 +656,8 @@ def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]
 
 
 def _question_lines(look: Look, text: str) -> list[str]:
-    """The lines of a text in a question. A bar replaces the fences around code, so that no line of it looks like an
-    option."""
+    """The lines of a text in a permission question. Code has a bar before each line instead of fences around it, so
+    that no line of code looks like an option."""
     fence, lines = "", []
     bar = look.paint("dim", "" if look.has_words else "│ " if look.has_styles else "| ")
     for line in text.splitlines():
@@ -672,7 +674,7 @@ def _question_lines(look: Look, text: str) -> list[str]:
 
 
 def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The key for each option."""
+    """The options, each under the key that chooses it."""
     letters = {"allow_once": "y", "allow_always": "aw", "reject_once": "n", "reject_always": "dr"}
     keys: dict[str, Mapping[str, Any]] = {}
     for number, option in enumerate(options, 1):
@@ -687,7 +689,7 @@ def _plain_title(title: str) -> str:
 
 
 def _file_block(path: str) -> dict[str, Any]:
-    """An image, or a link to a file: crow attaches small text files itself."""
+    """An image, or a link to any other file. If the link is to a small text file, crow itself attaches the content."""
     if Path(path).suffix.lower() in IMAGE_TYPES:
         return image_block(path)
     return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

@@ -247,7 +247,7 @@ class TerminalConnection:
         raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
 
     def _record(self, direction: Literal["in", "out"], message: Params) -> None:
-        """Let `observe` see a message as the line that it would be in a byte stream."""
+        """Pass a message to `observe`, encoded as the line that a byte stream would carry."""
         if self._observe is not None:
             self._observe(direction, frames.encode({"jsonrpc": "2.0", **message}))
 
@@ -315,7 +315,7 @@ async def open_session(
     *,
     is_replayed: bool = False,
 ) -> OpenedSession:
-    """Open the session that the options name. With `is_replayed`, a stored session sends its history first.
+    """Open the session that the options name. With `is_replayed`, a stored session first sends its history.
 
     :raises ArgumentError: there is no such session. :raises RequestError: it cannot be opened.
     """

@@ -20,7 +20,8 @@ _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form. `choices` are the values and names to choose from; empty if any value of `kind` is fine."""
+    """A field of a form. `choices` are the values and names to choose from; empty if every value of `kind` is
+    allowed."""
 
     name: str
     title: str
@@ -45,9 +46,9 @@ class FormField:
                 return str(self.default)
 
     def value_of(self, typed: str) -> Any:
-        """The value for what was typed; None if the field stays empty.
+        """The value that the typed text stands for; None if the field stays empty.
 
-        :raises ValueError: the field does not take it; the message says what it takes.
+        :raises ValueError: the field does not accept the text; the message says what it accepts.
         """
         text = typed.strip()
         if not text:
@@ -61,7 +62,7 @@ class FormField:
         return value
 
     def takes(self, typed: str) -> bool:
-        """Whether the field takes what was typed."""
+        """Whether the field accepts what was typed."""
         try:
             self.value_of(typed)
         except ValueError:
@@ -96,7 +97,7 @@ class FormField:
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
-    """The fields of a form, in order. A default that its field would not take is left out."""
+    """The fields of a form, in order. A default that its own field would not accept is left out."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     properties = schema.get("properties")

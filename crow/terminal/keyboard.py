@@ -26,14 +26,14 @@ from crow.domain.rendering import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 
 HISTORY_BYTES = 1_000_000
-"""A larger history loses its older half when crow starts."""
+"""When crow starts, a larger history file is cut to its newest `HISTORY_BYTES // 2` bytes."""
 
 MAX_WALKED = 20_000
-"""At most this many files and directories are looked at for `@` without a directory."""
+"""To complete an `@` without a directory, at most this many files and directories are examined."""
 
 MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
-"""The names of Esc, and of Ctrl-D or the end of input."""
+"""What `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -74,11 +74,11 @@ class Keyboard(Protocol):
         ...
 
     def quiet(self) -> Any:
-        """A context manager in which typed keys are not shown. They are read by the next prompt."""
+        """A context manager in which typed keys are not shown. The next prompt reads them."""
         ...
 
     def interrupt(self) -> bool:
-        """Ctrl-C was pressed while no turn ran. Return False if nothing is being read."""
+        """Handle a Ctrl-C that was pressed while no turn ran. Return False if the keyboard is not waiting for input."""
         ...
 
 
@@ -110,8 +110,9 @@ class ChoicesCompleter(Completer):
 
 
 def find_files(cwd: Path, typed: str) -> Iterator[str]:
-    """Files and directories of the workspace that match what was typed after `@`, relative to `cwd`. Without a slash,
-    also files in subdirectories whose name contains it. Names with hidden characters are left out."""
+    """Files and directories of the workspace that match `typed`, the text after `@`. Their paths are relative to `cwd`.
+    If `typed` has no slash, files in all subdirectories match too, if their names contain `typed`. Names with hidden
+    characters are left out."""
     folder, _, name = typed.rpartition("/")
     if os.path.isabs(typed) or ".." in folder.split("/"):
         return
@@ -143,7 +144,7 @@ def _is_typable(path: str) -> bool:
 
 
 def mentioned_files(text: str, cwd: Path) -> list[str]:
-    """The `@files` in a prompt that exist in the workspace, as absolute paths without doubles."""
+    """The `@files` in a prompt that exist in the workspace, as absolute paths without duplicates."""
     found: dict[str, None] = {}
     for match in _MENTION.finditer(text):
         name = match[1] or match[2]
@@ -157,7 +158,7 @@ def mentioned_files(text: str, cwd: Path) -> list[str]:
 
 
 def open_history(path: Path) -> tuple[History, bool]:
-    """The history of prompts in a file that only the user can read, and whether the file is new."""
+    """The prompt history, kept in a file that only the user can read. Also return whether that file is new."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_new = not path.exists()
@@ -360,7 +361,7 @@ async def _read_key(fd: int, keys: Collection[str]) -> str:
 
 @contextmanager
 def _without_echo(fd: int) -> Iterator[None]:
-    """Neither show typed keys nor wait for Enter during the block."""
+    """During the block, typed keys are not shown, and reading a key does not wait for Enter."""
     try:
         import termios  # not available on Windows
     except ImportError:

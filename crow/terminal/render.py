@@ -18,15 +18,15 @@ from crow.domain.diff import diff_lines
 from crow.domain.rendering import on_one_line, safe
 
 PROSE_COLUMNS = 100
-"""Prose is wrapped at this column at the latest, because longer lines are hard to read."""
+"""Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
 
 HELD_CHARS = 200
-"""The end of a text is held back for at most this many characters, until it is clear whether it is Markdown."""
+"""At most this many characters are held back until it is clear whether they are Markdown."""
 
 LINK_CHARS = 800
 TABLE_ROWS = 200
 TABLE_CHARS = 50_000
-"""A longer table is shown as it was written."""
+"""A table with more characters, or with more than `TABLE_ROWS` rows, is shown as it was written."""
 
 DIFF_LINES = 40
 """At most this many lines of a finished call's diffs are shown."""
@@ -54,7 +54,7 @@ _SGR: Mapping[Tone, tuple[str, str]] = {
     "bad": ("1", "31"),
     "good": ("", "32"),
 }
-"""The SGR codes of each tone: those without colour, and the colour."""
+"""The SGR codes of each tone: the style, then the colour."""
 
 Segment: TypeAlias = "tuple[Tone, str]"
 
@@ -70,7 +70,7 @@ class Look:
 
     @property
     def columns(self) -> int:
-        """The width of the terminal now."""
+        """The current width of the terminal."""
         return max(20, shutil.get_terminal_size().columns)
 
     @property
@@ -79,7 +79,7 @@ class Look:
         return 1_000_000 if self.has_words else min(PROSE_COLUMNS, self.columns - 1)
 
     def paint(self, tone: Tone, text: str) -> str:
-        """`text` with hidden characters escaped, in this tone."""
+        """`text` in this tone, with hidden characters escaped."""
         text = safe(text)
         plain, color = _SGR[tone]
         codes = ";".join(code for code in (plain, color if self.has_colors else "") if code)
@@ -99,13 +99,13 @@ def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
 _PIECES = re.compile(rf"([ \t]+|[{_WIDE}])")
 _WORD_CHARS = 60
-"""A longer word is written in parts of this size."""
+"""A longer word is written in parts of this many characters."""
 
 
 class WrappedText:
-    """Text that is only appended to, and broken between words at the width of the terminal.
+    """Text that only grows at its end. Lines are broken between words to fit the terminal.
 
-    A word is written when it is complete, and what is written never changes. `lead` begins the lines after a break.
+    A word is written when it is complete, and written text never changes. Each line after a break begins with `lead`.
     """
 
     def __init__(self, look: Look) -> None:
@@ -158,7 +158,7 @@ class WrappedText:
             self.end_line()
 
     def take(self) -> str:
-        """What is new since the last call."""
+        """The text that was written since the last call."""
         text = "".join(self._look.paint(tone, part) for tone, part in _joined(self._out))
         self._out.clear()
         return text
@@ -188,7 +188,7 @@ def wrapped(look: Look, tone: Tone, text: str) -> str:
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, with neighbours of the same tone joined."""
+    """The segments, with adjacent ones of the same tone joined."""
     joined: list[Segment] = []
     for tone, text in segments:
         if joined and joined[-1][0] == tone:
@@ -221,8 +221,9 @@ _SPAN_PATTERNS = [(mark, tone, _span_pattern(mark)) for mark, tone in _SPANS]
 
 
 def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[Segment], int]:
-    """Read emphasis, code and links in a line. Return the segments, and how many characters they are made of: unless
-    `is_end`, the rest may mean something else when more follows. `before` is the character before the text."""
+    """Read emphasis, code and links in a line. Return the segments, and how many characters of `text` they cover.
+    Unless `is_end`, some characters may be left over, because text that is still to come may change their meaning.
+    `before` is the character before the text."""
     segments: list[Segment] = []
     at = 0
     while at < len(text):
@@ -251,7 +252,7 @@ def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) 
 
 
 def _may_continue(text: str, at: int, last: str) -> bool:
-    """Whether the character at `at` may begin a span that ends in text that has not arrived yet."""
+    """Whether the character at `at` may begin a span whose end has not arrived yet."""
     following = text[at + 1 : at + 2]
     match text[at]:
         case "[":
@@ -269,7 +270,7 @@ def _may_continue(text: str, at: int, last: str) -> bool:
 
 
 def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], int] | None:
-    """The span that begins at `at`, as segments and its end; None if none does."""
+    """The segments and the end of the span that begins at `at`; None if no span begins there."""
     char = text[at]
     if char == "\\":
         following = text[at + 1 : at + 2]
@@ -306,9 +307,10 @@ _DIVIDER = re.compile(r"[\s|:-]+$")
 
 
 class MarkdownStream:
-    """Markdown that is shown while it arrives. `feed` and `end` return what to write next; what was written stays.
+    """Markdown that is shown while it arrives. `feed` and `end` return the text to write next. Written text never
+    changes.
 
-    `tone` is used for all text, such as dim thoughts.
+    `tone` applies to all of the text; for example, thoughts are dim.
     """
 
     def __init__(self, look: Look, *, tone: Tone = "") -> None:
@@ -327,7 +329,7 @@ class MarkdownStream:
     def feed(self, text: str) -> str:
         """Add a part of the text. Return what can be shown now."""
         text = self._return + text
-        self._return = "\r" if text.endswith("\r") else ""  # it may belong to a line end
+        self._return = "\r" if text.endswith("\r") else ""  # the other half of a line end may follow
         self._held += text.removesuffix("\r").replace("\r\n", "\n")
         self._read(is_end=False)
         return self._text.take()
@@ -348,8 +350,8 @@ class MarkdownStream:
                 return
 
     def _begin_line(self, *, is_end: bool) -> bool:
-        """Read the beginning of a line, or the whole line if only the whole line tells what it is. Return False if more
-        text is needed."""
+        """Read the beginning of a line. If only the whole line shows what kind of line it is, read all of it. Return
+        False if more text is needed."""
         newline = self._held.find("\n")
         is_whole = newline >= 0 or is_end
         line = self._held[:newline] if newline >= 0 else self._held
@@ -368,7 +370,7 @@ class MarkdownStream:
         return True
 
     def _show_line(self, line: str) -> None:
-        """Show a whole line: of code, of a table, a fence, a rule, or an empty line."""
+        """Show a whole line: a line of code, a row of a table, a fence, a rule or an empty line."""
         fence = _FENCE.match(line)
         if self._fence:
             closes = fence is not None and fence[2].startswith(self._fence) and not fence[3].strip()
@@ -389,7 +391,7 @@ class MarkdownStream:
             self._space_out()
             self._text.put_unbroken("dim", "---" if not self._look.has_styles else "─" * 20)
             self._text.end_line()
-        else:  # a fence cannot have backticks in its first line
+        else:  # not a fence after all: more backticks follow in the line
             self._held = f"{line}\n{self._held}"
             self._begin_block(line)
 
@@ -402,7 +404,7 @@ class MarkdownStream:
         self._text.end_line()
 
     def _space_out(self) -> None:
-        """Write the empty line that comes before what follows."""
+        """Before the next block, write an empty line if the Markdown has one there."""
         if self._blank and self._has_text:
             self._text.end_line()
         self._blank, self._has_text = False, True
@@ -437,7 +439,7 @@ class MarkdownStream:
         self._held = self._held[taken:]
 
     def _continue_line(self, *, is_end: bool) -> bool:
-        """Show what is clear of the line. Return False if more text is needed."""
+        """Show the part of the line whose meaning is already clear. Return False if more text is needed."""
         newline = self._held.find("\n")
         line = self._held[:newline] if newline >= 0 else self._held
         segments, taken = inline(line, before=self._last, is_end=is_end or newline >= 0)
@@ -460,7 +462,7 @@ class MarkdownStream:
         self._table.clear()
 
     def _show_table(self) -> None:
-        """Show the rows that were held back as a table."""
+        """Show the rows that were held back. If they form a table, show them as one."""
         if not self._table:
             return
         if len(self._table) < 2 or not _DIVIDER.match(self._table[1]):
@@ -475,7 +477,7 @@ class MarkdownStream:
 
 
 def _cells(row: str) -> list[str]:
-    """The cells of a row of a table, without Markdown."""
+    """The cells of a table row, without Markdown."""
     inner = row.strip().removeprefix("|").removesuffix("|")
     cells = re.split(r"(?<!\\)\|", inner)[:50]
     return ["".join(text for _, text in inline(cell.strip().replace("\\|", "|"))[0]) for cell in cells]
@@ -549,7 +551,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
-    """The plan, one step a line."""
+    """The plan, one step per line."""
     marks: Mapping[str, tuple[Tone, str, str]] = {
         "completed": ("good", "✓", "done"),
         "in_progress": ("bold", "▸", "now"),

@@ -51,7 +51,8 @@ class Screen:
         self._at_line_start = text.endswith("\n") or not self._escapes
 
     async def print_rendered(self, text: str) -> None:
-        """Write text to stdout that was already prepared for the terminal, with its escape sequences."""
+        """Write text to stdout unchanged. The caller has already prepared it for the terminal, with escape
+        sequences."""
         if text:
             self.clear()
             await write(sys.stdout, text)
@@ -224,7 +225,7 @@ async def answer_at(terminal: TextIO, question: str) -> str:
 
 
 async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> bytes:
-    """What is typed next at this terminal; empty at its end. Whoever sets an exception on `ready` ends the wait."""
+    """What is typed next at this terminal; empty at the end of input. To end the wait, set an exception on `ready`."""
     loop = asyncio.get_running_loop()
     typed: asyncio.Future[bytes] = loop.create_future() if ready is None else ready
 

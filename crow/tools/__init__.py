@@ -340,10 +340,11 @@ class Workspace(Protocol):
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
         """Run a program of the user, such as a hook, in cwd and with `data` as its input. It is not confined, and its
-        environment has no keys of endpoints. A name without a directory is never found in the workspace.
+        environment contains no endpoint keys. A program named without a directory is looked up on PATH, but never found
+        in the workspace.
 
-        At most `max_bytes` of its output and of its errors are kept. Processes that it leaves running are ended. On
-        cancellation it is ended in the same way as a command. :raises OSError: it cannot be started.
+        At most `max_bytes` of its output and of its errors are kept. Processes that it leaves running are ended. If the
+        call is cancelled, the program is ended in the same way as a command. :raises OSError: it cannot be started.
         """
 
     async def start_confined(
@@ -389,8 +390,8 @@ class RecallQuery:
     """What `recall` looks for: entries with all `words`, or the entry with the id `entry`, or the places in that entry
     where one of the words occurs.
 
-    Entries count from `since_ms` up to but not including `before_ms` (Unix ms; None: no limit). With `session`, only
-    that session is read.
+    Only entries from `since_ms` up to but not including `before_ms` count (Unix ms; None: no limit). With `session`,
+    only that session is read.
     """
 
     words: str = ""
@@ -405,8 +406,8 @@ class Log(Protocol):
     """The part of the session's log that tools use."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
-        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. The user
-        must have permitted any scope other than `this`."""
+        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. Unless the
+        scope is `this`, the user must already have permitted the scope."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """Store the content of the file before the call writes `after`. `before` is None if there was no file."""

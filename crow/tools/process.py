@@ -34,7 +34,7 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_POLLS = 50
-"""How often crow looks again at an orphan that is replacing its program, to learn which command it belongs to."""
+"""How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""
 
 DRAIN_S = 0.2
 KEY_CHARS = 8
@@ -147,7 +147,7 @@ async def start(
     :raises ValueError: an argument contains a NUL.
     """
     process = (make or Process)(on_output, on_errors)
-    # A start that is cancelled would kill the child, but not what the child has started by then.
+    # Cancelling the start would kill the child, but not the processes that the child has already started.
     with starting(), anyio.CancelScope(shield=True):
         await asyncio.get_running_loop().subprocess_exec(
             lambda: process,
@@ -250,7 +250,7 @@ class Process(asyncio.SubprocessProtocol):
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group and all processes that have left it, or only the child if the system has no process
         groups. Do nothing if they have already ended."""
-        strays, _ = self._find_strays()  # before any process ends, since its children then get another parent
+        strays, _ = self._find_strays()  # before any process ends: its children would get another parent
         # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
@@ -264,7 +264,7 @@ class Process(asyncio.SubprocessProtocol):
         """Whether the child, or any process that it started, still runs."""
         if not self.exited.is_set() or not hasattr(os, "killpg"):
             return not self.exited.is_set()
-        # The group comes first: processes leave it, and never come back.
+        # Check the group before the strays: a process may leave the group meanwhile, but never comes back.
         if await self._has_group():
             return True
         for _ in range(EXEC_POLLS):
@@ -285,8 +285,8 @@ class Process(asyncio.SubprocessProtocol):
         return await anyio.to_thread.run_sync(has_running_member, self.pid)
 
     def _find_strays(self) -> tuple[list[Relative], bool]:
-        """Find the descendants of the child that have left its group. Return them, and whether these are all: about an
-        orphan that is replacing its program, crow cannot tell yet."""
+        """Find the descendants of the child that have left its group. Return them, and whether the list is complete.
+        While an orphan is in the middle of an `exec`, crow cannot tell whether it belongs to the list."""
         orphans = {each: each.has_mark(self._mark) for each in adopted() if each.pid not in self.not_reaped}
         roots = [] if self.exited.is_set() else [Relative(pid=self.pid, parent=os.getpid())]
         roots += [each for each, is_marked in orphans.items() if is_marked]
@@ -379,8 +379,8 @@ class Relative:
     parent: int
 
     def has_mark(self, mark: str) -> bool | None:
-        """Whether the process was started with this mark in its environment. None: the process is just replacing its
-        program by `exec`, and until that is done, the system shows neither its environment nor its arguments."""
+        """Whether the process was started with this mark in its environment. None: the process is in the middle of an
+        `exec`. Until that is done, the system shows neither its environment nor its arguments."""
         try:
             if environment := self._read("environ"):
                 return mark.encode() in environment

@@ -289,7 +289,9 @@ class DiskWorkspace:
         """See :meth:`crow.tools.Workspace.run_program`."""
         path = argv[0] if os.path.isabs(argv[0]) else found_program(argv[0], self.contains)
         if path is None:
-            raise FileNotFoundError(errno.ENOENT, f"there is no program {argv[0]} on PATH outside the workspace")
+            raise FileNotFoundError(
+                errno.ENOENT, f"program {argv[0]} is not on PATH (programs in the workspace do not count)"
+            )
         output, errors = LimitedBytes(max_bytes), LimitedBytes(max_bytes)
         env = child_environment(self._keys(), more={**QUIET, "PWD": str(self.cwd), "PATH": trusted_path(self.contains)})
         process = await start(

@@ -106,8 +106,8 @@ def test_which_calls_a_hook_gets(limits: Any, called: str, planned: PlannedCall,
 
 
 def test_a_hook_runs_only_in_its_workspaces() -> None:
-    hook = Hook(name="h", event="turn_end", workspaces=("/home/kim/work/**",))
-    assert [hook.covers(cwd) for cwd in ("/home/kim/work", "/home/kim/work/a/b", "/home/kim/other")] == [
+    hook = Hook(name="h", event="turn_end", workspaces=("/home/user/repos/**",))
+    assert [hook.covers(cwd) for cwd in ("/home/user/repos", "/home/user/repos/a/b", "/home/user/other")] == [
         True,
         True,
         False,
@@ -167,7 +167,7 @@ async def test_changed_arguments_are_planned_permitted_and_told_to_the_model(tmp
     assert question.plan.announcement.title == started.announcement.title == result.announcement.title == "Write b.txt"
     assert json.loads(question.arguments) == {"path": "b.txt", "content": "x"}
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["b.txt"]
-    words = "The before_tool hook <lambda> changed the arguments of this call to write_file. It used: "
+    words = "The before_tool hook <lambda> changed the arguments of this write_file call to: "
     assert (told.namespace, told.for_model, told.is_shown) == ("_lambda_", True, False)
     assert told.text == words + question.arguments
     assert told.text in said_to(model.requests["go"][1])
@@ -367,7 +367,7 @@ async def test_a_failing_command_is_skipped_and_named_to_the_user(tmp_path: Path
     model = ScriptedModel(Say(text=["ok"]))
     async with opened(tmp_path, model, hooks=hooks, client=client) as at:
         assert await at.session.prompt(text("go " * 100_000)) == "end_turn"
-    missing = "there is no program no-such-program on PATH outside the workspace"
+    missing = "program no-such-program is not on PATH (programs in the workspace do not count)"
     told = [event.title for event in client.events if isinstance(event, NoticeShown)]
     assert [title.removeprefix("The before_prompt hook ") for title in told] == [
         "fails failed (exit code 1: no disk) and is skipped.",

@@ -97,7 +97,7 @@ def test_the_reason_for_a_prompt_entry_names_what_changed() -> None:
     other = replace(same, cwd="/v", model="b")
     louder = replace(specs[0], description="!")
     assert reason_for_prompt(None, same, specs) == "the session began"
-    assert reason_for_prompt(replace(old, recorded_here=False), same, specs) == "the session came from elsewhere"
+    assert reason_for_prompt(replace(old, recorded_here=False), same, specs) == "the session was imported"
     assert reason_for_prompt(old, other, specs[:2]) == (
         "the directory changed from /w to /v, and the model changed from a to b"
     )

@@ -22,7 +22,7 @@ from tests.agent.test_subagents import Casting, running
 from tests.store.scenes import add, begin, converse, ids, new_session, result, said
 from tests.support.scripted_model import Say, call
 
-END = "Pass an entry's number to read all of it, or with a query to see only the matches in it."
+END = "To read a whole entry, pass its number. To see only the matches in it, pass its number and a query."
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ async def test_a_wider_scope_cites_sessions_and_entries_and_fences_their_text(st
     }
     here = await recall_as(store, RecallQuery(words="needle", scope="workspace"))
     everywhere = await recall_as(store, RecallQuery(words="needle", scope="all"))
-    assert here.startswith(f"{OTHER_SESSIONS}\n````\n{found['s2']}\n````\nPass session and entry, with the same scope")
+    assert here.startswith(f"{OTHER_SESSIONS}\n````\n{found['s2']}\n````\nKeep the same scope. Pass session and entry")
     assert everywhere.startswith(f"{OTHER_SESSIONS}\n````\n{found['s3']}\n{found['s2']}\n````\n")
 
     read = await recall_as(store, RecallQuery(entry=near.id, scope="workspace"))

@@ -78,7 +78,7 @@ async def done_in_one_step(root: Path, actions: Sequence[Edit | Write | Show]) -
     return (root / "work" / "a.txt").read_text(), results
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(STEPS)
 def test_edits_writes_and_commands_of_one_step_take_effect_in_call_order(actions: list[Edit | Write | Show]) -> None:
     held, expected = START, []

@@ -147,7 +147,7 @@ def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
         "learned_on": "2026-01-02",
         "session": "s",
     }
-    scopes = "for one session only (it happened once)", "for every session (it happened 2 times)"
+    scopes = "for one session only (seen once)", "for every session (seen 2 times)"
     for times, scope in enumerate(scopes, start=1):
         with closing(sqlite3.connect(tmp_path / "crow.db")) as connection, connection:
             facts = json.dumps({"window": learned | {"times": times}})
@@ -155,8 +155,8 @@ def test_a_learned_window_is_shown_with_its_source_unless_one_is_configured(
         found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))["context window"]
         assert found["words"] == (
             f"Crow learned a window of 12,000 tokens on 2026-01-02, {scope}, from a refused request of about 13,000 "
-            'tokens: "at most 12000". It only triggers compaction. After 8 more answers, or on another day, '
-            "crow tests whether the endpoint accepts more."
+            'tokens: "at most 12000". Crow uses it only to decide when to compact. After 8 more answers, or on another '
+            "day, crow tests whether the endpoint accepts more."
         )
         assert "use /context forget in a session" in found["advice"]
     (tmp_path / "config.toml").write_text("model.context_window = 128000\n")
@@ -170,8 +170,8 @@ def test_everything_learned_of_the_endpoint_is_shown_with_its_words_and_next_tes
     endpoint.script(failing(400, "Unknown parameter: 'stream_options'"))
     found = findings(run(tmp_path, "doctor", "--json", **environment(endpoint)))
     assert re.fullmatch(
-        r"Crow leaves this out of requests since (\S+), for one session only \(it happened once\), because of a "
-        r"refused request: \"Unknown parameter: 'stream_options' \(HTTP 400\)\"\. It is tested again on \S+\.",
+        r"Crow leaves this out of requests \(since (\S+)\), for one session only \(seen once\), because of a "
+        r"refused request: \"Unknown parameter: 'stream_options' \(HTTP 400\)\"\. Crow tests this again on \S+\.",
         found["learned: usage while streaming (stream_options)"]["words"],
     )
     assert found["learned: usage"]["words"].startswith("The endpoint reports input and output tokens (after several")
@@ -330,7 +330,7 @@ def test_sessions_of_other_tools_are_mentioned_until_they_are_imported(run: Run,
     foreign.claude_code(tmp_path)
     assert findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))["import claude-code"]["words"] == (
         f"claude-code has 1 session in {tmp_path}/.claude/projects; "
-        "crow sessions import --from claude-code imports them"
+        "to import them, run `crow sessions import --from claude-code`"
     )
     done = run(tmp_path, "sessions", "import", "--from", "claude-code")
     assert (done.returncode, done.stderr) == (0, "")

@@ -230,11 +230,11 @@ def test_sessions_are_chosen_by_repository_title_model_and_time(
     monkeypatch.chdir("/")
     assert refused(capfd, "--repo") == '--repo is ".", which is not in a Git repository; --cwd takes any directory.'
     assert refused(capfd, "--repo", "--cwd") == (
-        "Give --cwd for one directory or --repo for all of a repository, not both."
+        "Give either --cwd (one directory) or --repo (a whole repository), not both."
     )
     assert refused(capfd, "--since", "soon").startswith('--since is "soon"; expected an age such as 12h, 30d, ')
     assert refused(capfd, "--continue", "--cwd", str(many_sessions), "--title", "nope") == (
-        'No session matches. Run "crow sessions" to list those of other directories.'
+        'No session matches. Run "crow sessions" to list the sessions of all directories.'
     )
 
 
@@ -344,7 +344,7 @@ def test_continue_prints_the_newest_session_of_a_directory(
 ) -> None:
     assert crow(capfd, "--continue", "--cwd", "/one") == "aaaa1111-one\n"
     assert refused(capfd, "--continue", "--cwd", "/three") == (
-        'No session in /three. Run "crow sessions" to list those of other directories.'
+        'No session in /three. Run "crow sessions" to list the sessions of all directories.'
     )
 
 

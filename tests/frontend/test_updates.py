@@ -623,7 +623,7 @@ events = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(events, max_size=12), st.builds(ClientCapabilities, terminal_output=st.booleans()))
 def test_any_sequence_of_events_gives_valid_updates(sequence: list[Event], caps: ClientCapabilities) -> None:
     updates_for(live(caps), *sequence)

@@ -111,8 +111,8 @@ async def test_a_refused_part_is_tested_after_a_day_and_later_if_it_is_refused_a
     (fact,) = describe(memory.facts, "s")[:1]
     assert fact.about == "usage while streaming (stream_options)"
     assert fact.words == (
-        "Crow leaves this out of requests since 2026-04-06, for every session (it happened 8 times), because of a "
-        f'refused request: "{NO_OPTIONS} (HTTP 400)". It is tested again on 2026-05-08.'
+        "Crow leaves this out of requests (since 2026-04-06), for every session (seen 8 times), because of a "
+        f'refused request: "{NO_OPTIONS} (HTTP 400)". Crow tests this again on 2026-05-08.'
     )
 
 

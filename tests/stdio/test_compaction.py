@@ -322,7 +322,7 @@ async def test_a_refused_parameter_is_shown_and_can_be_forgotten(crow: StartCrow
         assert asked == [2, 1, 2, 1]
         told = await command(agent, three, "/context")
         assert "- usage while streaming (stream_options): Crow leaves this out" in told
-        assert 'for every session (it happened 2 times), because of a refused request: "Unknown parameter: ' in told
+        assert 'for every session (seen 2 times), because of a refused request: "Unknown parameter: ' in told
         assert "Dropped what it learned about usage while streaming" in await command(agent, three, "/context forget")
         assert "Crow leaves this out" not in await command(agent, one, "/context")
         before = len(endpoint.asked)

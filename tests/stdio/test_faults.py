@@ -27,6 +27,9 @@ from tests.support.acp_client import CrowProcess, RpcError
 from tests.support.disks import FullDisk, full_disk, unprivileged
 from tests.support.fake_endpoint import FakeEndpoint, Gate
 
+KEPT = "and kept " + " ".join(map(str, range(16_000)))
+"""Enough to fill the disk of a test."""
+
 
 def waits(seconds: float) -> list[str]:
     """Starts the process with another limit on waiting for locks (default: 10 s)."""
@@ -354,7 +357,7 @@ async def test_a_full_disk_is_reported_and_the_session_continues_when_there_is_r
     crow: StartCrow, disk: FullDisk, place: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
-    endpoint.script(fake.text("shown ", "and kept " * 10_000, between=[gate]))
+    endpoint.script(fake.text("shown ", KEPT, between=[gate]))
     async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")
@@ -372,7 +375,7 @@ async def test_a_full_disk_is_reported_and_the_session_continues_when_there_is_r
     async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
         await reloaded(agent, session, place)
         assert agent.text(session, "user_message_chunk") == "firstsecond"
-        assert shown == "shown " + "and kept " * 10_000
+        assert shown == "shown " + KEPT
         assert agent.text(session).startswith(shown)
     with closing(sqlite3.connect(disk.directory / "crow.db")) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -382,8 +385,8 @@ async def test_a_load_on_a_full_disk_shows_and_keeps_the_unstored_answer(
     crow: StartCrow, disk: FullDisk, place: Path, tmp_path: Path, endpoint: FakeEndpoint
 ) -> None:
     gate = Gate()
-    endpoint.script(fake.text("shown ", "and kept " * 10_000, between=[gate]), fake.text("went on"))
-    whole = "shown " + "and kept " * 10_000
+    endpoint.script(fake.text("shown ", KEPT, between=[gate]), fake.text("went on"))
+    whole = "shown " + KEPT
     async with crow(endpoint=endpoint, env={"CROW_HOME": str(disk.directory)}) as agent:
         session = await opened(agent, place)
         call = await agent.start_prompt(session, "first")

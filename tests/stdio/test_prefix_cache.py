@@ -41,6 +41,9 @@ async def test_context_names_what_the_endpoint_refused_in_the_middle_of_a_sessio
         since = len(agent.log)
         await agent.prompt(session, "/context")
         said = agent.text(session, since=since)
-    assert "Last cache break: the endpoint refused a part of the messages, or takes it again (reasoning) (" in said
+    assert (
+        "Last cache break: the endpoint began to refuse a part of the messages, or to accept it again (reasoning) ("
+        in said
+    )
     sent = [request.body["messages"] for request in endpoint.asked]
     assert sent[3][: len(sent[2])] == sent[2] != sent[1]

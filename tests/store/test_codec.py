@@ -56,7 +56,7 @@ def read_back(body: Body) -> Body:
 
 
 @pytest.mark.parametrize("cls", BODIES, ids=lambda cls: cls.__name__)
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40, database=None)
 @given(data=st.data())
 def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> None:
     body = data.draw(record(cls))
@@ -65,13 +65,13 @@ def test_every_body_is_read_back_unchanged(cls: type, data: st.DataObject) -> No
 
 
 @given(parts=value(typing.get_type_hints(User)["parts"]))
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40, database=None)
 def test_parts_of_a_waiting_prompt_are_read_back_unchanged(parts: tuple[Part, ...]) -> None:
     assert decode_parts(encode_parts(parts)) == parts
 
 
 @given(kind=st.sampled_from(sorted(KINDS.values())), junk=JSON)
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200, database=None)
 def test_any_json_is_a_body_or_unreadable(kind: str, junk: object) -> None:
     try:
         body = decode(kind, json.dumps(junk), lambda _: None)

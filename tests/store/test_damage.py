@@ -396,7 +396,7 @@ async def check_repaired(path: Path, whole: Whole, number: int) -> None:
         assert connection.execute("SELECT count(*) FROM entries WHERE session = 'gone'").fetchone() == (0,)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(at=st.floats(0, 1, exclude_max=True), how=st.sampled_from(HOW), seed=st.integers())
 def test_a_damaged_page_is_reported_and_everything_else_is_recovered(
     whole: Whole, at: float, how: str, seed: int

@@ -178,7 +178,7 @@ def refers(body: Body) -> bool:
     return isinstance(body, domain.Started | File | domain.ToolResult | Checkpoint | Mask | Restore)
 
 
-@settings(max_examples=6, deadline=None, database=None)
+@settings(max_examples=6, database=None)
 @given(operations=OPERATIONS)
 def test_any_imported_conversation_is_exported_byte_for_byte(operations: list[tuple[str, int, typing.Any]]) -> None:
     anyio.run(round_trip, operations)

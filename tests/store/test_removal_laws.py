@@ -151,7 +151,7 @@ async def live(steps: list[tuple[str, int, int]]) -> None:
                 )
 
 
-@settings(max_examples=6, deadline=None, database=None)
+@settings(max_examples=6, database=None)
 @given(steps=STEPS)
 def test_what_is_left_after_any_life_is_whole_and_nothing_else(steps: list[tuple[str, int, int]]) -> None:
     anyio.run(live, steps)

@@ -78,7 +78,7 @@ async def act(root: Path, calls: list[ToolCall]) -> None:
     await workspace.reap()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(CALLS, min_size=1, max_size=4))
 def test_no_sequence_of_built_in_calls_changes_files_in_plan_mode(calls: list[ToolCall]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -51,7 +51,7 @@ COMMANDS = (
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
     CommandSpec("diff", "Show what this session changed, file by file", "a file"),
     CommandSpec("label", "Name this place so that you can return to it", "name"),
-    CommandSpec("fork", "Start another session from here or from another place", PLACE_HINT),
+    CommandSpec("fork", "Copy this session, up to here or up to an earlier message", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
     CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags, or remove and tags"),
     CommandSpec("archive", "Hide this session from the list of sessions, or put it back", "undo", is_literal=True),
@@ -73,7 +73,9 @@ COMMANDS = (
     ),
     CommandSpec("search", "Search all sessions", "words"),
     CommandSpec("bring", "Give the model a summary of another session", "session"),
-    CommandSpec("remember", "Add a note to AGENTS.md here, or to your own", "text, or --user text"),
+    CommandSpec(
+        "remember", "Add a note to this directory's AGENTS.md, or to your personal one", "text, or --user text"
+    ),
     CommandSpec("usage", "Show the tokens that this session used"),
     CommandSpec("export", "Write this session to a Markdown file", "a file in the workspace"),
     CommandSpec("help", "List the commands", "a command"),
@@ -98,11 +100,11 @@ class CommandContext:
     """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
     the permission rules in config.toml.
 
-    `compactor` opens what a turn needs, so it can raise the same errors. `toolbox` opens the session's tools.
-    `set_mode` and `set_model` change the session and tell the client. `move` moves the session to another entry (None:
-    before all entries) and returns a sentence about restored options, or an empty string. `run_prompt` stores a prompt
-    and answers it. `instructions` returns the instruction files that `compactor` has read, and `user_instructions` is
-    the path of the user's own file. A handler may set `follow_up`.
+    `compactor` opens what a turn needs, and can raise the same errors as the start of a turn. `toolbox` opens the
+    session's tools. `set_mode` and `set_model` change the session and tell the client. `move` moves the session to
+    another entry (None: before all entries) and returns a sentence about restored options, or an empty string.
+    `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that `compactor` has read,
+    and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
     """
 
     branch: Branch

@@ -78,7 +78,8 @@ async def show_context(context: CommandContext, argument: str) -> str:
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
-    """Say, for the user, when and why the requests last changed other than at their end. `moves` come newest first."""
+    """Explain the last cache break: when and why a request did not begin with the whole previous request. `moves` come
+    newest first."""
     newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
     move = moves[0] if moves else None
     if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
@@ -86,11 +87,11 @@ def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
     elif move is not None:
         reason, where, created_ms = f"the session moved to another entry ({move.reason})", "", move.created_ms
     else:
-        return "No request was sent yet."
+        return "No request has been sent yet."
     when = datetime.datetime.fromtimestamp(created_ms / 1000, datetime.UTC).astimezone()
     return (
-        f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then each request begins with all of the "
-        "request before it, so the endpoint can reuse what it has cached."
+        f"Last cache break: {reason} ({where}{when:%Y-%m-%d %H:%M}). Since then, each request begins with the "
+        "whole previous request, so the endpoint can reuse what it has cached."
     )
 
 
@@ -103,7 +104,7 @@ def reason_of_break(body: Body) -> str:
         case Note(about="thought_level", value=value):
             return f"the thought level changed to {value or 'the default of the endpoint'}"
         case Note(value=value):
-            return f"the endpoint refused a part of the messages, or takes it again ({value})"
+            return f"the endpoint began to refuse a part of the messages, or to accept it again ({value})"
         case Checkpoint():
             return "a compaction replaced older messages"
         case Mask():
@@ -201,8 +202,8 @@ async def usage(context: CommandContext, _: str) -> str:
     if len(totals) > 1:
         lines += ["", *(f"- {total.model or 'unknown model'}: {used(total)}" for total in totals)]
     if estimated := sum(total.estimated for total in totals):
-        which = "1 request is" if estimated == 1 else f"{estimated:,} requests are"
-        lines += ["", f"The tokens of {which} estimated, because the endpoint did not report them."]
+        which = "1 request" if estimated == 1 else f"{estimated:,} requests"
+        lines += ["", f"The tokens of {which} are estimated, because the endpoint did not report them."]
     return "\n".join(lines)
 
 

@@ -60,7 +60,9 @@ NEWEST_SESSIONS = 500
 CANCEL_S = 2.0
 NOTE_CHARS = 2_000
 REMEMBER = "remember"
-TOO_LARGE = f"{{name}} would be larger than {FILE_BYTES // 1024} KiB, and the model sees no more. Shorten it first."
+TOO_LARGE = (
+    f"{{name}} would be larger than {FILE_BYTES // 1024} KiB, the most that the model sees. Shorten the file first."
+)
 REFUSALS: Mapping[PermissionAnswer, str] = {"cannot_ask": "crow could not ask you", "unanswered": "you did not answer"}
 INSTRUCTION = (
     "Summarise this conversation for another session of the same user, in at most {words} words: what the user wanted, "
@@ -81,7 +83,7 @@ LEFT_OUT = "[Earlier messages are left out.]"
 
 
 async def bring(context: CommandContext, argument: str) -> str:
-    """Put a summary of another session into this one. The summary is made after the command was stored."""
+    """Put a summary of another session into this one. The command is stored before the summary is made."""
     row = await find_session(context, argument)
     entries = (await context.store.tail(row.id)).entries
     projection = Projection(entries)
@@ -149,7 +151,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
 
 
 def budget_of(compactor: Compactor) -> int:
-    """The most estimated tokens that a brought summary may have."""
+    """The size limit of a brought summary, in estimated tokens."""
     scale = compactor.gauge.measured().scale
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
@@ -227,7 +229,8 @@ async def remember(context: CommandContext, argument: str) -> str:
     if not note or len(note) > NOTE_CHARS:
         raise ArgumentError(
             f"`/remember` needs a text of at most {NOTE_CHARS:,} characters, such as `/remember Run make check before "
-            "each commit.` It goes to AGENTS.md in this directory; `/remember --user TEXT` to yours for all workspaces."
+            "each commit.` The text is added to AGENTS.md in this directory. `/remember --user TEXT` adds it to "
+            "your own AGENTS.md, for all workspaces."
         )
     try:
         addition = await (addition_to_users if is_users else addition_to_workspace)(context, note)
@@ -254,18 +257,21 @@ async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
     path = workspace.resolve(str(file))
     name = name_in(workspace, path)
     if not stays:
-        raise ArgumentError(f"{code(str(file))} leads to {code(str(path))}. Crow changes no such link.")
+        raise ArgumentError(
+            f"{code(str(file))} is a link to {code(str(path))}, outside its directory. "
+            "Crow does not write to such a file."
+        )
     plan, rules = plan_of(Announcement(title=""), (str(path), name)), current_rules(context.rules, row)
     if any(isinstance(decide(tool, plan, row.mode, rules), Refuse) for tool in ("write_file", "edit_file")):
-        raise ArgumentError(f"A deny rule forbids changes of {code(name)}. `/permissions` lists the rules.")
+        raise ArgumentError(f"A deny rule forbids changes to {code(name)}. `/permissions` lists the rules.")
     if size > FILE_BYTES:
         raise ArgumentError(TOO_LARGE.format(name=code(name)))
     return addition_to(path, name, await content_of(workspace, path), note, is_users=False)
 
 
 def find_file(cwd: Path) -> tuple[Path, bool, int]:
-    """Return the instruction file of a directory, which need not exist; whether it is in the directory after links are
-    resolved; and its size. Blocks."""
+    """Return the path of a directory's instruction file, whether the file is in the directory after links are resolved,
+    and its size in bytes. The file need not exist. Blocks."""
     file = instruction_file(cwd) or cwd / INSTRUCTION_FILE
     return file, stays_in_folder(file), file_size(file)
 
@@ -273,7 +279,7 @@ def find_file(cwd: Path) -> tuple[Path, bool, int]:
 async def addition_to_users(context: CommandContext, note: str) -> Addition:
     file = context.user_instructions
     if file is None:
-        raise ArgumentError("There is no directory for your settings, so crow has no instruction file of yours.")
+        raise ArgumentError("There is no directory for your settings, so you have no AGENTS.md of your own.")
 
     def content() -> bytes | None:
         return file.read_bytes() if file.exists() else None

@@ -207,7 +207,7 @@ class Gauge:
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
     def cut_calls(self, calls: Sequence[ToolCall]) -> int | None:
-        """Return how many characters of the arguments of one answer's calls the model may see, or None for all."""
+        """Return how many characters the model may see of the arguments in one answer's `calls`, or None for all."""
         measured = self.measured()
         text = "".join(call.arguments for call in calls)
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale)
@@ -356,8 +356,8 @@ class Report:
 
 
 def report_of(entry: Entry, endpoint: str) -> Report | None:
-    """Return the report that is stored with an answer from `endpoint`, or None. A count of zero is no report; it means
-    that the provider did not count. Counts that crow estimated are no report either."""
+    """Return the token count that the provider reported with an answer from `endpoint`, or None if it reported none. A
+    count of zero means that the provider did not count. Counts that crow estimated are ignored."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
         return None
@@ -437,6 +437,6 @@ def anchored(context: Context, anchor: Report, scale: float) -> int | None:
     is_reported = usage.output_tokens and not usage.is_output_estimated
     said = (usage.output_tokens or 0) - (usage.reasoning_tokens or 0) if is_reported else None
     if isinstance(anchor.entry.body, Assistant) and anchor.entry.body.cut is not None:
-        said = None  # less is sent back than the model wrote
+        said = None  # the answer is shortened before it is sent back
     answer = context.estimates[index] * scale if said is None else max(0, said)
     return round(anchor.tokens + answer + sum(context.estimates[index + 1 :]) * scale)

@@ -81,7 +81,7 @@ class SummaryJob:
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier
-    summary, which is also the content of `messages[1]`, or empty. `limits.summary` bounds the result.
+    summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
     hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
@@ -109,7 +109,7 @@ class SummaryJob:
 
     @property
     def budget(self) -> int:
-        """The most estimated tokens that the summary may have."""
+        """The size limit of the summary, in estimated tokens."""
         return int(self.limits.summary / self.scale)
 
 

@@ -1,8 +1,8 @@
 """Tracks each model's context window, learning from refused and answered requests.
 
-Only a configured window makes crow refuse a request. A learned window only triggers compaction, so a wrong number costs
-work but never ends a session. Learned windows are stored with the endpoint because other sessions will meet the same
-limit.
+Only a configured window makes crow refuse a request. Crow uses a learned window only to decide when to compact, so a
+wrong number costs work but never ends a session. Learned windows are stored with the endpoint because other sessions
+will meet the same limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
 MIN_SUSPECT = 8_000
-"""If an endpoint refuses a request of fewer tokens without a clear reason, the request was not too long."""
+"""A request that is refused without a clear reason may have been too long only if it has at least this many tokens."""
 
 MIN_ROOM = 2_000
 """Compaction cannot help if the threshold is less than this many tokens above the fixed part."""
@@ -91,8 +91,8 @@ class ContextWindow:
         return learned if learned is not None and learned.applies_to(self._session) else None
 
     def is_larger_than_accepted(self, info: ModelInfo, used: int) -> bool:
-        """Whether a request of `used` tokens is large, and larger than all that the endpoint accepted in this session
-        since its last refusal."""
+        """Whether a request of `used` tokens is large, and larger than every request that the endpoint has accepted in
+        this session since its last refusal."""
         return used >= MIN_SUSPECT and used > self._of(info).worked
 
     def describe(self, info: ModelInfo) -> str:
@@ -109,7 +109,7 @@ class ContextWindow:
         return f"The endpoint does not say how large its window is; crow assumes {DEFAULT_WINDOW:,} tokens."
 
     async def facts(self, info: ModelInfo) -> tuple[LearnedFact, ...]:
-        """Return everything else that was learned about the endpoint and applies to this session."""
+        """Return the facts that were learned about the endpoint and apply to this session, except its window."""
         if self._memory is None:
             return ()
         learned = await self._memory.learned(*endpoint_and_model(info))
@@ -149,7 +149,7 @@ class ContextWindow:
         state.refusals += 1
         state.worked = 0
         size = error.size if error.size is not None and used / 4 <= error.size <= used * 4 else used
-        # After the first refusal, a limit above the request's own size cannot explain why the request was refused.
+        # If a request is refused again, ignore a stated limit above the size of that request: it explains nothing.
         is_plausible = limit is not None and fixed < limit < declared and (limit < size or state.refusals == 1)
         tokens: int | None = None
         if limit is not None and is_plausible and limit >= worked:
@@ -192,8 +192,8 @@ class ContextWindow:
             await self._confirm(info, learned)
 
     def test_if_due(self, info: ModelInfo) -> None:
-        """Start to test a larger window if the learned one is due for a test, or if the endpoint has accepted more in
-        this session. The context has filled up, so otherwise crow would compact now."""
+        """Test a larger window instead of compacting a full context, if the learned window is due for a test or if the
+        endpoint has accepted a larger request in this session."""
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
@@ -204,7 +204,7 @@ class ContextWindow:
         return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """Store how many answers a learned window has lasted, after a compaction of a full context."""
+        """After a full context was compacted, store the number of answers that the learned window has lasted."""
         state, learned = self._of(info), self.learned(info)
         if learned is not None and not state.probing and state.answers:
             await self._replace(info, replace(learned, answers=learned.answers + state.answers))
@@ -244,7 +244,7 @@ class ContextWindow:
         await self._replace(info, learned.confirmed(today) if was_probing else replace(learned, answers=0))
 
     async def _confirm(self, info: ModelInfo, learned: LearnedWindow) -> None:
-        """Note that a test has shown that the learned window holds."""
+        """Record that a test has confirmed the learned window."""
         state = self._of(info)
         state.probing = False
         counted = replace(learned, answers=learned.answers + state.answers)

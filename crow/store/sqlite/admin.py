@@ -67,10 +67,10 @@ _SUBAGENTS = f"""
 class SessionFilter:
     """Which sessions to list. None, an empty text and empty `tags` mean no limit.
 
-    `directories` are the directories of sessions. `model` is a part of the name of a model that the session uses or
-    used, and `title` a part of its title; case does not matter. A session must have all of `tags`, and its newest entry
-    must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). Either archived sessions are listed
-    or the others.
+    A session's directory must be one of `directories`. `model` is a part of the name of a model that the session uses
+    or used, and `title` a part of its title; case does not matter. A session must have all of `tags`, and its newest
+    entry must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). With `archived`, only
+    archived sessions are listed; without it, only the others.
     """
 
     directories: Collection[str] | None = None
@@ -82,7 +82,7 @@ class SessionFilter:
     archived: bool = False
 
     def takes(self, row: SessionRow) -> bool:
-        """Whether a session has the right title and tags. The query applies the other limits."""
+        """Whether a session matches `title` and `tags`. The query applies the other limits."""
         has_title = self.title.casefold() in (row.title or "").casefold()
         return has_title and set(self.tags) <= set(tags_of(row.metadata))
 
@@ -192,7 +192,7 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def _listed(self, sql: Connection, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
-        """Return the sessions, and their sub-agents (also those of sub-agents) by session."""
+        """Return the sessions. Also return a mapping from each session's id to its sub-agents at any depth."""
         limits: dict[str, object] = {
             name: getattr(chosen, name) for name in ("archived", "model", "since_ms", "before_ms")
         }

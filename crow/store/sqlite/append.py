@@ -350,7 +350,8 @@ class SessionState:
     def _count(self, new: NewEntry, usage: Usage | None) -> None:
         added = self._added
         added["entries"] += 1
-        if not isinstance(new.body, ToolResult):  # a task's result repeats what the sub-agent's entries have added
+        # The result of a task repeats usage that the sub-agent's entries have already added.
+        if not isinstance(new.body, ToolResult):
             self._cost += _storable_cost(new.cost) or 0.0
             if usage is not None:
                 added["tokens_in"] += usage.input_tokens or 0
@@ -441,8 +442,9 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and an estimate of what its request used: the input and output of the
-    request before it, and the text that was saved. Without a request before it, the input stays unknown."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
+    input plus the output of the previous request; it stays unknown if there was none. The output is estimated from the
+    text that was saved."""
     row = state.sql.execute(
         "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",

@@ -139,7 +139,7 @@ class Database:
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
         self._notice = ""  # a message about what happened to the file; empty once the user has been told
-        self._replaced = ""  # that message if another file has taken the path; else empty
+        self._replaced = ""  # the notice, if another file has taken the path; else empty
         self._read_only = ""  # why nothing can be stored; empty if writing works
         self._read_only_copy: Path | None = None
         self._stays_read_only = False

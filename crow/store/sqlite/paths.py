@@ -35,8 +35,8 @@ USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_to
 """Columns of `entries` that hold the counts of a `Usage`, in the order that the checksum uses."""
 
 NEW_USAGE_COLUMNS = ("cache_write_tokens", "estimated")
-"""More columns of `entries` that hold a `Usage`. Old entries have no value here, so the checksum covers only those that
-have one."""
+"""More columns of `entries` that hold counts of a `Usage`. They are NULL in old entries. The checksum skips each of
+these columns that is NULL."""
 
 _ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 _SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))

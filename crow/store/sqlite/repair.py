@@ -62,7 +62,7 @@ _CHECKED_COLUMNS = (
     *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
 )
-"""Columns that the checksum of an entry always covers, in the order that it uses."""
+"""Columns that every entry's checksum covers, in the order that the checksum uses."""
 
 _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
 """Columns of a session that can be computed from its entries."""

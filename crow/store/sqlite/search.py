@@ -144,7 +144,8 @@ class UsageMethods(UsesDatabase):
 
 
 _IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
-"""Whether an entry holds the usage of a request. The result of a task repeats the usage of its sub-agent."""
+"""Whether an entry holds the usage of a request. Tool results do not count: the result of a task repeats the usage of
+its sub-agent."""
 
 _SUM_NAMES = (
     *("requests", "tokens_in", "tokens_out", "tokens_cached", "tokens_reasoning", "tokens_cache_written"),
@@ -163,7 +164,8 @@ _IN_SCOPE = (
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
 )
 
-# Skips entries of other directories without reading their texts. An entry of a deleted session may belong to a fork.
+# Skips entries of other directories without reading their texts. Does not skip those of deleted sessions: a fork may
+# still contain them.
 _MAYBE_IN_DIRECTORY = (
     "(:cwd IS NULL OR NOT EXISTS (SELECT 1 FROM sessions o WHERE o.id = e.session AND o.conversation = e.conversation"
     " AND o.deleted_ms IS NULL AND o.cwd <> :cwd))"

@@ -2,12 +2,12 @@
 
 Deleting hides a session; `tidy` removes its data later. An entry stays as long as a living session needs it: the
 session wrote it, or the entry is on the session's path or on a path that the session once had. Finding the entries that
-no session needs may take a while, so that step only reads. Those entries are then removed newest first, a few at a
-time, and only while no living session has changed. If a process is killed in the middle, the next process that runs
-`tidy` removes the rest. An interrupted import counts as deleted. A running import does not, since its hidden sessions
-have a living owner.
+no session needs may take a while, so that step holds no write lock. Those entries are then removed newest first, a few
+at a time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the
+rest. An interrupted import counts as deleted. A running import does not: its hidden sessions have a living owner.
 
-Editors create sessions that nobody uses. `tidy` removes those that are still empty once no store has them open.
+Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has it open
+any more.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
-"""How long a store on another machine, in another container or before a restart counts as having a session open."""
+"""crow cannot look up a store on another machine, in another container or from before a restart. After opening a
+session, such a store counts as having it open for this long."""
 _JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
@@ -164,7 +165,7 @@ class SessionMethods(UsesDatabase):
         self._note_opening(sql, session_id)
 
     def _note_opening(self, sql: Connection, session_id: str) -> None:
-        """Record that this store has opened the session, if the session is empty, so that `tidy` does not remove it."""
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
         if _is_empty(sql, session_id):
             sql.execute(
                 "INSERT INTO openings (session, owner, opened_ms) VALUES (?, ?, ?)"
@@ -281,12 +282,12 @@ class SessionMethods(UsesDatabase):
 
 
 def _is_empty(sql: Connection, session_id: str) -> bool:
-    """Whether nothing has ever come to the session: no prompt, name, title, tag or metadata, and no imported data."""
+    """Whether the session has never been used: it has no prompt, name, title, tag, metadata or imported data."""
     return sql.execute(_EMPTY, {"id": session_id}).fetchone() is not None
 
 
 def _closed_openings(sql: Connection) -> list[str]:
-    """Return the sessions in `openings` that are not empty any more, or that no store has open."""
+    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This lease is longer than that of a turn, because nothing renews it.

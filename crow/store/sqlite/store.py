@@ -72,7 +72,7 @@ class SqliteStore(TurnMethods, SessionMethods, SearchMethods, UsageMethods, Stor
             try:
                 await self.record_opening(session_id)
             except StoreUnavailable as error:
-                logger.warning("Session %s is open, but this is not stored: %s", session_id, error)
+                logger.warning("Session %s is open, but crow could not record that: %s", session_id, error)
         return tail
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """`update_plan`, `recall` and `task`: tools that work on sessions.
 
-With a wider scope, `recall` reads other sessions, which needs the user's permission. The session runs the sub-agent of
-a task. Each call that the sub-agent makes needs its own permission.
+`recall` reads other sessions only if its scope includes them and the user has given permission. The session runs the
+sub-agent of a task. Each call that the sub-agent makes needs its own permission.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def recall_query(args: Arguments) -> RecallQuery:
-    """:raises ~crow.domain.errors.ArgumentError: the call asks for nothing, or its arguments contradict each other."""
+    """:raises ~crow.domain.errors.ArgumentError: the call does not say what to look for, or contradicts itself."""
     since, until = args.get("since") or None, args.get("until") or None
     query = RecallQuery(
         words=args.get("query") or "",
@@ -84,7 +84,7 @@ def recall_query(args: Arguments) -> RecallQuery:
     if not query.words.strip() and query.entry is None and since is None and until is None:
         raise ArgumentError("query, entry, since and until are all missing; expected at least one of them")
     if query.session is not None and query.scope == "this":
-        raise ArgumentError('session needs scope "workspace" or "all"; expected no session for this conversation')
+        raise ArgumentError('session needs scope "workspace" or "all"; leave session out to search this conversation')
     return query
 
 
@@ -160,9 +160,11 @@ RECALL_SPEC = tool_spec(
     query=argument("string", "Words to search for; all must occur.", maxLength=QUERY_CHARS),
     entry=argument("integer", "The number of an entry.", minimum=1),
     scope={"type": "string", "enum": list(get_args(RecallScope)), "description": "Default: this conversation."},
-    session=argument("string", "The id of one other session, with scope.", maxLength=QUERY_CHARS),
+    session=argument(
+        "string", "Search only the session with this id. Needs scope workspace or all.", maxLength=QUERY_CHARS
+    ),
     since=argument("string", "From this day or time on, such as 2026-11-01.", maxLength=TIME_CHARS),
-    until=argument("string", "Up to this day, inclusive, or time.", maxLength=TIME_CHARS),
+    until=argument("string", "Up to this time, or to the end of this day.", maxLength=TIME_CHARS),
 )
 RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 

@@ -301,7 +301,7 @@ def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str
 
 
 def valid_name(name: str) -> str:
-    """Replace the characters of `name` that a model's tool name may not have."""
+    """Replace the characters in `name` that are not allowed in the tool names sent to a model."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 

@@ -347,8 +347,8 @@ class Policy:
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _outer_repositories(self) -> tuple[OuterRepository, ...]:
-        """The repositories around the roots, found once. A repository that is created later is left out, because its
-        hooks would not be protected."""
+        """The repositories around the roots, found once. A repository that is created later gets no access, because
+        its hooks would not be protected."""
         found = []
         for root in self.roots:
             repository = self._find_repository(root)

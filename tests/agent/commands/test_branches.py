@@ -379,7 +379,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(steps=STEPS)
 async def test_any_walk_leaves_a_valid_path_and_redo_inverts_undo(steps: list[str]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -83,7 +83,7 @@ def moved(from_leaf: int, to_leaf: int | None, reason: str) -> Move:
         (
             [PROMPT, user("q"), Note(about="dialect", value="reasoning"), Note(about="mode", value="ask")],
             [],
-            "the endpoint refused a part of the messages, or takes it again (reasoning) (entry 3,",
+            "the endpoint began to refuse a part of the messages, or to accept it again (reasoning) (entry 3,",
         ),
         ([PROMPT, Note(about="thought_level", value="high")], [], "the thought level changed to high (entry 2,"),
         ([PROMPT, user("q"), user("q")], [moved(9, 2, "undo")], "the session moved to another entry (undo) ("),
@@ -100,4 +100,4 @@ def test_the_last_cache_break_is_named_with_its_reason(bodies: list[Body], moves
 
 
 def test_before_the_first_request_there_is_no_cache_break() -> None:
-    assert last_break((), ()) == "No request was sent yet."
+    assert last_break((), ()) == "No request has been sent yet."

@@ -223,19 +223,21 @@ async def test_remember_refuses_what_mode_rules_and_links_forbid(tmp_path: Path)
     assert (await told("/remember x", "/mode plan")).startswith("Plan mode changes no files.")
     (work / "CLAUDE.md").write_text("Use tabs.\n")
     assert await told("/remember x", "/permissions deny edit_file(CLAUDE.md)") == (
-        "A deny rule forbids changes of `CLAUDE.md`. `/permissions` lists the rules."
+        "A deny rule forbids changes to `CLAUDE.md`. `/permissions` lists the rules."
     )
     assert (await told("/remember")).startswith("`/remember` needs a text of at most 2,000 characters")
     assert (await told("/remember --user")).startswith("`/remember` needs a text")
     assert (await told("/remember " + "x" * 2_001)).startswith("`/remember` needs a text")
-    assert "no instruction file of yours" in await told("/remember --user x")
+    assert "no AGENTS.md of your own" in await told("/remember --user x")
     (work / "CLAUDE.md").write_bytes(b"\xff")
     assert (await told("/remember x")).endswith("is not UTF-8 text, so crow does not change it.")
     (work / "CLAUDE.md").write_text("x" * 65_536)
     assert (await told("/remember x")).startswith("`CLAUDE.md` would be larger than 64 KiB")
     (work / "CLAUDE.md").unlink()
     (work / "AGENTS.md").symlink_to(secret)
-    assert await told("/remember x") == f"`{work}/AGENTS.md` leads to `{secret}`. Crow changes no such link."
+    assert await told("/remember x") == (
+        f"`{work}/AGENTS.md` is a link to `{secret}`, outside its directory. Crow does not write to such a file."
+    )
     assert secret.read_text() == "key"
 
 

@@ -162,7 +162,7 @@ async def test_hook_that_fails_hangs_or_returns_nonsense_is_reported_and_skipped
     result = await place.compact()
     assert checkpoint(result).summary == SUMMARY
     assert "Heard first.\\n\\nStill heard." in repr(place.model.requests[0].messages[-1])
-    known = "before_compact knows context, deny, entries, metadata, summary"
+    known = "before_compact accepts context, deny, entries, metadata, summary"
     failed = "failed (LookupError: no such ticket) and is skipped."
     assert place.notices() == [
         f"The before_compact hook fails {failed}",

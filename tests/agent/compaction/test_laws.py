@@ -181,7 +181,7 @@ def check_files(simulation: Simulation) -> None:
 
 
 @given(simulation=simulations(), steps=st.integers(1, 12))
-@settings(max_examples=SESSIONS, deadline=None)
+@settings(max_examples=SESSIONS)
 async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulation, steps: int) -> None:
     await simulation.run(steps, check_all)
     assert not replayed_differently(list(simulation.store.path("s")))
@@ -200,7 +200,7 @@ def replayed_differently(path: list[Entry]) -> bool:
 
 
 @given(simulation=simulations(), steps=st.integers(1, 25))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -> None:
     await simulation.run(steps, lambda _: None)
     if simulation.compactor.gauge.limits().is_tiny:
@@ -217,7 +217,7 @@ async def test_second_pass_changes_nothing(simulation: Simulation, steps: int) -
 
 
 @given(entries=damaged(), window=WINDOWS, reason=st.sampled_from(REASONS), rate=FAILURE_RATES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 async def test_damaged_history_is_compacted_like_any_other(
     entries: list[Entry], window: int, reason: Reason, rate: float
 ) -> None:
@@ -284,7 +284,7 @@ async def test_pass_that_cannot_be_stored_leaves_everything_as_it_was() -> None:
 
 
 @given(simulation=simulations())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 async def test_when_compaction_is_off_nothing_is_ever_compacted(simulation: Simulation) -> None:
     simulation.settings = CompactionPolicy(auto=False)
     await simulation.run(3, lambda _: None)

@@ -81,7 +81,7 @@ async def test_refused_request_is_compacted_and_sent_again_and_the_window_learne
         shown = run.client.stored(Command)[-1].answer
         assert "Crow learned a window of 6,000 tokens on " in shown
         assert "from a refused request of about 6," in shown
-        assert ': "too long". It only triggers compaction.' in shown
+        assert ': "too long". Crow uses it only to decide when to compact.' in shown
         await run.session.prompt(text("/context forget"))
         assert run.client.stored(Command)[-1].answer.startswith(
             f"Dropped the window of 6,000 tokens that crow learned on {known.learned_on}."

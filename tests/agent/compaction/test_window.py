@@ -135,10 +135,10 @@ async def test_description_of_a_learned_window_says_when_and_from_which_words() 
     window = await looked_up(Memory())
     await window.on_refusal(INFO, ContextOverflow("At most 8192\n\x1b[31m tokens."), used=50_000, fixed=2_000)
     assert re.fullmatch(
-        r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only \(it happened once\), from "
-        r'a refused request of about 50,000 tokens: "At most 8192  \[31m tokens\."\. It only triggers compaction\. '
-        r"After 8 more answers, or on another day, crow tests whether the endpoint accepts more\. "
-        r"`/context forget` drops it\.",
+        r"Crow learned a window of 45,000 tokens on \d{4}-\d\d-\d\d, for this session only \(seen once\), from "
+        r'a refused request of about 50,000 tokens: "At most 8192  \[31m tokens\."\. Crow uses it only '
+        r"to decide when to compact\. After 8 more answers, or on another day, crow tests whether the "
+        r"endpoint accepts more\. `/context forget` drops it\.",
         window.describe(INFO),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from crow.tools.sandbox import Confinement
 from crow.tools.sandbox.seatbelt import PROGRAM, Seatbelt, confined_command, make_profile
 
-HOME = Path("/Users/kim")
+HOME = Path("/Users/somebody")
 CONFINEMENT = Confinement(
     access="write",
     masked=(Path("/Users"),),
@@ -32,14 +32,14 @@ def rules(confinement: Confinement) -> list[str]:
 
 
 def test_rules_for_paths_stand_in_the_order_in_which_later_ones_win() -> None:
-    trees = "(subpath /Users/kim/.cargo) (subpath /Users/kim/other) (subpath /Users/kim/project)"
+    trees = "(subpath /Users/somebody/.cargo) (subpath /Users/somebody/other) (subpath /Users/somebody/project)"
     assert [rule for rule in rules(CONFINEMENT) if "/Users" in rule] == [
         "(deny file-read-data file-read-xattr (subpath /Users))",
         f"(allow file-read-data file-read-xattr {trees} (subpath /private/tmp/crow))",
-        "(allow file-write* (subpath /Users/kim/project) (subpath /private/tmp/crow))",
-        "(deny file-write* (subpath /Users/kim/project/.git/hooks))",
-        "(deny file-read-data file-read-xattr file-write* (subpath /Users/kim/.cargo/credentials.toml))",
-        "(deny file-write-unlink (literal /Users/kim/project) (literal /Users/kim/project/.git))",
+        "(allow file-write* (subpath /Users/somebody/project) (subpath /private/tmp/crow))",
+        "(deny file-write* (subpath /Users/somebody/project/.git/hooks))",
+        "(deny file-read-data file-read-xattr file-write* (subpath /Users/somebody/.cargo/credentials.toml))",
+        "(deny file-write-unlink (literal /Users/somebody/project) (literal /Users/somebody/project/.git))",
     ]
     assert rules(CONFINEMENT)[:2] == ["(version 1)", "(deny default)"]
 
@@ -64,11 +64,11 @@ def test_the_network_is_allowed_without_the_sockets_of_other_programs(has_networ
 
 
 def test_no_path_is_taken_for_a_rule() -> None:
-    path = Path('/Users/kim/a")) (allow default) (deny file* (literal "\\')
+    path = Path('/Users/somebody/a")) (allow default) (deny file* (literal "\\')
     confinement = Confinement(access="write", writable=(path,), temporary=Path("/private/tmp/crow"))
     program, option, profile, *definitions, end, shell = confined_command(["/bin/sh"], confinement)
     assert (program, option, end, shell) == (PROGRAM, "-p", "--", "/bin/sh")
-    assert "kim" not in profile
+    assert "somebody" not in profile
     assert f"PATH_0={path}" in definitions
     assert profile.count("(") == profile.count(")")
 
