@@ -48,6 +48,7 @@ RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
 `/retry`, change neither."""
+REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
@@ -104,6 +105,8 @@ class Session:
         self.window = ContextWindow(adapters.store, self.id)
         self.tools_wanted = anyio.Event()
         self.closing = False
+        self.rest_s = REST_S
+        """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
         self._remarks: list[str] = []
@@ -157,6 +160,8 @@ class Session:
         )
         if self.servers:
             prompt.called = parse_prompt_call(text)
+        if self._runner is not None:
+            self._runner.cancel_preparation()
         self._queue.append(prompt)
         return prompt
 
@@ -263,6 +268,8 @@ class Session:
     async def close(self) -> None:
         """Cancel all prompts, and wait until the session's task has ended."""
         self.closing = True
+        if self._runner is not None:
+            self._runner.cancel_preparation()
         self.cancel()
         self._wake.set()
         await self._ended.wait()
@@ -277,6 +284,8 @@ class Session:
                         await self._serve(self._queue[0])
                     else:
                         await self._wait_for_prompt()
+                if self._runner is not None:
+                    await self._runner.end_preparation()
                 await self.branch.close()
                 if self._runner is not None:
                     self._runner.tools.close()
@@ -343,6 +352,9 @@ class Session:
             prompt.done.set()
         if self.workspace.has_leftovers:
             self._tasks.start_soon(self.workspace.reap)
+        is_resting = not (self._queue or self.closing or self.owes)
+        if self._runner is not None and is_resting and prompt.command is None and prompt.error is None:
+            self._runner.prepare_checkpoint(self._tasks)
 
     async def _renew_lease(self) -> None:
         subagents = self._runner.subagents.running if self._runner is not None else ()
