@@ -10,10 +10,10 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas interop interop-sdk interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12 make ... picks the interpreter (3.11 or newer) that .venv is made with."
 
@@ -68,6 +68,13 @@ $(GATEWAY)/.ready:
 
 interop-gateway: $(READY) $(GATEWAY)/.ready
 	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+# The official conformance suite of MCP, on Node 22 from npm. SCENARIOS="NAME ..." runs only those.
+conformance: $(READY) ## run the official conformance suite of MCP against crow: needs Node and npm
+	@mkdir -p build/conformance
+	npm install --prefix build/conformance --no-save --no-package-lock --no-audit --no-fund --loglevel error \
+	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
+	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
 soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 

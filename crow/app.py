@@ -217,6 +217,7 @@ class Wiring:
                     threshold=compaction.threshold,
                     keep_tokens=compaction.keep_tokens,
                     target=compaction.target,
+                    early=compaction.early or None,
                     instruction=self._loaded.summary_prompt,
                     compact_model=compaction.compact_model or "",
                 ),

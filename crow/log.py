@@ -10,6 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from crow.domain.rendering import SecretMask
+from crow.domain.trace_context import current_trace_context
 
 _MAX_BYTES = 2_000_000
 _OLD_FILES = 2
@@ -57,12 +58,13 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
 
 class _MaskingFormatter(logging.Formatter):
-    """Replaces every secret by `…`, in tracebacks too."""
+    """Adds the trace context of the client's request, and replaces every secret by `…`, in tracebacks too."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
+        super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s:%(trace)s %(message)s")
         self._mask = SecretMask(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record, with its secrets masked."""
+        record.trace = "".join(f" {name}={value}" for name, value in current_trace_context().items())
         return self._mask(super().format(record))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Literal, TypeAlias
 
 import anyio
@@ -43,6 +44,7 @@ class Branch:
         self._pending_requests: tuple[NewEntry, ...] = ()
         self.turn_usage: Usage | None = None
         """What the requests of this turn used, including those of its sub-agents. None if there were no requests."""
+        self._idle_usage: Usage | None = None
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
         self._left_out: dict[str, frozenset[str]] = {}
@@ -61,6 +63,10 @@ class Branch:
     def entries(self) -> Sequence[Entry]:
         """The entries of the projection, oldest first. Callers must not change the sequence."""
         return self.projection.entries
+
+    def entries_after(self, entry_id: int) -> Sequence[Entry]:
+        """The entries of the projection that are newer than this one, oldest first."""
+        return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self.entries)))))
 
     def context(self) -> Context:
         """The context that the model would get now."""
@@ -170,6 +176,17 @@ class Branch:
         """Store these requests together with the next entries of the branch, or with the end of the turn."""
         self._pending_requests += tuple(requests)
 
+    async def store_requests(self) -> None:
+        """Store the pending requests now, between two turns. The next turn counts them too.
+
+        :raises ~crow.domain.errors.StoreError: they could not be stored. They stay pending.
+        """
+        async with self._lock:
+            if self._pending_requests and not self._pending_end:
+                self.turn_usage = self._idle_usage
+                await self._append(())
+                self._idle_usage, self.turn_usage = self.turn_usage, None
+
     def _extend(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
             self.projection.add(entry)
@@ -187,16 +204,16 @@ class Branch:
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn, known = start.turn, self.leaf
-            self.turn_usage = None
+            self.turn_usage, self._idle_usage = self._idle_usage, None
             if not start.moved:
                 self._extend(start.entries)
                 return False
             self._stand_on(await self._store.tail(self.row.id))
-            # Do not tell the user about notes of another process, such as a new thought level.
+            # Do not tell the user about notes and counts of another process, such as a new thought level.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
             is_behind = any(entry.id == known for entry in self.entries)
-            return not (is_behind and all(isinstance(entry.body, Note) for entry in added))
+            return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
 
     def store_at_end(self, entries: Sequence[NewEntry]) -> None:
         """Store these entries in the transaction that ends the turn."""
@@ -256,9 +273,22 @@ class Branch:
         stored session will store it."""
         if not self.is_settled and time.monotonic() - self._settled_at > 1:
             await self.try_to_settle()
+        if self._pending_requests and not self._pending_end:
+            await self._store_last_requests()
         if self._pending_end:
             end = (*self._pending_requests, *self._pending_end)
             self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
+
+    async def _store_last_requests(self) -> None:
+        """Store the pending requests, wherever the session stands now."""
+        try:
+            try:
+                await self.store_requests()
+            except LeafMoved:  # another process went on with the session
+                self._stand_on(await self._store.tail(self.row.id))
+                await self.store_requests()
+        except StoreError as error:
+            logger.warning("Session %s: the usage of a summary could not be stored: %s", self.row.id, error)
 
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""

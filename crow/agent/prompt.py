@@ -110,6 +110,15 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
     return Prompt(system="\n\n".join(blocks), tools=tuple(tools), cwd=row.cwd, model=row.model, recorded_here=True)
 
 
+def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
+    """Whether `prompt` contains the client's system prompt of the session, if there is one."""
+    role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
+    ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
+    return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
+        not isinstance(extra, str) or not extra or prompt.system.endswith(ends)
+    )
+
+
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
     """Return the reason why the prompt entry `old` is out of date, in words for the user."""
     if old is None:
@@ -121,6 +130,8 @@ def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolS
         reasons.append(f"the directory changed from {old.cwd} to {row.cwd}")
     if old.model != row.model:
         reasons.append(f"the model changed from {old.model} to {row.model}")
+    if not has_client_text(old, row):
+        reasons.append("the client's system prompt changed")
     if old.tools != tuple(tools):
         before, now = {tool.name: tool for tool in old.tools}, {tool.name: tool for tool in tools}
         changed = [name for name, tool in now.items() if name in before and before[name] != tool]
@@ -271,6 +282,7 @@ class Briefing:
             newest is not None
             and newest.recorded_here
             and (newest.cwd, newest.model, newest.tools) == (row.cwd, row.model, self._tools)
+            and has_client_text(newest, row)
         ):
             return
         prompt = replace(await self.fresh_prompt(), reason=reason_for_prompt(newest, row, self._tools))

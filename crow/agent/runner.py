@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 import anyio
 import anyio.abc
@@ -16,7 +18,7 @@ from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
-from crow.agent.compaction.compactor import Compactor, Helpers
+from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
@@ -27,12 +29,20 @@ from crow.agent.titles import untitled_prompt, write_title
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import ArgumentError, CrowError, ToolServerError
+from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
+logger = logging.getLogger(__name__)
+
 SERVER_GRACE_S = 1.0
+WATCH_S = 0.5
+"""While a summary is written between two turns, crow looks this often (in seconds) whether another process has used the
+session. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+
+Place: TypeAlias = tuple[int | None, str]
+"""The id of the newest checkpoint, and the endpoint of the session's model."""
 
 
 class TurnRunner:
@@ -53,6 +63,12 @@ class TurnRunner:
         self._titled = ""  # the message id of the prompt for which a title was requested
         self._budget = Budget(session.branch, session.adapters.settings, session.report)
         self._down: set[str] = set()
+        self._compactor: Compactor | None = None
+        self._preparation: BackgroundTask | None = None
+        self._prepared: PreparedCheckpoint | None = None
+        self._attempted_at: Place | None = None
+        self._next_attempt = 0
+        """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
         log = BranchLog(session.adapters.store, session.branch)
         self.subagents = SubAgents(
             adapters=session.adapters,
@@ -91,6 +107,8 @@ class TurnRunner:
     async def _run_turn(self) -> StopReason:
         """Answer the prompt at the end of the branch."""
         compactor, toolbox = await self._prepare()
+        compactor.prepared, self._prepared = self._prepared, None
+        self._compactor, model = compactor, compactor.model
         settings = self._adapters.settings()
         self._permissions.rules = settings.rules
         steps, bounded_by = settings.steps_per_turn, "limits.steps_per_turn"
@@ -110,7 +128,11 @@ class TurnRunner:
             standby=self._make_standby(self._branch),
         )
         self._budget.begin_turn()
-        stop = await self.turn.run()
+        try:
+            stop = await self.turn.run()
+        finally:
+            if compactor.model is not model:  # a fallback has answered, and the next turn is not for that model
+                self._compactor = None
         await self._budget.end_turn()
         return stop
 
@@ -160,6 +182,65 @@ class TurnRunner:
         body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
         (entry,) = await self._branch.record([NewEntry(body=body)])
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
+
+    def prepare_checkpoint(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Start to write the summary for the next prompt, if the session has become large enough for it.
+
+        Call this after a turn. Only the process that ran the newest turn writes a summary.
+        """
+        compactor = self._compactor
+        level = None if compactor is None else compactor.gauge.early_level()
+        if compactor is None or level is None:
+            return
+        used, checkpoint = compactor.gauge.used(), self._branch.projection.checkpoint
+        place: Place = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
+        # Wait until the context has grown. Otherwise a user who always answers quickly would pay for each turn.
+        if used < level or (place == self._attempted_at and used < self._next_attempt):
+            return
+        self._prepared = None
+        self._preparation = BackgroundTask(tasks, partial(self._prepare_checkpoint, compactor, place))
+
+    def cancel_preparation(self) -> None:
+        """Stop writing a summary. This does not wait until the request is closed."""
+        if self._preparation is not None:
+            self._preparation.cancel()
+
+    async def end_preparation(self) -> None:
+        """Stop writing a summary, and wait until the request is closed and its usage is known."""
+        if self._preparation is not None:
+            self._preparation.cancel()
+            await self._preparation.wait()
+
+    async def _prepare_checkpoint(self, compactor: Compactor, place: Place) -> None:
+        await anyio.sleep(self._session.rest_s)
+        try:
+            if await self._is_used_elsewhere():
+                return
+            self._attempted_at = place
+            self._next_attempt = compactor.gauge.used() + compactor.gauge.limits().room // 10
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._watch, tasks.cancel_scope)
+                self._prepared = await compactor.prepare()
+                tasks.cancel_scope.cancel()
+            await self._branch.store_requests()
+        except StoreError as error:  # usually because another process runs a turn; the usage is stored later
+            logger.info("Session %s: no summary was written early: %s", self._branch.row.id, error)
+        except Exception:
+            logger.exception("Session %s: no summary could be written early", self._branch.row.id)
+
+    async def _watch(self, scope: anyio.CancelScope) -> None:
+        """Cancel `scope` as soon as another process uses the session."""
+        while not await self._is_used_elsewhere():  # noqa: ASYNC110  # other processes set no event here
+            await anyio.sleep(WATCH_S)
+        scope.cancel()
+
+    async def _is_used_elsewhere(self) -> bool:
+        """Whether another process runs a turn or has added entries. Also true if the store does not say."""
+        try:
+            row = await self._adapters.store.session(self._branch.row.id)
+        except StoreError:
+            return True
+        return row.state != "idle" or row.leaf != self._branch.leaf
 
     def prefetch(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from crow.domain.errors import CrowError, NoSuchSession, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
+from crow.domain.trace_context import current_trace_context, use_trace_context
 from crow.store import SessionChanges, Tail
 from crow.tools import McpServer, ServerPrompt, Workspace
 
@@ -47,6 +48,7 @@ RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
 `/retry`, change neither."""
+REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
 """A prompt of at most this length fits into every context window."""
@@ -68,6 +70,7 @@ class PendingPrompt:
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
     metadata: JsonObject = field(default_factory=dict)
+    trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     in_inbox: bool = False
     ready: anyio.Event = field(default_factory=anyio.Event)
     done: anyio.Event = field(default_factory=anyio.Event)
@@ -102,6 +105,8 @@ class Session:
         self.window = ContextWindow(adapters.store, self.id)
         self.tools_wanted = anyio.Event()
         self.closing = False
+        self.rest_s = REST_S
+        """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
         self._remarks: list[str] = []
@@ -155,6 +160,8 @@ class Session:
         )
         if self.servers:
             prompt.called = parse_prompt_call(text)
+        if self._runner is not None:
+            self._runner.cancel_preparation()
         self._queue.append(prompt)
         return prompt
 
@@ -261,6 +268,8 @@ class Session:
     async def close(self) -> None:
         """Cancel all prompts, and wait until the session's task has ended."""
         self.closing = True
+        if self._runner is not None:
+            self._runner.cancel_preparation()
         self.cancel()
         self._wake.set()
         await self._ended.wait()
@@ -275,6 +284,8 @@ class Session:
                         await self._serve(self._queue[0])
                     else:
                         await self._wait_for_prompt()
+                if self._runner is not None:
+                    await self._runner.end_preparation()
                 await self.branch.close()
                 if self._runner is not None:
                     self._runner.close()
@@ -319,6 +330,9 @@ class Session:
             await prompt.ready.wait()
         if prompt not in self._queue:  # the request could not store the prompt and removed it
             return
+        use_trace_context(prompt.trace_context)
+        if prompt.trace_context:
+            logger.info("Session %s: a turn begins", self.id)
         try:
             # A tool may run for hours. Without a renewed lease, other processes would assume that this process is dead.
             async with after_delay(RENEW_S, self._renew_lease, again=True):
@@ -340,6 +354,9 @@ class Session:
             self._runner.title_later(self._tasks)
         if self.workspace.has_leftovers:
             self._tasks.start_soon(self.workspace.reap)
+        is_resting = not (self._queue or self.closing or self.owes)
+        if self._runner is not None and is_resting and prompt.command is None and prompt.error is None:
+            self._runner.prepare_checkpoint(self._tasks)
 
     async def _renew_lease(self) -> None:
         subagents = self._runner.subagents.running if self._runner is not None else ()

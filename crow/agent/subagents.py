@@ -106,16 +106,17 @@ class SubAgents:
         :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
         """
         store, row = self.adapters.store, self.parent.row
+        extra = row.config.get("system_prompt_append")
+        append = f"{extra}\n\n{ROLE}" if isinstance(extra, str) and extra else ROLE
+        config = {**row.config, "system_prompt_append": append}
         if task.resume is None:
-            extra = row.config.get("system_prompt_append")
-            append = f"{extra}\n\n{ROLE}" if isinstance(extra, str) and extra else ROLE
             new = NewSession(
                 id=f"task-{secrets.token_hex(8)}",
                 cwd=row.cwd,
                 model=row.model,
                 mode=row.mode,
                 additional_directories=row.additional_directories,
-                config={**row.config, "system_prompt_append": append},
+                config=config,
                 parent_id=row.id,
                 title=task.title,
             )
@@ -131,7 +132,7 @@ class SubAgents:
         if tail.row.parent_id != row.id:
             raise unknown
         branch = Branch(store, client, tail)
-        await branch.change(SessionChanges(mode=row.mode, model=row.model))
+        await branch.change(SessionChanges(mode=row.mode, model=row.model, config=config))
         return branch
 
     async def _run(self, branch: Branch, task: Task, tools: ToolSubset) -> TurnEnd:

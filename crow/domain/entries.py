@@ -213,7 +213,7 @@ class Checkpoint:
     files_modified: tuple[str, ...] = ()
     mode: str = ""
     plan: tuple[PlanItem, ...] = ()
-    reason: Literal["threshold", "overflow", "command", "model"] = "threshold"
+    reason: Literal["threshold", "overflow", "command", "model", "early"] = "threshold"
     method: Literal["prefix", "serialised", "fallback", "hook"] = "fallback"
     tokens_before: int = 0
     tokens_after: int = 0

@@ -14,6 +14,7 @@ import anyio.abc
 
 from crow import __version__
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestError, RequestId
@@ -26,6 +27,7 @@ from crow.frontend.params import (
     open_request_from,
     session_alias,
     session_metadata,
+    trace_context,
     wants_archived,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
@@ -56,6 +58,9 @@ LOGGED_OUT = (
     f'You have logged out of crow. Authenticate with "{CONFIGURED}" to use the configured endpoint again, or run '
     '"crow login" to set up another.'
 )
+
+SYSTEM_PROMPT_MODES: dict[str, Any] = {"mode": {"override": {}}}
+"""The modes of `systemPrompt` that crow supports in addition to `append`."""
 
 OPENING = frozenset({"session/new", "session/fork", "session/load", "session/resume"})
 """Requests that open a session."""
@@ -132,6 +137,7 @@ class AcpAgent:
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
+        use_trace_context(trace_context(params))
         try:
             return await self._answer(method, params)
         except CrowError as error:
@@ -197,7 +203,7 @@ class AcpAgent:
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
                 "mcpCapabilities": {"http": True, "sse": True},
-                "sessionCapabilities": {feature: {} for feature in features},
+                "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
                 "auth": {"logout": {}},
             },
             "authMethods": _auth_methods(self._sessions.caps),

@@ -14,6 +14,7 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
+from crow.domain.trace_context import trace_context_from
 from crow.frontend.frames import describe
 from crow.store.codec import merged_metadata
 from crow.tools import HttpServer, McpServer, StdioServer
@@ -70,8 +71,8 @@ def client_name(params: Mapping[str, Any]) -> str:
 class OpenRequest:
     """A request that opens a session.
 
-    If `model` is None, the session's stored model is used, else the configured one. `config` is stored with the
-    session. `metadata` is merged into the session's metadata.
+    If `model` is None, the session's stored model is used, else the configured one. `config` changes the session's
+    stored configuration; None removes a member. `metadata` is merged into the session's metadata.
     """
 
     cwd: str
@@ -97,7 +98,11 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
         directories=tuple(_existing_directory("additionalDirectories", path) for path in directories),
         servers=mcp_servers_from(params.get("mcpServers")),
         model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
-        config=_system_prompt(meta.get("systemPrompt")) | _max_turns(options.get("maxTurns")),
+        config={
+            **_meta_system_prompt(meta.get("systemPrompt")),
+            **_system_prompt(params.get("systemPrompt")),
+            **_max_turns(options.get("maxTurns")),
+        },
         metadata=session_metadata(params),
     )
 
@@ -158,6 +163,11 @@ def fork_entry(params: Mapping[str, Any]) -> int | None:
     return entry
 
 
+def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
+    """The trace context in `_meta`; empty if there is none."""
+    return trace_context_from(_object(params, "_meta"))
+
+
 def wants_archived(params: Mapping[str, Any]) -> bool:
     """`_meta.crow.archived`: whether to list the archived sessions instead of the others."""
     return _crow_meta(params).get("archived") is True
@@ -212,19 +222,50 @@ def _existing_directory(name: str, path: object) -> str:
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `_meta.systemPrompt` as configuration of the session.
+    """Reads `systemPrompt` as a change of the session's configuration. Null keeps what is stored.
 
-    A string replaces crow's role in the system prompt. The text of `{"append": text}` is added at the prompt's end.
+    `override` replaces crow's role in the system prompt. `append` adds the text at the prompt's end.
     """
+    if prompt is None:
+        return {}
+    if not isinstance(prompt, dict):
+        raise ArgumentError(f"systemPrompt is {describe(prompt)}; expected an object with mode and content.")
+    mode, content = prompt.get("mode"), prompt.get("content")
+    if mode not in ("append", "override"):
+        raise ArgumentError(f'systemPrompt.mode is {describe(mode)}; expected "append" or "override".')
+    if not isinstance(content, list):
+        raise ArgumentError(f"systemPrompt.content is {describe(content)}; expected a list of text blocks.")
+    texts = []
+    for index, block in enumerate(content):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                example = '{"type": "text", "text": "Be brief."}'
+                raise ArgumentError(f"systemPrompt.content[{index}]: expected a text block, such as {example}.")
+    if not "".join(texts).strip():
+        raise ArgumentError("systemPrompt.content contains no text. To send no instructions, omit systemPrompt.")
+    return _prompt_config(mode, "\n\n".join(texts))
+
+
+def _meta_system_prompt(prompt: object) -> dict[str, object]:
+    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string overrides; the text of
+    `{"append": text}` is appended."""
     match prompt:
         case None:
             return {}
         case str():
-            return {"system_prompt": prompt} if prompt.strip() else {}
+            return _prompt_config("override", prompt) if prompt.strip() else {}
         case {"append": str(text)}:
-            return {"system_prompt_append": text} if text.strip() else {}
+            return _prompt_config("append", text) if text.strip() else {}
         case _:
             raise ArgumentError('_meta.systemPrompt: expected a string, or an object such as {"append": "Be brief."}.')
+
+
+def _prompt_config(mode: object, text: str) -> dict[str, object]:
+    """A system prompt replaces an earlier one of the other mode, too."""
+    appended = mode == "append"
+    return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 
 
 def _max_turns(count: object) -> dict[str, object]:

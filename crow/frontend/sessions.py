@@ -35,7 +35,9 @@ from crow.domain.errors import (
     StoreUnavailable,
 )
 from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
+from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
@@ -162,7 +164,7 @@ class OpenSessions:
                 mode=self._dependencies.mode,
                 additional_directories=request.directories,
                 alias=alias,
-                config=request.config,
+                config=changed_config({}, request.config),
                 metadata=merged_metadata({}, request.metadata),
             )
             try:
@@ -192,7 +194,9 @@ class OpenSessions:
                 original = await store.session(session_id)
                 options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
                 if options:
-                    await store.update_session(row.id, option_changes(row, options))
+                    row = await store.update_session(row.id, option_changes(row, options))
+            if (config := changed_config(row.config, request.config)) != row.config:
+                await store.update_session(row.id, SessionChanges(config=config))
         return self._start(await store.open_session(row.id), request, contents)
 
     @asynccontextmanager
@@ -211,6 +215,10 @@ class OpenSessions:
                     await store.merge_metadata(session_id, request.metadata)
                 else:
                     await live.session.branch.merge_metadata(request.metadata)
+            if live is not None:
+                known = live.session.branch.row.config
+                if (config := changed_config(known, request.config)) != known:
+                    await live.session.branch.change(SessionChanges(config=config))
 
             def stays_open() -> bool:
                 return live is not None and (has_unstored or live.session.busy)
@@ -338,6 +346,7 @@ class OpenSessions:
         return opened
 
     async def _run(self, opened: OpenSession) -> None:
+        use_trace_context({})  # the session outlives the request that opened it
         try:
             await opened.session.run()
         except Exception:
@@ -354,12 +363,17 @@ class OpenSessions:
             del self._open[opened.session.id]
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Store the directories and model of `request`, and return the changed session. A change of the model is also
-        stored as an entry.
+        """Store the directories, model and configuration of `request`, and return the changed session. A change of the
+        model is also stored as an entry.
 
-        If the database cannot be written, only the returned row in memory is changed.
+        If the database cannot be written, directories and model change only in the returned row.
+
+        :raises StoreUnavailable: the configuration cannot be stored.
         """
         row = tail.row
+        if (config := changed_config(row.config, request.config)) != row.config:
+            row = await store.update_session(row.id, SessionChanges(config=config))
+            tail = replace(tail, row=row)
         cwd, directories = request.cwd, request.directories
         model = request.model or row.model or self._dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
@@ -518,6 +532,11 @@ class IdleTimer:
         self._delay_s = delay_s
         self._waiting.cancel()
         self._wanted.set()
+
+
+def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
+    """A session's configuration with changes; None removes a member."""
+    return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
 def session_info(row: SessionRow) -> dict[str, Any]:

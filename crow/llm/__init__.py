@@ -73,10 +73,12 @@ class ModelLimits:
 class ModelInfo(ModelLimits):
     """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
     window is unknown if it is neither configured nor listed by the endpoint. `refused` lists the refusals that change
-    how messages are written, oldest first."""
+    how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
+    network."""
 
     name: str
     endpoint: str
+    is_local: bool = False
     is_window_configured: bool = False
     refused: tuple[Refusal, ...] = ()
 

@@ -30,6 +30,7 @@ from openai import RequestOptions
 from crow import __version__
 from crow.domain import errors
 from crow.domain.messages import Answer
+from crow.domain.trace_context import current_trace_context
 from crow.llm import EndpointMemory, ModelInfo, Request
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
@@ -154,7 +155,8 @@ class ChatCompletions:
         who = self.origin.endpoint
         try:
             api = (await self._open()).api
-            response = await api.get("/models", cast_to=httpx2.Response, options=_NO_TELEMETRY)
+            headers = {**_NO_TELEMETRY["headers"], **self._trace_headers()}
+            response = await api.get("/models", cast_to=httpx2.Response, options={"headers": headers})
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
             raise model_error(parse_error_response(error.status_code, error.response.content), self.origin) from None
@@ -302,11 +304,17 @@ class ChatCompletions:
         del template.headers["Content-Length"]
         return _Client(api=api, http=http, template=template)
 
+    def _trace_headers(self) -> dict[str, str]:
+        """The trace context of the client's request, without headers that the user has configured."""
+        configured = {name.lower() for name, _ in self._endpoint.headers}
+        return {name: value for name, value in current_trace_context().items() if name not in configured}
+
     async def _post(self, body: bytes) -> _HttpBody | ErrorBody:
         """Send `body`. Return the open response body, or the content of an HTTP error."""
         client = self._client or await self._open()
         of = client.template
         request = httpx2.Request(of.method, of.url, headers=of.headers, content=body, extensions=of.extensions)
+        request.headers.update(self._trace_headers())
         try:
             response = await client.http.send(request, stream=True)
             if response.is_success:

@@ -54,7 +54,13 @@ class Endpoint(ModelLimits):
         """The model as configured."""
         limits = {each.name: getattr(self, each.name) for each in fields(ModelLimits)}
         is_configured = self.context_window is not None
-        return ModelInfo(name=self.model, endpoint=self.name, is_window_configured=is_configured, **limits)
+        return ModelInfo(
+            name=self.model,
+            endpoint=self.name,
+            is_local=is_local(self.base_url),
+            is_window_configured=is_configured,
+            **limits,
+        )
 
     def check(self) -> None:
         """See :meth:`crow.llm.Model.check`."""

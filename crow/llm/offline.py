@@ -50,6 +50,7 @@ class OfflineModel:
         self.info = ModelInfo(
             name="offline",
             endpoint="offline offline",
+            is_local=True,
             context_window=context_window or 32_768,
             is_window_configured=context_window is not None,
         )

@@ -313,6 +313,12 @@ class CompactionSettings(Section):
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
     """After a compaction, this fraction of the room for messages is still filled. The room is the threshold minus the
     size of the system message and the tools."""
+    early: Annotated[
+        Literal[False] | Annotated[float, Field(ge=0.1, le=1)],
+        Expected("a fraction of the threshold from 0.1 to 1, such as 0.6, or false"),
+    ] = 0.6
+    """If an idle session fills more than this fraction of the threshold, crow writes the summary before the next prompt
+    needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
     """The model that is asked first for a summary. It gets a shortened transcript; the session's model is asked only if
     it fails. If unset, the session's model writes summaries, with a request that its endpoint has mostly cached."""

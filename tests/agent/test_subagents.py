@@ -17,9 +17,9 @@ from crow.agent.permissions import user_rules
 from crow.agent.session import Session
 from crow.domain.entries import Assistant, Checkpoint, File, Skill, ToolResult, TurnEnd
 from crow.domain.events import CallAnnounced, CallProgressed
-from crow.domain.messages import Text, ToolMessage, Usage, UserMessage
+from crow.domain.messages import SystemMessage, Text, ToolMessage, Usage, UserMessage
 from crow.llm import ModelInfo, Request
-from crow.store import NewSession
+from crow.store import NewSession, SessionChanges
 from crow.store.sqlite.store import SqliteStore
 from crow.tools.mcp.client import ToolSettings, open_toolbox
 from crow.tools.workspace import DiskWorkspace
@@ -198,6 +198,22 @@ async def test_a_resumed_task_continues_and_must_belong_to_the_session(tmp_path:
         if isinstance(part, Text)
     ]
     assert said == ["child first", "and second"]
+
+
+async def test_a_resumed_task_has_the_present_system_prompt_of_the_session(tmp_path: Path) -> None:
+    parent = [Say(calls=(task(prompt="child first"),)), Say(text=["ok"])]
+    model = Casting(parent=parent, child=[Say(text=["one"]), Say(text=["two"])])
+    async with running(tmp_path, model) as run:
+        await run.session.prompt(text("parent go"))
+        child = task_id_of(run.client.stored(ToolResult)[0])
+        await run.session.branch.change(SessionChanges(config={"system_prompt_append": "Be brief."}))
+        parent += [Say(calls=(task(prompt="and second", resume=child),)), Say(text=["ok"])]
+        await run.session.prompt(text("more"))
+    first, second = (each.messages[0] for each in model.requests["child"])
+    assert isinstance(first, SystemMessage)
+    assert isinstance(second, SystemMessage)
+    assert "\n\nBe brief.\n\n" not in first.text
+    assert "\n\nBe brief.\n\n" in second.text
 
 
 async def test_several_tasks_run_at_once(tmp_path: Path) -> None:

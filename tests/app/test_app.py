@@ -32,7 +32,7 @@ def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
     (tmp_path / "summary.md").write_text("Sum up.", "utf-8")
     (tmp_path / "config.toml").write_text(
         'model.name = "large"\nmodel.context_window = 50000\n[compaction]\nauto = false\nthreshold = 0.5\n'
-        'keep_tokens = 1000\ntarget = 0.25\ncompact_model = "small"\nprompt_file = "summary.md"\n',
+        'keep_tokens = 1000\ntarget = 0.25\nearly = 0.7\ncompact_model = "small"\nprompt_file = "summary.md"\n',
         "utf-8",
     )
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "http://localhost:1/v1"}))
@@ -40,10 +40,22 @@ def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
     adapters = wiring.adapters(store)
     settings = adapters.settings().compaction
     assert (settings.auto, settings.threshold, settings.keep_tokens, settings.target) == (False, 0.5, 1_000, 0.25)
-    assert (settings.compact_model, settings.instruction) == ("small", "Sum up.")
+    assert (settings.compact_model, settings.instruction, settings.early) == ("small", "Sum up.", 0.7)
     assert adapters.info("large").context_window == 50_000
     assert adapters.info("small").context_window is None
     assert adapters.info("offline").endpoint == "offline offline"
+
+
+@pytest.mark.parametrize(("written", "early"), [("", 0.6), ("early = false", None), ("early = 1", 1.0)])
+def test_early_summaries_are_on_by_default_and_can_be_turned_off(
+    tmp_path: Path, written: str, early: float | None
+) -> None:
+    (tmp_path / "config.toml").write_text(f"[compaction]\n{written}\n", "utf-8")
+    wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "https://far.example/v1"}))
+    store: Store = None  # type: ignore[assignment]  # nothing is opened here
+    adapters = wiring.adapters(store)
+    assert adapters.settings().compaction.early == early
+    assert [adapters.info(name).is_local for name in ("large", "offline")] == [False, True]
 
 
 def protections(home: Path, cwd: Path, *paths: Path, config: Path | None = None) -> list[str]:

@@ -27,6 +27,7 @@ from crow.domain.errors import (
     RateLimited,
 )
 from crow.domain.messages import Answer, SystemMessage, Text, ToolSpec, Usage, UserMessage
+from crow.domain.trace_context import use_trace_context
 from crow.llm import Delta, Request, Retrying, TextDelta, ThoughtDelta
 from crow.llm import stream as exchange
 from crow.llm.chat_completions import ChatCompletions
@@ -691,3 +692,25 @@ def test_a_local_endpoint_needs_no_key() -> None:
 
 def test_the_repr_of_an_endpoint_has_no_key() -> None:
     assert "sk-1" not in repr(Endpoint(base_url="http://localhost/v1", model="m", api_key="sk-1"))
+
+
+async def test_requests_carry_the_trace_context_but_configured_headers_win() -> None:
+    use_trace_context({"traceparent": "00-1", "baggage": "a=1"})
+    try:
+        async with FakeEndpoint() as endpoint:
+            configured = (("Baggage", "mine"), ("X-A", "b"))
+            settings = Endpoint(base_url=endpoint.base_url, model="fake-model", headers=configured)
+            model = ChatCompletions(settings)
+            endpoint.script(text("ok"))
+            await ask(model)
+            await model.models()
+            await model.close()
+            for asked in endpoint.requests:
+                assert {name: asked.headers.get(name) for name in ("traceparent", "baggage", "x-a")} == {
+                    "traceparent": "00-1",
+                    "baggage": "mine",
+                    "x-a": "b",
+                }
+            assert {asked.path for asked in endpoint.requests} == {"/v1/chat/completions", "/v1/models"}
+    finally:
+        use_trace_context({})

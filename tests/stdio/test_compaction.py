@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from tests.stdio.conftest import ROOT, StartCrow
@@ -344,3 +345,47 @@ async def test_only_a_configured_window_refuses_and_says_what_to_change(
         await agent.initialize()
         await agent.load_session(session, place)
         assert (await agent.prompt(session, "go on"))["stopReason"] == "end_turn"
+
+
+async def test_a_prompt_uses_the_summary_that_was_written_while_the_user_was_reading(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    configure(home, 64_000)
+    # the endpoint plays a proxy, so that the model counts as far away
+    far = {"OPENAI_BASE_URL": "http://far.example/v1", "HTTP_PROXY": endpoint.base_url.removesuffix("/v1")}
+    asked: list[Recorded] = []
+    cut_off, written = Gate(), Gate()
+
+    def reply(request: Recorded) -> Reply:
+        if "[crow] Your summary" not in str(request.body["messages"][-1]):
+            return fake.text("a" * 12_000)
+        asked.append(request)
+        return fake.text(SUMMARY[:20], SUMMARY[20:], between=[cut_off if len(asked) == 1 else written])
+
+    endpoint.answer_with(reply)
+    async with crow(endpoint=endpoint, env=far) as agent:
+        await agent.initialize(**ASKS)
+        session = await agent.new_session(place)
+        for _ in range(5):
+            await agent.prompt(session, "q" * 12_000)
+        await cut_off.reached()
+        await agent.prompt(session, "q" * 12_000)  # cancels the first summary
+        await written.reached()
+        assert asked[0].left.is_set()
+        shown = len(agent.log)
+        written.open()
+        while summaries(home) < 2:
+            await anyio.lowlevel.checkpoint()
+        assert agent.updates(session, since=shown) == []
+        assert (await agent.prompt(session, "What now?"))["stopReason"] == "end_turn"
+        updates = agent.updates(session, "compaction_update")
+        assert [update["status"] for update in updates] == ["in_progress", "completed"]
+    assert (len(asked), len(endpoint.asked)) == (2, 9)
+    assert SUMMARY in str(endpoint.asked[-1].body["messages"][1]["content"])
+
+
+def summaries(home: Path) -> int:
+    """How many requests for a summary are stored."""
+    with closing(sqlite3.connect(home / "crow.db")) as connection:
+        count: int = connection.execute("SELECT count(*) FROM entries WHERE kind = 'request'").fetchone()[0]
+    return count

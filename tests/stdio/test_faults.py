@@ -197,6 +197,10 @@ async def test_a_read_only_database_is_readable_and_prompts_say_that_nothing_can
                 since = len(agent.log)
                 await agent.load_session(session, cwd)
                 assert agent.text(session, since=since) == "hello"
+            brief = {"mode": "append", "content": [{"type": "text", "text": "Be brief."}]}
+            opening = {"sessionId": session, "cwd": str(place), "mcpServers": [], "systemPrompt": brief}
+            with pytest.raises(RpcError, match="is not writable"):
+                await agent.request("session/load", opening)
             with pytest.raises(RpcError) as raised:
                 await agent.prompt(session, "say lost")
             for words in (raised.value.message, await refused(agent, place)):

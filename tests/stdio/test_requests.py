@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.stdio.conftest import StartCrow
+from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
-from tests.support.fake_endpoint import FakeEndpoint
+from tests.support.fake_endpoint import FakeEndpoint, Gate
 
 TERMINAL_AUTH = {"auth": {"terminal": True}, "_meta": {"terminal-auth": True}}
 
@@ -272,3 +273,205 @@ async def test_server_prompts_are_listed_when_the_server_is_up_and_can_be_sent(c
         kinds = [one["content"]["type"] for one in agent.updates(session, "user_message_chunk")]
         assert {"image", "resource", "resource_link"} <= set(kinds)
         assert (await agent.request("session/list", {}))["sessions"][0]["title"].startswith("say reviewed")
+
+
+def instructions(mode: str, *texts: str) -> dict[str, Any]:
+    return {"mode": mode, "content": [{"type": "text", "text": text} for text in texts]}
+
+
+async def test_a_system_prompt_applies_to_each_way_of_opening_a_session(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    opening = {"cwd": str(place), "mcpServers": []}
+
+    async def system(session: str) -> str:
+        await agent.prompt(session, "hello")
+        return str(endpoint.asked[-1].body["messages"][0]["content"])
+
+    async with crow(endpoint=endpoint) as agent:
+        capabilities = (await agent.initialize())["agentCapabilities"]["sessionCapabilities"]
+        assert capabilities["systemPrompt"] == {"mode": {"override": {}}}
+        session = await agent.new_session(place, systemPrompt=instructions("append", "Be brief.", "Be kind."))
+        appended = await system(session)
+        assert appended.startswith("You are Crow")
+        assert appended.endswith("\n\nBe brief.\n\nBe kind.")
+        poet = await agent.new_session(place, systemPrompt=instructions("override", "You are a poet."))
+        replaced = await system(poet)
+        assert replaced.startswith("You are a poet.\n\n<environment>\n")
+        assert "You are Crow" not in replaced
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        for method, extra in (
+            ("session/load", {}),
+            ("session/resume", {"systemPrompt": None}),
+            ("session/load", {"systemPrompt": instructions("append", "Be brief.", "Be kind.")}),
+        ):
+            await agent.request(method, {**opening, "sessionId": session, **extra})
+            assert await system(session) == appended
+        fork = (await agent.request("session/fork", {**opening, "sessionId": session}))["sessionId"]
+        assert await system(fork) == appended
+        other = {**opening, "sessionId": session, "systemPrompt": instructions("append", "Be kind.")}
+        fork = (await agent.request("session/fork", other))["sessionId"]
+        assert (await system(fork)).endswith("</date>\n\nBe kind.")
+        assert await system(session) == appended
+        await agent.request("session/resume", {**other, "systemPrompt": instructions("override", "You are a cook.")})
+        replaced = await system(session)
+        assert replaced.startswith("You are a cook.\n\n<environment>\n")
+        assert "Be kind." not in replaced
+        assert await system(session) == replaced
+        await agent.request("session/load", other)
+        assert (await system(session)).startswith("You are Crow")
+        assert endpoint.asked[-1].body["messages"][0]["content"].endswith("</date>\n\nBe kind.")
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.request("session/resume", {**other, "systemPrompt": instructions("append", "Be quick.")})
+        assert (await system(session)).endswith("</date>\n\nBe quick.")
+
+
+async def test_a_system_prompt_for_a_running_session_applies_to_its_next_turn(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.script(fake.text("so far", ", and the rest", between=[gate]), fake.text("done"))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        running = await agent.start_prompt(session, "hello")
+        await agent.wait_for_text(session, "so far")
+        opening = {"cwd": str(place), "mcpServers": [], "sessionId": session}
+        await agent.request("session/resume", {**opening, "systemPrompt": instructions("append", "Be brief.")})
+        gate.open()
+        assert (await running.result())["stopReason"] == "end_turn"
+        await agent.prompt(session, "again")
+        assert endpoint.asked[-1].body["messages"][0]["content"].endswith("\n\nBe brief.")
+
+
+PICTURE = {"type": "image", "data": "", "mimeType": "image/png"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("Be brief.", 'systemPrompt is "Be brief."; expected an object with mode and content.'),
+        ([], "systemPrompt is a list; expected an object with mode and content."),
+        ({"content": []}, 'systemPrompt.mode is missing or null; expected "append" or "override".'),
+        (instructions("prepend", "a"), 'systemPrompt.mode is "prepend"; expected "append" or "override".'),
+        (instructions("_mine", "a"), 'systemPrompt.mode is "_mine"; expected "append" or "override".'),
+        ({"mode": ["append"], "content": []}, 'systemPrompt.mode is a list; expected "append" or "override".'),
+        ({"mode": "append"}, "systemPrompt.content is missing or null; expected a list of text blocks."),
+        (instructions("append"), "systemPrompt.content contains no text. To send no instructions, omit systemPrompt."),
+        (instructions("override", " "), "systemPrompt.content contains no text."),
+        (
+            {"mode": "append", "content": [{"type": "text", "text": "a"}, PICTURE]},
+            "systemPrompt.content[1]: expected a text block, such as",
+        ),
+        ({"mode": "append", "content": [{"type": "text", "text": 7}]}, "systemPrompt.content[0]: expected a text"),
+    ],
+)
+async def test_a_system_prompt_that_cannot_be_applied_is_an_error_and_changes_nothing(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint, wrong: object, words: str
+) -> None:
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, systemPrompt=instructions("append", "Be brief."))
+        await agent.prompt(session, "hello")
+        at_place = {"cwd": str(place), "mcpServers": [], "systemPrompt": wrong}
+        agent.checks_schema = False
+        for method in ("session/new", "session/load", "session/resume", "session/fork"):
+            known = {} if method == "session/new" else {"sessionId": session}
+            code, message = await failed(agent.request(method, {**at_place, **known}))
+            assert code == -32602
+            assert message.startswith(words)
+        agent.checks_schema = True
+        assert len((await agent.request("session/list", {}))["sessions"]) == 1
+        await agent.prompt(session, "hello again")
+        first, second = (asked.body["messages"][0] for asked in endpoint.asked)
+        assert first == second
+
+
+TRACE = {
+    "traceparent": "00-80e1afed08e019fc1110464cfa66635c-7a085853722dc6d2-01",
+    "tracestate": "a=1,b=2",
+    "baggage": "user=ann",
+}
+SERVER = """
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    match message.get("method"):
+        case "initialize":
+            version = message["params"]["protocolVersion"]
+            result = {"protocolVersion": version, "serverInfo": {"name": "v", "version": "1"}}
+            result["capabilities"] = {"tools": {}, "prompts": {}}
+        case "tools/list":
+            result = {"tools": [{"name": "meta", "inputSchema": {"type": "object"}}]}
+        case "prompts/list":
+            result = {"prompts": [{"name": "meta"}]}
+        case "tools/call" | "prompts/get" as method:
+            content = {"type": "text", "text": json.dumps(message["params"].get("_meta"))}
+            result = {"content": [content], "messages": [{"role": "user", "content": content}]}
+        case _:
+            continue
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def configured(home: Path, toml: str) -> None:
+    home.mkdir()
+    (home / "config.toml").write_text(toml, "utf-8")
+
+
+def traces(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in TRACE if name in values}
+
+
+async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_agents_and_the_log(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint, home: Path
+) -> None:
+    servers = f"[mcp_servers.srv]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(['-c', SERVER])}\n"
+    servers += '[mcp_servers.gone]\ncommand = "/no/such/server"\n'
+    configured(home, f'[permissions]\nallow = ["srv__*"]\n{servers}')
+    task = {"description": "look", "prompt": "look around"}
+    endpoint.script(
+        fake.calls(("srv__meta", {}), ("task", task)),
+        fake.text("task done"),
+        fake.text("done"),
+        fake.text("prompted"),
+        fake.calls(("srv__meta", {})),
+        fake.text("no trace"),
+    )
+    async with crow(endpoint=endpoint, env={"CROW_LOG": "info"}) as agent:
+        await agent.initialize()
+        stale = {"traceparent": TRACE["traceparent"].replace("8", "9"), "baggage": "opened"}
+        session = await agent.new_session(place, _meta=stale)
+
+        async def prompt(text: str, meta: dict[str, Any] | None = None) -> None:
+            content = [{"type": "text", "text": text}]
+            await agent.request("session/prompt", {"sessionId": session, "prompt": content, "_meta": meta})
+
+        await prompt("go", {**TRACE, "other": "x"})
+        await prompt("/srv:meta", {"traceparent": TRACE["traceparent"]})
+        await prompt("again")
+    posted = endpoint.asked
+    assert [traces(dict(asked.headers)) for asked in posted] == [
+        *[TRACE] * 3,
+        {"traceparent": TRACE["traceparent"]},
+        *[{}] * 2,
+    ]
+
+    def results(body: dict[str, Any]) -> list[str]:
+        return [message["content"] for message in body["messages"] if message["role"] == "tool"]
+
+    assert traces(json.loads(results(posted[2].body)[0])) == TRACE
+    filled = next(message["content"] for message in reversed(posted[3].body["messages"]) if message["role"] == "user")
+    assert traces(json.loads(filled)) == {"traceparent": TRACE["traceparent"]}
+    assert traces(json.loads(results(posted[5].body)[-1])) == {}
+    assert all("x" not in asked.headers.values() for asked in posted)
+    log = (home / "crow.log").read_text().splitlines()
+    assert not any("MCP server gone" in line and "opened" in line for line in log)
+    assert any("crow.tools.mcp.connection: MCP server gone" in line for line in log)
+    lines = [line for line in log if "a turn begins" in line]
+    assert [line.split("crow.agent.session:")[1].split(" Session")[0] for line in lines] == [
+        f" traceparent={TRACE['traceparent']} tracestate=a=1,b=2 baggage=user=ann",
+        f" traceparent={TRACE['traceparent']}",
+    ]

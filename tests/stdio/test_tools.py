@@ -77,7 +77,7 @@ async def test_a_missing_server_is_named_and_started_by_mcp_restart(
         late.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S {SERVERS / 'tiny.py'}\n")
         late.chmod(0o755)
         await agent.prompt(session, "/mcp restart late")
-        assert shown(agent.updates(session)).endswith("Restarted: late.\n\n- **late**: ready, 13 tools")
+        assert shown(agent.updates(session)).endswith("Restarted: late.\n\n- **late**: ready, 14 tools")
         await agent.prompt(session, "go on")
     offered = [[tool["function"]["name"] for tool in request.body["tools"]] for request in endpoint.asked]
     assert ["late__echo" in names for names in offered] == [False, True]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
 from crow.tools import HttpServer, Outcome, PlannedCall, Ports, ServerOptions, ServerStatus, StdioServer, builtin
 from crow.tools.mcp.client import open_toolbox
+from crow.tools.process import HiddenKeys
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, pids_in, skip_time, stdio, until_gone
 
@@ -69,7 +72,7 @@ async def test_an_http_server_that_requires_the_new_headers_gets_them(open_box: 
 async def test_results_become_text_pictures_and_errors(open_box: OpenBox) -> None:
     async with open_box(stdio("tiny.py", "pages")) as box:
         await box.toolbox.wait_ready(120)
-        assert len(names(box)) == len(BUILT_IN) + 13
+        assert len(names(box)) == len(BUILT_IN) + 14
         results = {
             tool: await box.run(f"srv__{tool}") for tool in ("refuse", "broken", "picture", "table", "links", "liar")
         }
@@ -102,6 +105,33 @@ async def test_progress_is_shown_while_a_call_runs(open_box: OpenBox) -> None:
         await box.toolbox.wait_ready(120)
         assert await box.run("srv__count") == Outcome(text="counted")
         assert box.shown[0] == "1/2"
+
+
+@pytest.mark.parametrize("era", ["classic", "modern"])
+async def test_log_messages_of_a_server_go_to_the_log(
+    open_box: OpenBox, caplog: pytest.LogCaptureFixture, era: str
+) -> None:
+    caplog.set_level(logging.INFO, "crow")
+    keys = HiddenKeys(values=("sk-secret-0123456789",))
+    async with open_box(stdio("tiny.py", era), keys=lambda: keys) as box:
+        await box.toolbox.wait_ready(120)
+        assert await box.run("srv__log", text="slow\nquery with sk-secret-0123456789\x1b[2J") == Outcome(text="logged")
+    logged = [(each.levelname, each.getMessage()) for each in caplog.records if each.name.endswith("mcp.connection")]
+    assert logged == [
+        ("WARNING", "srv: db: slow query with [secret hidden by crow]\\x1b[2J"),
+        ("INFO", 'srv: db: {"n": 1}'),
+    ]
+
+
+async def test_a_server_cannot_fill_the_log(open_box: OpenBox, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "crow")
+    async with open_box(stdio("tiny.py")) as box:
+        await box.toolbox.wait_ready(120)
+        for _ in range(600):
+            await box.run("srv__log", text="x" * 5_000)
+    logged = [each.getMessage() for each in caplog.records if each.name.endswith("mcp.connection")]
+    assert logged[0] == f"srv: db: {'x' * 1_996}"
+    assert logged[1000:] == ["srv: further log messages are left out"]
 
 
 async def test_an_external_call_is_announced_by_server_and_title(open_box: OpenBox) -> None:
@@ -160,7 +190,7 @@ async def test_a_server_that_dies_during_a_call_is_restarted_at_its_next_use(ope
         assert (await box.run("recall", query="x")).text == "words=x entry=None limit=20"
         assert await box.run("srv__echo", text="again") == Outcome(text="you said again")
         assert names(box) == listings[0]
-        assert box.toolbox.servers() == (replace(ended, state="ready", detail="", tools=13),), "what it lost is told"
+        assert box.toolbox.servers() == (replace(ended, state="ready", detail="", tools=14),), "what it lost is told"
 
 
 async def test_a_server_that_dies_at_every_use_is_started_less_and_less_often(
@@ -204,7 +234,7 @@ async def test_a_server_that_changes_its_tools_is_listed_again(open_box: OpenBox
     changed = anyio.Event()
 
     async def on_change() -> None:
-        if box.toolbox.servers()[0].tools == 14:
+        if box.toolbox.servers()[0].tools == 15:
             changed.set()
 
     async with open_box(stdio("tiny.py"), on_change=on_change) as box:
@@ -496,4 +526,45 @@ async def test_a_server_over_http_that_forgot_the_session_is_greeted_again_at_it
             first = await box.run("web__whoami")
             assert first.is_error
             assert first.text.startswith("MCP server web ")
+            assert await box.run("web__whoami") == Outcome(text="you are None")
+
+
+async def test_an_http_server_of_the_newer_protocol_is_never_sent_the_old_handshake(open_box: OpenBox) -> None:
+    methods: list[str] = []
+
+    class Recording(ModernHttp):
+        def do_POST(self) -> None:
+            methods.append(self.headers["Mcp-Method"])
+            super().do_POST()
+
+    with http_server(Recording) as url:
+        async with open_box(HttpServer(name="web", url=url)) as box:
+            await box.toolbox.wait_ready(120)
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
+            assert methods[:2] == ["server/discover", "tools/list"]
+
+
+@pytest.mark.parametrize("how", ["ignores", "disconnects"])
+async def test_an_http_server_that_does_not_answer_the_probe_gets_the_old_handshake(
+    open_box: OpenBox, how: str
+) -> None:
+    probed, done = threading.Event(), threading.Event()
+
+    class Silent(Http):
+        def do_POST(self) -> None:
+            if self.headers["Mcp-Method"] == "server/discover":
+                probed.set()
+                if how == "ignores":
+                    done.wait(120)
+                self.close_connection = True
+            else:
+                super().do_POST()
+
+    with http_server(Silent) as url:
+        async with open_box(HttpServer(name="web", url=url), start_timeout_s=9) as box:
+            assert await anyio.to_thread.run_sync(probed.wait, 60)
+            skip_time(2)  # the library would wait for ten seconds
+            await box.toolbox.wait_ready(120)
+            done.set()
+            assert box.toolbox.servers() == (ServerStatus(name="web", state="ready", tools=1),)
             assert await box.run("web__whoami") == Outcome(text="you are None")

@@ -227,6 +227,29 @@ async def test_a_question_that_nobody_can_be_asked_is_declined(open_box: OpenBox
     assert user.questions == []
 
 
+async def test_a_question_that_the_server_takes_back_is_no_longer_asked(open_box: OpenBox) -> None:
+    asked, ended = anyio.Event(), anyio.Event()
+
+    class Undecided(User):
+        async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+            asked.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ended.set()
+            return await super().elicit(question)
+
+    user = Undecided(ElicitationAnswer(action="accept"), "form")
+    opened = open_box(stdio("various.py", "withdraws"), elicitation=user)
+    async with opened as box, anyio.create_task_group() as tasks:
+        tasks.start_soon(box.run, "srv__ask")
+        with anyio.fail_after(60):
+            await asked.wait()
+            assert await box.run("srv__withdraw") == Outcome(text="withdrawn")
+            await ended.wait()
+        tasks.cancel_scope.cancel()
+
+
 async def test_a_change_of_tools_is_followed_over_the_newer_protocol_too(open_box: OpenBox) -> None:
     changed = anyio.Event()
 

@@ -10,6 +10,6 @@ from typing import Literal, TypeAlias
 
 __all__ = ["Reason"]
 
-Reason: TypeAlias = Literal["threshold", "overflow", "command", "model"]
+Reason: TypeAlias = Literal["threshold", "overflow", "command", "model", "early"]
 """Why crow compacts: the threshold was reached, a request was refused as too long, the user asked for it, or the
-threshold was reached after a change of model."""
+threshold was reached after a change of model. `early` means that the summary was written while the session was idle."""

@@ -58,7 +58,8 @@ class CompactionPolicy:
     starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room that
     may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is replaced with the
     maximum number of words. If `compact_model` is set, that model is asked first for the summary, and the session's own
-    model only if that fails.
+    model only if that fails. If an idle session fills more than the fraction `early` of the threshold, the summary is
+    written before the next prompt needs it; None turns this off.
     """
 
     auto: bool = True
@@ -67,6 +68,7 @@ class CompactionPolicy:
     target: float | None = None
     instruction: str = ""
     compact_model: str = ""
+    early: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,23 @@ class Gauge:
         """Whether compaction is due."""
         measured = self.measured()
         return measured.used >= self.limits(measured.fixed).threshold
+
+    def early_level(self) -> int | None:
+        """Return how many tokens an idle session must fill before its summary is written early. None means that no
+        summary is written early now.
+
+        After a compaction, the context has to grow by a tenth of the room first. If the user undid a compaction, crow
+        waits for the threshold. It also does so if a larger window is due for a test, because only a full context tests
+        it.
+        """
+        early, info = self.settings.early, self.info
+        if early is None or not self.settings.auto or info.is_local or self.context_window.is_test_due(info):
+            return None
+        limits, checkpoint = self.limits(), self.branch.projection.checkpoint_body
+        if limits.is_tiny or any(isinstance(entry.body, Restore) for entry in self.branch.entries):
+            return None
+        grown = 0 if checkpoint is None else checkpoint.tokens_after + limits.room // 10
+        return max(int(limits.threshold * early), grown)
 
     def is_switched(self) -> bool:
         """Whether the newest answer came from another model than the current one."""

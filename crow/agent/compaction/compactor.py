@@ -21,9 +21,9 @@ from crow.agent.accounts import summary_stream
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
-from crow.agent.compaction.summary import Summary, SummaryJob, notes, summarise
+from crow.agent.compaction.summary import Summary, SummaryJob, ignore, notes, summarise
 from crow.agent.hooks import BranchHooks, CompactionAdvice
-from crow.domain.conversation import Context
+from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
@@ -75,8 +75,22 @@ class Pass:
     advice: CompactionAdvice = field(default_factory=CompactionAdvice)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCheckpoint:
+    """A summary, and the drafts that can become its checkpoint. The drafts were made from `projection` and its
+    `context`, when `leaf` was the id of its newest entry. `endpoint` is the endpoint of the session's model then."""
+
+    summary: Summary
+    drafts: Sequence[CheckpointDraft]
+    projection: Projection
+    context: Context
+    leaf: int
+    endpoint: str
+
+
 class Compactor:
-    """Compacts one branch for one turn, with the turn's model."""
+    """Compacts one branch for one turn, with the turn's model. If `prepared` is set, the first request of the turn uses
+    it, provided that the branch has not changed since."""
 
     def __init__(self, gauge: Gauge, model: Model, helpers: Helpers | None = None) -> None:
         self.gauge = gauge
@@ -86,6 +100,7 @@ class Compactor:
         self._helpers = helpers or Helpers()
         self._passes: list[int] = []
         """The id of the newest entry after each pass."""
+        self.prepared: PreparedCheckpoint | None = None
 
     async def use(self, model: Model) -> None:
         """Compact for another model from now on."""
@@ -98,6 +113,9 @@ class Compactor:
         :raises ~crow.domain.errors.TurnError: the request cannot be made to fit, or the context fills up again soon
             after each pass.
         """
+        prepared, self.prepared = self.prepared, None
+        if prepared is not None and await self._use(prepared):
+            return
         if not self._settings.auto or not self.gauge.is_full():
             return
         self.gauge.context_window.test_if_due(self.model.info)
@@ -114,6 +132,47 @@ class Compactor:
             await self.gauge.context_window.on_compaction(self.model.info)
         elif result.outcome == "too_small" and limits.is_configured:
             raise TurnError(result.words)
+
+    async def prepare(self) -> PreparedCheckpoint | None:
+        """Write the summary that the next prompt may use. Nothing is shown, and only what the requests use is counted.
+
+        Return None if old tool outputs can be hidden instead, which takes no time, or if a hook or the model gives no
+        summary.
+        """
+        going = self._early_pass()
+        drafts = plan(self._branch.projection, going.limits, going.measured, "early")
+        if isinstance(drafts, (Noop, Mask)) or not drafts:
+            return None
+        advice = await self._call_before_hooks(going, "summary")
+        if advice.deny:
+            return None
+        prepared = await self._write_summary(drafts, replace(going, advice=advice), show=ignore)
+        return None if prepared.summary.method == "fallback" else prepared
+
+    async def _use(self, prepared: PreparedCheckpoint) -> bool:
+        """Store the prepared checkpoint. Return False if the session has changed since, or if the checkpoint does not
+        make the next request small enough."""
+        projection, newer = self._branch.projection, self._branch.entries_after(prepared.leaf)
+        is_current = projection is prepared.projection and self.model.info.endpoint == prepared.endpoint
+        if self.gauge.early_level() is None or not is_current:
+            return False
+        if any(isinstance(entry.body, (Prompt, Checkpoint, Mask, Restore)) for entry in newer):
+            return False
+        compaction_id = new_compaction_id()
+        going = self._early_pass()
+        fitting = await self._fit(compaction_id, prepared, going)
+        if fitting is None:
+            return False
+        store = partial(self._store_checkpoint, *fitting, prepared.summary, going.measured)
+        result = await self._announce(compaction_id, store)
+        assert result.entry is not None
+        await self._finish(result.entry, "early")
+        await self.gauge.context_window.on_compaction(self.model.info)
+        return True
+
+    def _early_pass(self) -> Pass:
+        measured = self.gauge.measured()
+        return Pass(reason="early", focus="", measured=measured, limits=self.gauge.limits(measured.fixed))
 
     async def overflowed(self, error: ContextOverflow) -> None:
         """Learn from a request that was refused as too long, and shorten it.
@@ -172,9 +231,13 @@ class Compactor:
         else:
             result = await self._summarise(decision, replace(going, advice=advice))
         if result.entry is not None:
-            await self.gauge.tell()
-            await self._call_after_hooks(result.entry, reason)
+            await self._finish(result.entry, reason)
         return result
+
+    async def _finish(self, entry: Entry, reason: Reason) -> None:
+        """Tell the client and the hooks about a stored compaction."""
+        await self.gauge.tell()
+        await self._call_after_hooks(entry, reason)
 
     async def _call_before_hooks(self, going: Pass, kind: Literal["mask", "summary"]) -> CompactionAdvice:
         if self._helpers.hooks is None:
@@ -214,14 +277,18 @@ class Compactor:
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
     async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
-        """Write a checkpoint. Tell the client that the compaction starts and, even after an error or a cancellation,
-        how it ended."""
-        compaction_id = f"compaction_{secrets.token_hex(8)}"
+        """Write and store a checkpoint, in view of the client."""
+        compaction_id = new_compaction_id()
+        return await self._announce(compaction_id, partial(self._write_checkpoint, compaction_id, drafts, going))
+
+    async def _announce(self, compaction_id: str, work: Callable[[], Awaitable[CompactionResult]]) -> CompactionResult:
+        """Run `work`, which stores a checkpoint. Tell the client that the compaction starts and, even after an error or
+        a cancellation, how it ended."""
         await self._publish(compaction_id, "in_progress")
         status: Status = "cancelled"
         detail = ""
         try:
-            result = await self._write_checkpoint(compaction_id, drafts, going)
+            result = await work()
         except Exception as error:
             status, detail = "failed", str(error)
             raise
@@ -242,15 +309,45 @@ class Compactor:
     async def _write_checkpoint(
         self, compaction_id: str, drafts: Sequence[CheckpointDraft], going: Pass
     ) -> CompactionResult:
-        """Store the first draft that makes the request small enough, and smaller than it is now. To measure a draft,
-        render the request that would result from it."""
-        context, leaf, measured = self._branch.context(), self._branch.entries[-1].id, going.measured
-        summary = await self._summary(compaction_id, context, drafts[0], going)
+        """Write a summary and store a checkpoint with it, if that makes the request small enough."""
+
+        async def show(text: str) -> None:
+            await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
+
+        prepared = await self._write_summary(drafts, going, show=show)
+        fitting = await self._fit(compaction_id, prepared, going)
+        if fitting is not None:
+            return await self._store_checkpoint(*fitting, prepared.summary, going.measured)
+        if going.reason == "command":
+            words = "The conversation is already so short that a summary would be longer."
+            return CompactionResult(outcome="noop", words=words)
+        self._passes.append(self._branch.entries[-1].id)
+        return too_small(self.model.info.name, going.limits, going.measured)
+
+    async def _write_summary(
+        self, drafts: Sequence[CheckpointDraft], going: Pass, *, show: Callable[[str], Awaitable[None]]
+    ) -> PreparedCheckpoint:
+        projection, context, leaf = self._branch.projection, self._branch.context(), self._branch.entries[-1].id
+        return PreparedCheckpoint(
+            summary=await self._summary(context, drafts[0], going, show),
+            drafts=drafts,
+            projection=projection,
+            context=context,
+            leaf=leaf,
+            endpoint=self.model.info.endpoint,
+        )
+
+    async def _fit(
+        self, compaction_id: str, prepared: PreparedCheckpoint, going: Pass
+    ) -> tuple[Checkpoint, Prompt | None] | None:
+        """Return the first draft that makes the request small enough, and smaller than it is now, as a checkpoint with
+        its prompt entry. To measure a draft, render the request that would result from it."""
+        context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
-        # entries that arrived while the summary was written are not part of it
-        newer = next((entry.id for entry in self._branch.entries if entry.id > leaf), None)
+        # entries that arrived since the summary was begun are not part of it
+        newer = next((entry.id for entry in self._branch.entries_after(prepared.leaf)), None)
         for draft in drafts:
-            text = summary.text
+            text = prepared.summary.text
             if draft is not drafts[0]:  # the summary lacks the messages that only this draft removes
                 more = context.messages[drafts[0].start : draft.start]
                 text = notes(text, more, int(draft.summary_tokens / measured.scale))
@@ -260,23 +357,20 @@ class Compactor:
                 summary=text,
                 first_kept=newer if draft.body.first_kept is None else draft.body.first_kept,
                 mode=self._branch.row.mode,
-                method=summary.method,
-                model_calls=summary.model_calls,
+                method=prepared.summary.method,
+                model_calls=prepared.summary.model_calls,
+                tokens_before=measured.used,
             )
             bodies: tuple[Body, ...] = (body,) if prompt is None else (prompt, body)
             after = with_bodies(self._branch.entries, *bodies)
             tokens = round(after.estimate * measured.scale)
             limits = self.gauge.limits(round(after.fixed_estimate * measured.scale), window=going.limits.window)
             if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
-                return await self._store_checkpoint(replace(body, tokens_after=tokens), summary, prompt, measured)
-        if going.reason == "command":
-            words = "The conversation is already so short that a summary would be longer."
-            return CompactionResult(outcome="noop", words=words)
-        self._passes.append(self._branch.entries[-1].id)
-        return too_small(self.model.info.name, going.limits, measured)
+                return replace(body, tokens_after=tokens), prompt
+        return None
 
     async def _store_checkpoint(
-        self, body: Checkpoint, summary: Summary, prompt: Prompt | None, measured: Measure
+        self, body: Checkpoint, prompt: Prompt | None, summary: Summary, measured: Measure
     ) -> CompactionResult:
         entries = [] if prompt is None else [NewEntry(body=prompt)]
         entries.append(NewEntry(body=body, model=summary.model))
@@ -285,12 +379,10 @@ class Compactor:
         words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall it."
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
 
-    async def _summary(self, compaction_id: str, context: Context, draft: CheckpointDraft, going: Pass) -> Summary:
+    async def _summary(
+        self, context: Context, draft: CheckpointDraft, going: Pass, show: Callable[[str], Awaitable[None]]
+    ) -> Summary:
         """Return a hook's summary if it fits. Otherwise ask the model for one."""
-
-        async def show(text: str) -> None:
-            await self._branch.publish(SummaryShown(compaction_id=compaction_id, text=text))
-
         job = SummaryJob(
             tools=context.tools,
             messages=context.messages[: draft.start],
@@ -357,6 +449,11 @@ class Compactor:
             return None
         since = self._passes[-passes]
         return sum(1 for entry in self._branch.entries if entry.id > since and isinstance(entry.body, Assistant))
+
+
+def new_compaction_id() -> str:
+    """A random id for a compaction."""
+    return f"compaction_{secrets.token_hex(8)}"
 
 
 def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult:

@@ -174,6 +174,7 @@ class Cuts:
             candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
             pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []
+        gain = self.limits.room // 10 if self.reason == "early" else 0  # less is not worth a request
         for start, summary_tokens in candidates:
             if self.reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue
@@ -181,7 +182,7 @@ class Cuts:
             draft = CheckpointDraft(start=start, summary_tokens=summary_tokens, body=body, max_tokens=max_tokens)
             longest = replace(body, summary="word" * self.estimated(summary_tokens))
             tokens = round(with_bodies(self.projection.entries, longest).estimate * self.measured.scale)
-            is_shorter = self.reason == "command" or tokens < self.measured.used
+            is_shorter = self.reason == "command" or tokens + gain < self.measured.used
             if is_shorter and fits(tokens, draft, self.limits, self.count):
                 drafts.append(draft)
         return tuple(drafts)

@@ -194,9 +194,14 @@ class ContextWindow:
     def test_if_due(self, info: ModelInfo) -> None:
         """Test a larger window instead of compacting a full context, if the learned window is due for a test or if the
         endpoint has accepted a larger request in this session."""
+        self._of(info).probing = self.is_test_due(info)
+
+    def is_test_due(self, info: ModelInfo) -> bool:
+        """Whether crow tests a larger window than the learned one now, or will when the context fills up."""
         state, learned = self._of(info), self.learned(info)
-        if learned is not None and not state.probing:
-            state.probing = state.worked > learned.tokens or learned.is_due(state.answers, self._today())
+        if learned is None or state.probing:
+            return state.probing
+        return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
         """After a full context was compacted, store the number of answers that the learned window has lasted."""

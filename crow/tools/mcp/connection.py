@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -10,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 import anyio.to_thread
@@ -27,6 +28,8 @@ from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
+from crow.domain.rendering import on_one_line
+from crow.domain.trace_context import current_trace_context
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
@@ -40,7 +43,7 @@ from crow.tools import (
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
-from crow.tools.mcp.stdio import ServerProcess
+from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,17 @@ BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
+PROBE_S = 1.0
+LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.ERROR,
+    "alert": logging.ERROR,
+    "emergency": logging.ERROR,
+}
 REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
@@ -93,6 +107,7 @@ class ServerConnection:
     _detail: str = ""
     _client: Client | None = None
     _is_initialized: bool = False
+    _has_answered: bool = False
     _process: ServerProcess | None = None
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
@@ -107,6 +122,7 @@ class ServerConnection:
     _running: list[str] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
+    _logged: int = 0
     _failures: int = 0
     _losses: int = 0
     _loss: str = ""
@@ -139,14 +155,7 @@ class ServerConnection:
             self._ready_at, self._is_initialized = math.inf, False
             deadline = anyio.current_time() + self.start_timeout_s
             try:
-                try:
-                    # Begin with the handshake that every server knows: probing an old server for the newer protocol
-                    # takes ten seconds.
-                    await self._connect("legacy", deadline)
-                except Exception as error:
-                    if self._is_initialized or not refused_handshake(error):
-                        raise
-                    await self._connect("auto", deadline)
+                await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
                 await self._fail(self._describe_end(error))
                 await self._wanted.wait()
@@ -188,19 +197,57 @@ class ServerConnection:
             await self.settled.wait()
         return self._state == "ready"
 
-    async def _connect(self, mode: Literal["legacy", "auto"], deadline: float) -> None:
-        """Connect and stay connected until `stop` or `restart`. :raises Exception: the server failed."""
+    async def _connect_in_any_version(self, deadline: float) -> None:
+        """Connect with a version of the protocol that the server speaks, and stay connected.
+
+        HTTP servers are probed for the newer protocol first: old ones refuse the probe at once. If a server leaves the
+        probe unanswered for `PROBE_S` or closes the connection, the old handshake follows. For other transports the old
+        handshake comes first, because many old programs ignore a probe, and newer programs refuse the old handshake.
+
+        :raises Exception: the server failed.
+        """
+        if isinstance(self.server, HttpServer) and self.server.transport == "http":
+            try:
+                return await self._connect("auto", deadline, answer_s=min(PROBE_S, self.start_timeout_s / 4))
+            except Exception as error:
+                if self._has_answered:
+                    raise
+                logger.info("MCP server %s did not answer the probe: %s", self.name, describe_error(error))
+        try:
+            await self._connect("legacy", deadline)
+        except Exception as error:
+            if self._is_initialized or not refused_handshake(error):
+                raise
+            await self._connect("auto", deadline)
+
+    async def _connect(self, mode: Literal["legacy", "auto"], deadline: float, *, answer_s: float = math.inf) -> None:
+        """Connect and stay connected until `stop` or `restart`.
+
+        The server must send its first message within `answer_s`, and be ready at `deadline`.
+
+        :raises Exception: the server failed.
+        """
+        self._has_answered, self._logged = False, 0
         if self._stopping.is_set() or self.server.options.problem:
             raise ToolServerError("stopped" if self._stopping.is_set() else self.server.options.problem)
-        with anyio.CancelScope(deadline=deadline) as self._starting:
+
+        def on_message() -> None:
+            if not self._has_answered:
+                self._has_answered = True
+                self._starting.deadline = deadline
+
+        answered_by = min(anyio.current_time() + answer_s, deadline)
+        with anyio.CancelScope(deadline=answered_by) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(await self._open(stack), self.name)
+                transport = filter_invalid_tools(await self._open(stack), self.name, on_message)
                 client = Client(
                     transport,
                     mode=mode,
                     cache=None,
                     read_timeout_seconds=self.call_timeout_s,
                     message_handler=self._on_message,
+                    logging_callback=self._on_log,
+                    log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
                     elicitation_callback=self._on_question,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
@@ -301,6 +348,20 @@ class ServerConnection:
             case _:
                 pass
 
+    async def _on_log(self, params: mcp.LoggingMessageNotificationParams) -> None:
+        """Write a log message of the server to crow's log."""
+        level = LOG_LEVELS[params.level]
+        if not logger.isEnabledFor(level):
+            return
+        self._logged += 1
+        if self._logged <= LOGGED_LINES:
+            data = params.data if isinstance(params.data, str) else json.dumps(params.data, ensure_ascii=False)
+            text = f"{params.logger}: {data}" if params.logger else data
+            text = on_one_line(self.keys().mask(encodable(text)))
+            logger.log(level, "%s: %s", self.name, text[:LAST_WORDS_CHARS])
+        elif self._logged == LOGGED_LINES + 1:
+            logger.info("%s: further log messages are left out", self.name)
+
     async def _settle(self, state: Literal["ready", "failed"], detail: str) -> None:
         self._state, self._detail = state, detail
         self.settled.set()
@@ -347,7 +408,9 @@ class ServerConnection:
         self._running.append(call_id)
         try:
             progress = report_progress(on_output)
-            result = await self._client.call_tool(tool.name, dict(arguments), progress_callback=progress)
+            result = await self._client.call_tool(
+                tool.name, dict(arguments), progress_callback=progress, meta=trace_meta()
+            )
         except MCPError as error:
             return self._failure(self._describe_refusal(tool, error))
         except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
@@ -375,7 +438,7 @@ class ServerConnection:
         if prompt not in self.prompts:
             raise ToolServerError(f"{failed} no longer has this prompt.")
         try:
-            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments))
+            filled = await self._client.get_prompt(self.prompts[prompt], dict(arguments), meta=trace_meta())
         except Exception as error:  # the library may raise any error for a bad answer
             raise ToolServerError(f"{failed} did not return the prompt: {describe_error(error)}") from error
         if not (parts := parts_of(filled)):
@@ -421,6 +484,11 @@ class ServerConnection:
         if gone:
             return f"ended during {tool.name}: {self._describe_end(error)}"
         return f"refused {tool.name}: {describe_error(error)}"
+
+
+def trace_meta() -> mcp.RequestParamsMeta | None:
+    """The `_meta` of a call: the trace context of the client's prompt."""
+    return cast("mcp.RequestParamsMeta", current_trace_context()) or None
 
 
 def root_of(directory: Path) -> mcp.Root:

@@ -154,26 +154,31 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
 
 @asynccontextmanager
 async def filter_invalid_tools(
-    transport: AbstractAsyncContextManager[Any], server: str
+    transport: AbstractAsyncContextManager[Any], server: str, on_message: Callable[[], None]
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
-    """Wrap `transport` so that invalid tools are removed from each listing.
+    """Wrap `transport` so that invalid tools are removed from each listing. `on_message` is called for each message of
+    the server.
 
     Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
     request.
     """
     async with transport as (incoming, outgoing):
-        yield ValidTools(incoming, server), outgoing
+        yield ValidTools(incoming, server, on_message), outgoing
 
 
 class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
     """The messages of a server, with invalid tools removed from its listings and logged."""
 
-    def __init__(self, messages: ObjectReceiveStream[SessionMessage | Exception], server: str) -> None:
+    def __init__(
+        self, messages: ObjectReceiveStream[SessionMessage | Exception], server: str, on_message: Callable[[], None]
+    ) -> None:
         self._messages = messages
         self._server = server
+        self._on_message = on_message
 
     async def receive(self) -> SessionMessage | Exception:
         message = await self._messages.receive()
+        self._on_message()
         answer = message.message if isinstance(message, SessionMessage) else None
         if isinstance(answer, mcp.JSONRPCResponse) and isinstance(answer.result, dict):
             tools = answer.result.get("tools")

@@ -15,7 +15,20 @@ PICTURE = "iVBORw0KGgo="
 OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}}
 TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": f"Does {name}.", "inputSchema": OBJECT}
-    for name in ("echo", "refuse", "broken", "picture", "links", "count", "wait", "die", "more", "env", "get.user")
+    for name in (
+        "echo",
+        "refuse",
+        "broken",
+        "picture",
+        "links",
+        "count",
+        "wait",
+        "die",
+        "more",
+        "env",
+        "log",
+        "get.user",
+    )
 ]
 TOOLS.append({"name": "table", "inputSchema": {"type": "object"}, "title": "Give a table"})
 TOOLS.append(
@@ -85,6 +98,13 @@ def call(params: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
             return text("there are more now")
         case "env":
             return text(str(os.environ.get(arguments["text"])))
+        case "log":
+            # the newer protocol allows messages only if the request asks for a level
+            if "modern" not in sys.argv or meta.get("io.modelcontextprotocol/logLevel") == "info":
+                for level, data in (("warning", arguments["text"]), ("notice", {"n": 1}), ("debug", "hidden")):
+                    params = {"level": level, "logger": "db", "data": data}
+                    send({"method": "notifications/message", "params": params})
+            return text("logged")
         case name:
             return text(f"called {name}")
 

@@ -4,7 +4,8 @@
 `flood` asks. `counts`: `hold` waits for 32 calls and answers how many there were at once. `deep`: what it sends nests
 as deep as the second argument says. `where`: its tool tells where it runs and which roots it is told. `faulty`: one
 tool of two cannot be offered. `many`: a hundred tools. `listens`: it speaks only the newer protocol, and its tool adds
-another one. `prompts`: it has prompts, and filling in `more` adds one. `hostile`: all its texts have hidden characters.
+another one. `withdraws`: `ask` puts a question to the user, and `withdraw` takes it back. `prompts`: it has prompts,
+and filling in `more` adds one. `hostile`: all its texts have hidden characters.
 """
 
 import json
@@ -38,6 +39,7 @@ CATALOGUES: dict[str, list[dict[str, Any]]] = {
         for thing in ("weather", "invoice", *(f"thing{number}" for number in range(98)))
     ],
     "listens": [{"name": "more", "inputSchema": ANY}],
+    "withdraws": [{"name": name, "inputSchema": ANY} for name in ("ask", "withdraw")],
     "prompts": [],
     "hostile": [{"name": "x\u202ey", "title": EVIL, "description": EVIL, "inputSchema": ANY}],
 }
@@ -94,6 +96,9 @@ def call(name: str, arguments: dict[str, Any] | None) -> dict[str, Any]:
             answered.clear()
             place = {"cwd": os.getcwd(), "files": os.listdir(), "path": os.environ["PATH"], "args": sys.argv[2:]}
             return told(json.dumps({**place, "roots": answers["q1"]["roots"], "told": os.environ.get("TOLD")}))
+        case "withdraw":
+            send({"method": "notifications/cancelled", "params": {"requestId": "q1"}})
+            return told("withdrawn")
         case "ask":
             question: dict[str, Any] = {"mode": "form", "message": "Who are you?", "requestedSchema": SCHEMA}
         case "suggest":
