@@ -26,8 +26,7 @@ from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported fo
 from crow.tools import THE_WORKSPACE, HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
-from crow.tools.sandbox.confiner import KernelConfiner, choose_sandbox
-from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.sandbox import Confiner
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ def prepare_prompts(*, confines: bool) -> None:
     """Import the packages that the first request to a model needs. Blocks. Meanwhile, if `confines` is true, a second
     thread looks for a working sandbox."""
     if confines:
+        from crow.tools.sandbox.confiner import choose_sandbox
+
         threading.Thread(target=choose_sandbox, daemon=True).start()
     import crow.agent.runner
     import crow.llm.chat_completions
@@ -173,11 +174,16 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
     )
 
 
-def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> KernelConfiner | None:
+def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Confiner | None:
     """What confines a workspace's commands; None if the user has switched confinement off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
         return None
+
+    # These imports take 10 ms, and `initialize` is answered without them.
+    from crow.tools.sandbox.confiner import KernelConfiner
+    from crow.tools.sandbox.policy import SandboxOptions
+
     database = (paths.database.with_name(f"{paths.database.name}{end}") for end in ("", "-wal", "-shm"))
     files = (paths.config_file, paths.log_file, *database, *(() if paths.trace is None else (paths.trace,)))
     options = SandboxOptions(
