@@ -397,6 +397,7 @@ class Chat:
                 for key, option in keys.items():
                     await self._write(f"  {self._look.paint('bold', key)}  {safe(option['name'])}\n")
                 escape = "Esc" if self._look.has_styles else "any other line"
+                self._keyboard.discard()
                 await self._write(f"  {self._look.paint('bold', escape)}  stop the turn\n")
                 typed = await self._keyboard.key(keys.keys())
                 self._block = "tool"
@@ -463,6 +464,7 @@ class Chat:
         for key, words in keys.items():
             await self._write(f"  {self._look.paint('bold', key)}  {words}\n")
         escape = "Esc" if self._look.has_styles else "any other line"
+        self._keyboard.discard()
         await self._write(f"  {self._look.paint('bold', escape)}  dismiss\n")
         return await self._keyboard.key(keys.keys())
 

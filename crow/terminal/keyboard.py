@@ -66,7 +66,12 @@ class Keyboard(Protocol):
         ...
 
     async def key(self, keys: Collection[str]) -> str:
-        """Read one of these keys, `ESCAPE` or `END`. What was typed before is discarded."""
+        """Read one of these keys, `ESCAPE` or `END`."""
+        ...
+
+    def discard(self) -> None:
+        """Discard what was typed so far. Call this just before the end of a question is shown: what is typed after that
+        counts."""
         ...
 
     def set_aside(self) -> AbstractAsyncContextManager[None]:
@@ -210,6 +215,10 @@ class LineEditor:
         """See `Keyboard`."""
         return await _read_key(sys.stdin.fileno(), keys)
 
+    def discard(self) -> None:
+        """See `Keyboard`."""
+        discard_input(sys.stdin.fileno())
+
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
         """See `Keyboard`."""
@@ -259,7 +268,6 @@ class PlainKeyboard:
 
     async def key(self, keys: Collection[str]) -> str:
         """See `Keyboard`. The key is typed on a line of its own; any other line counts as `ESCAPE`."""
-        discard_input(sys.stdin.fileno())
         try:
             typed = (await self._read(f"Type {', '.join(keys)}, then Enter: ")).strip().lower()
         except EOFError:
@@ -267,6 +275,10 @@ class PlainKeyboard:
         except Interrupted:
             return ESCAPE
         return typed if typed in keys else ESCAPE
+
+    def discard(self) -> None:
+        """See `Keyboard`."""
+        discard_input(sys.stdin.fileno())
 
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
@@ -345,7 +357,6 @@ def _prompt_keys() -> KeyBindings:
 
 
 async def _read_key(fd: int, keys: Collection[str]) -> str:
-    discard_input(fd)
     with _without_echo(fd):
         while True:
             typed = await next_input(fd)

@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to end a process
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
+EXEC_READS = 5
+"""A process has an empty environment if it was seen without one so many times. It may be replaced in between."""
+
 EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""
 
@@ -382,14 +385,17 @@ class Relative:
         """Whether the process was started with this mark in its environment. None: the process is in the middle of an
         `exec`. Until that is done, the system shows neither its environment nor its arguments."""
         try:
-            if environment := self._read("environ"):
-                return mark.encode() in environment
-            found = ProcessState.of(self.pid)
-            if found is not None and found.is_running and not self._read("cmdline"):
-                return None
-            return mark.encode() in self._read("environ")
+            for _ in range(EXEC_READS):
+                if environment := self._read("environ"):
+                    return mark.encode() in environment
+                found = ProcessState.of(self.pid)
+                if found is None or not found.is_running:
+                    return False
+                if not self._read("cmdline"):
+                    return None
         except OSError:
-            return False
+            pass
+        return False
 
     def _read(self, name: str) -> bytes:
         with open(f"/proc/{self.pid}/{name}", "rb") as file:

@@ -45,8 +45,9 @@ async def test_the_three_examples_of_the_documentation_work_as_printed(
         script = tmp_path / path.removeprefix("~/")
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text(code, "utf-8")
-    configure(home, settings)
-    place = tmp_path / "work" / "nest"
+    timeless = re.sub(r"\[\[hooks\]\]\n(?!(?:.+\n)*timeout_s)", "[[hooks]]\ntimeout_s = 600\n", settings)
+    configure(home, timeless)
+    place = tmp_path / "repos" / "nest"
     place.mkdir(parents=True)
     (place / "Makefile").write_text("test:\n\tgrep 'x = 2' app.py\n")
     (place / "json.py").write_text("raise SystemExit('imported from the workspace')\n")

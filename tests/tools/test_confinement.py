@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -67,6 +68,7 @@ def test_each_access_changes_only_what_it_may(user: str) -> None:
 )
 def test_exit_codes_and_signals_are_those_of_the_command(user: str, command: str, code: int) -> None:
     async def scenario(place: Place) -> Any:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, commands would inherit that it is ignored
         workspace = place.open()
         return [await run(workspace, "read", command), await run(workspace, "full", command)]
 
