@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
+from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.prompt import Briefing
@@ -31,6 +33,7 @@ from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
+from crow.domain.messages import ToolCall
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
@@ -297,8 +300,29 @@ class TurnRunner:
             fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=hooks,
+            read_file=self._read_file,
         )
         return Compactor(gauge, model, helpers)
+
+    async def _read_file(self, path: str) -> str | None:
+        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read, or not
+        without asking the user."""
+        workspace = self._session.workspace
+        try:
+            resolved = workspace.resolve(path)
+            if not workspace.contains(resolved):
+                return None
+            if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
+                return None
+            call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
+            outcome = await (await self.tools.toolbox()).run(call, "", ignore)
+        except (CrowError, OSError, ValueError):
+            return None
+        return None if outcome.is_error or outcome.images else outcome.text
+
+
+async def ignore(_: str) -> None:
+    """Drop the output of a running call."""
 
 
 class CurrentPlan:
