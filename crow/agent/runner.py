@@ -20,6 +20,7 @@ from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.mentions import attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
@@ -91,6 +92,8 @@ class TurnRunner:
             return await self._run_command(prompt.text, prompt.command)
         if prompt.called is not None:
             return await self._run_server_prompt(prompt, prompt.called)
+        if prompt.mentions:
+            return await self._run_with_resources(prompt)
         return await self._run_turn()
 
     async def end_turn(self, end: TurnEnd) -> None:
@@ -136,9 +139,12 @@ class TurnRunner:
         await self._budget.end_turn()
         return stop
 
-    async def _run_user(self, user: User) -> StopReason:
+    async def _run_user(self, user: User, unread: Sequence[str] = ()) -> StopReason:
+        """Store the prompt and answer it. `unread` says which resources could not be attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
         await self._branch.set_default_title()
+        for words in unread:
+            await self._session.report("A resource could not be attached", words)
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
@@ -156,6 +162,19 @@ class TurnRunner:
             self._branch.store_at_end([NewEntry(body=user)])
             raise
         return await self._run_user(replace(user, parts=parts, cut=await self._session.cut_for(parts)))
+
+    async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
+        """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
+        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
+        self._permissions.rules = self._adapters.settings().rules
+        try:
+            toolbox = await self.tools.toolbox()
+            parts, failures = await attach_resources(prompt.parts, prompt.mentions, toolbox, self._permissions.refusal)
+        except BaseException:
+            self._branch.store_at_end([NewEntry(body=user)])
+            raise
+        user = replace(user, parts=parts, cut=await self._session.cut_for(parts))
+        return await self._run_user(user, failures)
 
     async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
         """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""

@@ -294,6 +294,13 @@ class Permissions:
             plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
         return replace(plan, excluded=excluded_paths(name, rules))
 
+    async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
+        """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
+        row = self._branch.row
+        plan = await self.complete(call, plan)
+        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        return decision.words if isinstance(decision, Refuse) else ""
+
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
