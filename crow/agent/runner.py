@@ -23,6 +23,7 @@ from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.mentions import attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
+from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
 from crow.agent.templates import ParsedCommand, fill_prompt
@@ -83,7 +84,19 @@ class TurnRunner:
             budget=self._budget,
             standby=self._make_standby,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
+        ports = Ports(
+            log=log,
+            plan=CurrentPlan(session.branch),
+            subagents=self.subagents,
+            elicitation=session.client,
+            sampler=ModelSampler(
+                session.branch,
+                session.client,
+                self._permissions,
+                self._budget,
+                lambda: session.adapters.model(session.branch.row.model),
+            ),
+        )
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:

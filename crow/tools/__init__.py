@@ -482,8 +482,8 @@ class SamplingRequest:
     """An MCP server asks the session's model for an answer, while a call of the server runs.
 
     `tool` is the name by which permission rules know such requests: `server__create_message`. `call`, `name`,
-    `arguments` and `title` are those of the running call. The `messages` alternate between the roles. The answer ends
-    before the first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
+    `arguments` and `announcement` are those of the running call. The `messages` alternate between the roles. The answer
+    ends before the first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
     """
 
     server: str
@@ -491,7 +491,7 @@ class SamplingRequest:
     call: CallRef
     name: str
     arguments: str
-    title: str
+    announcement: Announcement
     system: str
     messages: tuple[UserMessage | AssistantMessage, ...]
     max_tokens: int

@@ -11,7 +11,7 @@ import pytest
 
 from crow.agent.mentions import Mention, find_mentions
 from crow.domain.entries import Remark, User
-from crow.domain.messages import Image, Resource, Text, ToolCall
+from crow.domain.messages import Image, Part, Resource, Text, ToolCall
 from crow.store import SessionChanges
 from crow.tools import PlannedCall, ServerOptions, StdioServer
 from crow.tools.mcp.client import open_toolbox
@@ -38,13 +38,13 @@ def test_mentions_are_found(typed: str, found: list[str]) -> None:
 
 
 def test_only_typed_text_is_searched() -> None:
-    parts = [Resource(uri="file:///a", text="@docs:a:b"), Text(text="@docs:a:c")]
+    parts: list[Part] = [Resource(uri="file:///a", text="@docs:a:b"), Text(text="@docs:a:c")]
     assert find_mentions(parts, ["docs"]) == (Mention(server="docs", uri="a:c"),)
     assert find_mentions(parts, []) == ()
 
 
-def library(**options: tuple[str, ...]) -> StdioServer:
-    return stdio("library.py", "classic", name="docs", options=ServerOptions(**options))
+def library(options: ServerOptions | None = None) -> StdioServer:
+    return stdio("library.py", "classic", name="docs", options=options or ServerOptions())
 
 
 async def prompted(tmp_path: Path, typed: str, *, mode: str = "ask", server: StdioServer | None = None) -> Opened:
@@ -85,16 +85,16 @@ async def test_a_resource_that_cannot_be_read_does_not_fail_the_prompt(tmp_path:
 @pytest.mark.parametrize(
     ("mode", "options", "is_read"),
     [
-        ("plan", {}, False),
-        ("plan", {"read_only": ("read_resource",)}, True),
-        ("auto", {"deny": ("read_*",)}, False),
-        ("auto", {}, True),
+        ("plan", ServerOptions(), False),
+        ("plan", ServerOptions(read_only=("read_resource",)), True),
+        ("auto", ServerOptions(deny=("read_*",)), False),
+        ("auto", ServerOptions(), True),
     ],
 )
 async def test_a_mention_follows_the_rules_for_reading(
-    tmp_path: Path, mode: str, options: dict[str, tuple[str, ...]], is_read: bool
+    tmp_path: Path, mode: str, options: ServerOptions, is_read: bool
 ) -> None:
-    run = await prompted(tmp_path, "@docs:issue://me/7", mode=mode, server=library(**options))
+    run = await prompted(tmp_path, "@docs:issue://me/7", mode=mode, server=library(options))
     (user,) = run.client.stored(User)
     assert isinstance(user.parts[1], Resource) == is_read
 

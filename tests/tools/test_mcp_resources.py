@@ -283,8 +283,8 @@ async def test_changes_are_served_at_once_and_then_ever_more_rarely(monkeypatch:
         slept.append(seconds)
         now += seconds
 
-    monkeypatch.setattr(listing.anyio, "current_time", lambda: now)
-    monkeypatch.setattr(listing.anyio, "sleep", sleep)
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    monkeypatch.setattr(anyio, "sleep", sleep)
     changes = listing.Changes()
     for _ in range(9):
         changes.report()

@@ -368,9 +368,9 @@ class McpToolbox:
                 announcement=announcement, access="none" if is_search else "external", fault=str(error)
             )
         found = await self._find(call.name)
-        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
+        unknown = Announcement(title=in_title(call.name))
         return tools.PlannedCall(
-            announcement=Announcement(title=title),
+            announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
@@ -416,7 +416,7 @@ class McpToolbox:
             return tools.PlannedCall(announcement=announcement, access="none")
         (connection,) = self._readable(arguments["server"])
         return tools.PlannedCall(
-            announcement=Announcement(title=f"{connection.name}: {in_title(subject)}", kind="read"),
+            announcement=connection.announce(subject, "read"),
             access="external",
             rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
             narrower_arguments=(subject,),

@@ -26,6 +26,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
+from crow.domain.entries import Announcement, CallKind
 from crow.domain.errors import ArgumentError, ToolServerError
 from crow.domain.messages import Part
 from crow.domain.rendering import in_title, on_one_line
@@ -452,6 +453,10 @@ class ServerConnection:
 
     # Its tools, resources and prompts
 
+    def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
+        """The announcement of a call, for people."""
+        return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
+
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
@@ -463,7 +468,7 @@ class ServerConnection:
                 await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=trace_meta())
             )
 
-        running = RunningCall.of(call_id, tool.spec.name, arguments, f"{self.name}: {in_title(tool.title)}")
+        running = RunningCall.of(call_id, tool.spec.name, arguments, self.announce(tool.title))
         return await self._run(running, tool.name, send)
 
     async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
@@ -473,7 +478,7 @@ class ServerConnection:
             return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
 
         arguments = {"server": self.prefix, "uri": uri}
-        running = RunningCall.of(call_id, READ_RESOURCE, arguments, f"{self.name}: {in_title(uri)}")
+        running = RunningCall.of(call_id, READ_RESOURCE, arguments, self.announce(uri, "read"))
         return await self._run(running, on_one_line(uri), send)
 
     async def complete(self, template: str, variable: str, value: str) -> Outcome:
@@ -486,7 +491,8 @@ class ServerConnection:
             result = await client.complete(ref, {"name": variable, "value": value})
             return Outcome(text=encodable(completions_of(result, variable)))
 
-        return await self._run(RunningCall.of("", READ_RESOURCE, {}, ""), on_one_line(template), send)
+        running = RunningCall.of("", READ_RESOURCE, {}, self.announce(template, "read"))
+        return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
         """Run a request about `what` in a slot. A failure is an outcome."""
@@ -556,12 +562,14 @@ class ServerConnection:
         assert self.sampler is not None, "only then is sampling offered"
         try:
             running = self._running[-1] if self._running else None
-            request = sampling_request(params, running, self.name, self.prefix, self.server.options)
+            request = sampling_request(params, running, self.name, self.prefix, self.server.options, self.keys().mask)
         except ArgumentError as error:
             logger.warning("MCP server %s: its request to the model was refused: %s", self.name, error)
             return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
         if sum(1 for each in self._questions.values() if each) >= SERVER_WAITS:
-            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=f"{SERVER_WAITS} requests wait already")
+            words = f"{SERVER_WAITS} requests wait already"
+            logger.info("MCP server %s: its request to the model was refused: %s", self.name, words)
+            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
         with anyio.CancelScope() as scope:
             self._questions[scope] = request.call.call_id
             try:

@@ -13,8 +13,10 @@ import mcp_types as mcp
 from mcp.client.session import ClientRequestContext
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Part, Text, UserMessage
+from crow.domain.rendering import SecretMask
 from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest, ServerOptions
 from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
 from crow.tools.mcp.listing import matches
@@ -46,12 +48,12 @@ class RunningCall:
     call_id: str
     name: str
     arguments: str
-    title: str
+    announcement: Announcement
 
     @classmethod
-    def of(cls, call_id: str, name: str, arguments: Mapping[str, Any], title: str) -> RunningCall:
+    def of(cls, call_id: str, name: str, arguments: Mapping[str, Any], announcement: Announcement) -> RunningCall:
         text = json.dumps(dict(arguments), ensure_ascii=False)
-        return cls(call_id=call_id, name=name, arguments=text, title=title)
+        return cls(call_id=call_id, name=name, arguments=text, announcement=announcement)
 
 
 def sampling_request(
@@ -60,6 +62,7 @@ def sampling_request(
     server: str,
     prefix: str,
     options: ServerOptions,
+    mask: SecretMask,
 ) -> SamplingRequest:
     """The request for the session. `running` is the call that the server works on.
 
@@ -80,12 +83,12 @@ def sampling_request(
     stops = params.stop_sequences or []
     if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= STOP_CHARS for stop in stops):
         raise ArgumentError(f"stopSequences: expected at most {MAX_STOPS} texts of 1 to {STOP_CHARS} characters")
-    system = encodable(params.system_prompt or "")
+    system = mask(encodable(params.system_prompt or ""))
     grouped: list[tuple[str, list[Part]]] = []
     for message in params.messages:
         if not grouped or grouped[-1][0] != message.role:
             grouped.append((message.role, []))
-        grouped[-1][1].extend(part_from(block) for block in message.content_as_list)
+        grouped[-1][1].extend(part_from(block, mask) for block in message.content_as_list)
     parts = [part for _, some in grouped for part in some]
     size = len(system) + sum(len(part.text) for part in parts if isinstance(part, Text))
     if size > MAX_CHARS:
@@ -98,7 +101,7 @@ def sampling_request(
         call=call,
         name=running.name,
         arguments=running.arguments,
-        title=running.title,
+        announcement=running.announcement,
         system=system,
         messages=tuple(message_from(role, some) for role, some in grouped),
         max_tokens=min(params.max_tokens, MAX_TOKENS),
@@ -116,11 +119,11 @@ def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage
     return AssistantMessage(text="\n".join(part.text for part in parts if isinstance(part, Text)))
 
 
-def part_from(block: mcp.SamplingMessageContentBlock) -> Part:
+def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
     """:raises ~crow.domain.errors.ArgumentError: models cannot read this kind of content."""
     match block:
         case mcp.TextContent(text=text):
-            return Text(text=encodable(text))
+            return Text(text=mask(encodable(text)))
         case mcp.ImageContent(data=data, mime_type=kind) if (image := picture(data, kind, None)) is not None:
             return image
         case _:
