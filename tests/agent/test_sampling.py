@@ -228,3 +228,11 @@ async def test_a_cancelled_turn_ends_a_request_of_a_server(tmp_path: Path) -> No
         assert stops == ["cancelled"]
     assert run.client.stored(ModelRequest) == [ModelRequest(purpose="sampling")]
     assert run.client.questions[1].call == CallRef(assistant=run.client.questions[0].call.assistant, index=0)
+
+
+async def test_a_server_can_take_back_its_request(tmp_path: Path) -> None:
+    never = Say(text=["begun"], hold=anyio.Event(), usage=USED)
+    run, model, told = await ask(tmp_path, never, tool="take_back")
+    assert told == "taken back"
+    assert run.client.stored(ModelRequest) == [ModelRequest(purpose="sampling")]
+    assert len(model.requests) == 3

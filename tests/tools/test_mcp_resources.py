@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -272,6 +273,27 @@ async def test_a_flood_of_progress_and_stray_messages_do_no_harm(open_box: OpenB
         assert await box.run("srv__flood") == Outcome(text="flooded")
         assert max(map(len, box.shown)) <= 100 * 510
         assert await box.run("srv__tangle") == Outcome(text="still here")
+        assert (await box.run("read_resource", server="srv", uri="issue://me/7")).text == "Issue 7"
+
+
+async def test_a_cancelled_read_is_taken_back_from_the_server(
+    open_box: OpenBox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cancelled"
+    async with open_box(stdio("library.py", "classic", env=(("CANCELLED_FILE", str(file)),))) as box:
+        await box.toolbox.wait_ready(120)
+        async with anyio.create_task_group() as tasks:
+
+            async def read() -> None:
+                await box.run("read_resource", server="srv", uri="docs:///slow")
+
+            tasks.start_soon(read)
+            while "srv: slow" not in caplog.text:  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.005)
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(60):
+            while not file.exists():  # noqa: ASYNC110 - written by another process
+                await anyio.sleep(0.005)
         assert (await box.run("read_resource", server="srv", uri="issue://me/7")).text == "Issue 7"
 
 

@@ -6,6 +6,7 @@ templates. `broken`: listing resources fails.
 """
 
 import json
+import os
 import sys
 import threading
 from collections import Counter
@@ -45,7 +46,7 @@ CONTENTS: dict[str, list[dict[str, Any]]] = {
     "docs:///bad": [{"blob": 7}],
     "issue://me/7": [{"text": "Issue 7"}],
 }
-TOOLS = ("storm", "listed", "ask_model", "ask_often", "ask_together", "flood", "tangle", "grow")
+TOOLS = ("storm", "listed", "ask_model", "ask_often", "ask_together", "take_back", "flood", "tangle", "grow")
 seen: Counter[str] = Counter()
 progress: list[dict[str, Any]] = []
 answers: dict[str, Any] = {}
@@ -103,8 +104,9 @@ def call(params: dict[str, Any]) -> dict[str, Any]:
                 send({"method": "notifications/progress", "params": note})
             return told("flooded")
         case "tangle":
-            for identity in ("unknown", 7, None, {}, 99_999):
-                send({"method": "notifications/cancelled", "params": {"requestId": identity}})
+            strays: tuple[Any, ...] = ("unknown", 7, None, {}, 99_999)
+            for stray in strays:
+                send({"method": "notifications/cancelled", "params": {"requestId": stray}})
             send({"method": "notifications/progress", "params": {"progressToken": "unknown", "progress": "much"}})
             send({"method": "notifications/no-such-thing", "params": {"a": 1}})
             send({"id": "stray", "result": {}})
@@ -118,6 +120,13 @@ def call(params: dict[str, Any]) -> dict[str, Any]:
             progress.clear()
             ask("q", "sampling/createMessage", {**sampling(arguments), "_meta": {"progressToken": "p"}})
             return told({"answer": answer_to("q"), "progress": progress})
+        case "take_back":
+            progress.clear()
+            ask("q", "sampling/createMessage", {**sampling({}), "_meta": {"progressToken": "p"}})
+            with answered:
+                answered.wait_for(lambda: bool(progress), 600)
+            send({"method": "notifications/cancelled", "params": {"requestId": "q"}})
+            return told("taken back")
         case "ask_often":
             said: Counter[str] = Counter()
             for _ in range(arguments["times"]):
@@ -168,6 +177,9 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | EllipsisType | None:
             return {"resources": listed, **cache}
         case "resources/templates/list" if how != "broken":
             return {"resourceTemplates": [] if how == "none" else TEMPLATES, **cache}
+        case "resources/read" if params["uri"] == "docs:///slow":
+            send({"method": "notifications/message", "params": {"level": "warning", "data": "slow"}})
+            return ...
         case "resources/read" if params["uri"] in CONTENTS:
             contents = [{"uri": params["uri"], **content} for content in CONTENTS[params["uri"]]]
             return {"contents": contents, **cache}
@@ -195,4 +207,9 @@ for line in sys.stdin:
     elif "id" in received:
         threading.Thread(target=handle, args=(received,), daemon=True).start()
     elif received["method"] == "notifications/progress":
-        progress.append(received["params"])
+        with answered:
+            progress.append(received["params"])
+            answered.notify_all()
+    elif received["method"] == "notifications/cancelled" and "CANCELLED_FILE" in os.environ:
+        with open(os.environ["CANCELLED_FILE"], "w") as file:
+            file.write("cancelled")
