@@ -62,7 +62,7 @@ class ModelSampler:
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
         """See :class:`crow.tools.Sampler`."""
-        place = (self._branch.turn, request.tool)
+        place = (self._branch.turn, request.prefix)
         if self._asked[place] >= MAX_PER_TURN:
             return SamplingRefusal(words=f"A server gets at most {MAX_PER_TURN} answers of the model in a turn.")
         self._asked[place] += 1

@@ -308,12 +308,12 @@ class Permissions:
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
-        """Decide whether the model may answer a server, as if the server had a tool `create_message`. `text` is what
-        the model would be sent."""
+        """Decide whether the model may answer a server. `text` is what the model would be sent."""
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",
-            rule_tool=request.tool,
+            rule_tool="sampling",
+            argument=request.prefix,
             is_read_only=request.is_read_only,
             review_text=text,
         )

@@ -208,8 +208,8 @@ def question_contents(
         case "execute" if plan.argument is not None:
             add(plan.argument, "sh")
         case "external" if plan.review_text:
-            name = in_title(title_line(plan.rule_tool or name))
-            blocks.append(f"{name}: the server asks your model to answer this, and gets the answer:")
+            server = in_title(title_line(plan.argument or name))
+            blocks.append(f"MCP server {server} asks your model to answer this, and gets the answer:")
             add(plan.review_text)
         case "external":
             inner = parsed_arguments(arguments)

@@ -481,13 +481,13 @@ class ElicitationHandler(Protocol):
 class SamplingRequest:
     """An MCP server asks the session's model for an answer, while a call of the server runs.
 
-    `tool` is the name by which permission rules know such requests: `server__create_message`. `call`, `name`,
-    `arguments` and `announcement` are those of the running call. The `messages` alternate between the roles. The answer
-    ends before the first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
+    `prefix` is the server's name in permission rules: `sampling(prefix)`. `call`, `name`, `arguments` and
+    `announcement` are those of the running call. The `messages` alternate between the roles. The answer ends before the
+    first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
     """
 
     server: str
-    tool: str
+    prefix: str
     call: CallRef
     name: str
     arguments: str

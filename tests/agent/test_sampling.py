@@ -91,7 +91,7 @@ async def test_the_model_answers_a_server_that_the_user_allows(tmp_path: Path, e
     assert about_model.plan.review_text == (
         "At most 100 tokens.\nsystem: Be brief.\nuser: What is it?\n[a picture]\nassistant: A bird.\nuser: Which?"
     )
-    assert about_model.always == "every docs__create_message call in this directory and session"
+    assert about_model.always == "requests of `docs` to your model in this directory and session"
     counted = [
         (event.entry.usage, event.entry.model)
         for event in run.client.events
@@ -116,26 +116,33 @@ async def test_a_rejected_request_never_reaches_the_model(tmp_path: Path, era: s
         assert told == "MCP server docs refused ask_model: The user did not allow this request."
     assert len(model.requests) == 2
     rules = [rule["tool"] for rule in run.session.branch.row.permissions]
-    assert rules == (["docs__create_message"] if answer == "reject_always" else [])
+    assert rules == (["sampling"] if answer == "reject_always" else [])
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "rule", "is_allowed"),
+    ("mode", "read_only", "rule", "asked", "is_answered"),
     [
-        ("plan", ServerOptions(read_only=("ask_model",)), None, False),
-        ("plan", ServerOptions(read_only=("*",)), None, True),
-        ("auto", None, {"tool": "docs__create_message", "argument": None, "allow": False}, False),
-        ("auto", None, {"tool": "*__create_message", "argument": None, "allow": False}, False),
-        ("auto", None, {"tool": "docs__create_message", "argument": None, "allow": True}, True),
+        ("plan", ("ask_model",), None, ["docs__ask_model"], False),
+        ("plan", ("*",), None, ["docs__ask_model", "sampling"], True),
+        ("plan", ("ask_*", "sampling"), None, ["docs__ask_model", "sampling"], True),
+        ("auto", (), {"tool": "sampling", "argument": "docs", "allow": False}, ["docs__ask_model"], False),
+        ("auto", (), {"tool": "sampling", "argument": None, "allow": False}, ["docs__ask_model"], False),
+        ("auto", (), {"tool": "sampling", "argument": "docs", "allow": True}, ["docs__ask_model"], True),
+        ("auto", (), {"tool": "docs__*", "argument": None, "allow": True}, ["sampling"], True),
     ],
 )
-async def test_modes_and_rules_hold_as_for_a_tool(
-    tmp_path: Path, mode: str, options: ServerOptions | None, rule: dict[str, object] | None, is_allowed: bool
+async def test_modes_and_rules_hold_and_rules_about_tools_do_not_cover_requests(
+    tmp_path: Path,
+    mode: str,
+    read_only: tuple[str, ...],
+    rule: dict[str, object] | None,
+    asked: list[str],
+    is_answered: bool,
 ) -> None:
-    says = (Say(text=["Yes."]),) if is_allowed else ()
-    run, _, told = await ask(tmp_path, *says, mode=mode, options=options, rule=rule)
-    assert ("content" in answered(told)) == is_allowed
-    assert len(run.client.questions) == (2 if is_allowed and mode == "plan" else 1)
+    says = (Say(text=["Yes."]),) if is_answered else ()
+    run, _, told = await ask(tmp_path, *says, mode=mode, options=ServerOptions(read_only=read_only), rule=rule)
+    assert ("content" in answered(told)) == is_answered
+    assert [question.plan.rule_tool or question.name for question in run.client.questions] == asked
 
 
 @pytest.mark.parametrize(
@@ -181,7 +188,7 @@ async def test_a_failure_of_the_endpoint_tells_the_server_nothing_about_it(tmp_p
 
 
 async def test_a_loop_of_requests_ends(tmp_path: Path) -> None:
-    rule: dict[str, object] = {"tool": "docs__create_message", "argument": None, "allow": True}
+    rule: dict[str, object] = {"tool": "sampling", "argument": "docs", "allow": True}
     _, model, told = await ask(tmp_path, *[Say(text=["x"])] * 50, tool="ask_often", times=80, rule=rule)
     assert told == {"answered": 50, "A server gets at most 50 answers of the model in a turn.": 30}
     assert len(model.requests) == 52
@@ -194,7 +201,7 @@ async def test_after_a_rejection_the_user_is_not_asked_again_in_the_turn(tmp_pat
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rule: dict[str, object] = {"tool": "docs__create_message", "argument": None, "allow": True}
+    rule: dict[str, object] = {"tool": "sampling", "argument": "docs", "allow": True}
     caplog.set_level(logging.INFO, "crow")
     release = anyio.Event()
     hold = Say(text=["x"], hold=release)

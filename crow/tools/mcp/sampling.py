@@ -21,8 +21,8 @@ from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest, ServerO
 from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
 from crow.tools.mcp.listing import matches
 
-CREATE_MESSAGE = "create_message"
-"""In the user's settings, requests to the model count as a tool with this name."""
+SAMPLING = "sampling"
+"""In `read_only` of a server, requests to the model count as a tool with this name."""
 
 SERVER_WAITS = 16
 """How many questions and requests to the model one server may have waiting."""
@@ -97,7 +97,7 @@ def sampling_request(
         raise ArgumentError(f"the messages have {pictures} pictures; expected at most {MAX_PICTURES}")
     return SamplingRequest(
         server=server,
-        tool=f"{prefix}__{CREATE_MESSAGE}",
+        prefix=prefix,
         call=call,
         name=running.name,
         arguments=running.arguments,
@@ -106,7 +106,7 @@ def sampling_request(
         messages=tuple(message_from(role, some) for role, some in grouped),
         max_tokens=min(params.max_tokens, MAX_TOKENS),
         stop_sequences=tuple(stops),
-        is_read_only=matches(CREATE_MESSAGE, options.read_only),
+        is_read_only=matches(SAMPLING, options.read_only),
     )
 
 
