@@ -20,7 +20,7 @@ from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
-from crow.agent.mentions import attach_resources
+from crow.agent.mentions import Mention, attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.sampling import ModelSampler
@@ -33,6 +33,7 @@ from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
+from crow.domain.messages import Part
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
@@ -179,15 +180,20 @@ class TurnRunner:
     async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
         """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
-        self._permissions.rules = self._adapters.settings().rules
         try:
-            toolbox = await self.tools.toolbox()
-            parts, failures = await attach_resources(prompt.parts, prompt.mentions, toolbox, self._permissions.refusal)
+            parts, failures = await self.attach_resources(prompt.parts, prompt.mentions)
         except BaseException:
             self._branch.store_at_end([NewEntry(body=user)])
             raise
         user = replace(user, parts=parts, cut=await self._session.cut_for(parts))
         return await self._run_user(user, failures)
+
+    async def attach_resources(
+        self, parts: Sequence[Part], mentions: Sequence[Mention]
+    ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+        """See :func:`crow.agent.mentions.attach_resources`."""
+        self._permissions.rules = self._adapters.settings().rules
+        return await attach_resources(parts, mentions, await self.tools.toolbox(), self._permissions.refusal)
 
     async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
         """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""

@@ -168,7 +168,7 @@ class Session:
         if self.servers:
             prompt.called = parse_prompt_call(text)
             if prompt.command is None and prompt.called is None:
-                prompt.mentions = find_mentions(parts, [server.name for server in self.servers])
+                prompt.mentions = self._mentions(parts)
         if self._runner is not None:
             self._runner.cancel_preparation()
         self._queue.append(prompt)
@@ -201,6 +201,9 @@ class Session:
             raise prompt.error
         return prompt.stop
 
+    def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
+        return find_mentions(parts, [server.name for server in self.servers])
+
     def _rules(self) -> tuple[Rule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
 
@@ -224,6 +227,11 @@ class Session:
             return False
         message_id = new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
+        mentions = self._mentions(parts)
+        if mentions and self._runner is not None:
+            parts, failures = await self._runner.attach_resources(parts, mentions)
+            for words in failures:
+                await self.report("A resource could not be attached", words)
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)

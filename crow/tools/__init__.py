@@ -159,13 +159,14 @@ class SkillInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
-    starts again. `losses` is how often the server ended after it had worked, and `loss` says why it ended the last
-    time."""
+    starts again. `resources` counts templates, too. `losses` is how often the server ended after it had worked, and
+    `loss` says why it ended the last time."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
     detail: str = ""
     tools: int = 0
+    resources: int = 0
     losses: int = 0
     loss: str = ""
 

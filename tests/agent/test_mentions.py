@@ -144,3 +144,19 @@ async def test_a_prompt_that_is_cancelled_while_a_resource_is_read_stays_in_the_
         assert await run.kinds() == ["User", "TurnEnd"]
         assert [user.parts for user in run.client.stored(User)] == [text("@docs:a:b")]
         assert await run.store.queued("s1") == ()
+
+
+async def test_a_steered_prompt_brings_resources_too(tmp_path: Path) -> None:
+    first = Say(text=["first"], hold=anyio.Event())
+    model = ScriptedModel(first, Say(text=["second"]))
+    async with (
+        opened(tmp_path, model, servers=[library()], open_tools=open_toolbox) as run,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(run.session.prompt, text("begin"))
+        await first.reached.wait()
+        assert await run.session.steer(text("and @docs:issue://me/7"))
+        assert first.hold is not None
+        first.hold.set()
+    (steered,) = run.client.stored(User)
+    assert steered.parts == (Text(text="and @docs:issue://me/7"), Resource(uri="issue://me/7", text="Issue 7"))

@@ -235,3 +235,22 @@ async def test_a_prompt_brings_a_resource_and_a_server_uses_the_model(
     assert texts == ["It is a crow.", "Still a crow."]
     assert ("completed", "    Issue 7") in ended(updates)
     assert [block["content"]["type"] for block in replayed] == ["text", "resource"]
+
+
+async def test_a_server_learns_of_directories_that_are_added_when_a_session_is_opened_again(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    configured(home, f'[mcp_servers.nest]\n{server("various.py", "where")}[permissions]\nallow = ["nest__*"]\n')
+    added = tmp_path / "added"
+    added.mkdir()
+    endpoint.script(fake.calls(("nest__where", {})), fake.text("."), fake.calls(("nest__where", {})), fake.text("."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        again = {"sessionId": session, "cwd": str(place), "additionalDirectories": [str(added)], "mcpServers": []}
+        await agent.request("session/resume", again)
+        await agent.prompt(session, "go")
+        told = [json.loads(text) for _, text in ended(agent.updates(session))]
+    roots = [[root["uri"] for root in each["roots"]] for each in told]
+    assert roots == [[place.as_uri()], [place.as_uri(), added.as_uri()]]

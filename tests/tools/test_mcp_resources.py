@@ -14,7 +14,7 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image
-from crow.tools import HttpServer, Outcome, PlannedCall, ServerOptions
+from crow.tools import HttpServer, Outcome, PlannedCall, ServerOptions, ServerStatus
 from crow.tools.mcp import listing
 from crow.tools.process import HiddenKeys
 from tests.tools.conftest import Box, OpenBox, stdio
@@ -35,6 +35,7 @@ async def test_resources_are_listed_and_read(open_box: OpenBox, era: str) -> Non
     async with open_box(stdio("library.py", era, name="my docs"), keys=lambda: keys) as box:
         await box.toolbox.wait_ready(120)
         assert offered(box) == [*READING]
+        assert box.toolbox.servers() == (ServerStatus(name="my docs", state="ready", tools=9, resources=3),)
         assert await box.run("list_resources") == Outcome(
             text="my_docs:\n- template issue://{owner}/{number}  Issue: One issue\n"
             "- docs:///a.md  Notes, text/markdown, 1,234 bytes\n"

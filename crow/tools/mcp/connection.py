@@ -162,6 +162,7 @@ class ServerConnection:
             state=self._state,
             detail=self._detail,
             tools=len(self.tools) if self._state == "ready" else 0,
+            resources=len(self.resources) if self.offers_resources else 0,
             losses=self._losses,
             loss=self._loss,
         )
