@@ -9,15 +9,18 @@ from typing import Any
 
 import anyio
 import pytest
+from mcp_types import CreateMessageRequestParams
 
 from crow.agent import PermissionAnswer
-from crow.domain.entries import CallRef, ModelRequest, ToolResult
-from crow.domain.errors import NetworkError
+from crow.domain.entries import Announcement, CallRef, ModelRequest, ToolResult
+from crow.domain.errors import ArgumentError, NetworkError
 from crow.domain.events import EntryStored
 from crow.domain.messages import AssistantMessage, Image, SystemMessage, Text, Usage, UserMessage
 from crow.store import SessionChanges
 from crow.tools import ServerOptions
 from crow.tools.mcp.client import open_toolbox
+from crow.tools.mcp.sampling import RunningCall, sampling_request
+from crow.tools.process import HiddenKeys
 from tests.agent.harness import NoteTaker, Opened, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 from tests.tools.conftest import stdio
@@ -243,3 +246,25 @@ async def test_a_server_can_take_back_its_request(tmp_path: Path) -> None:
     assert told == "taken back"
     assert run.client.stored(ModelRequest) == [ModelRequest(purpose="sampling")]
     assert len(model.requests) == 3
+
+
+@pytest.mark.parametrize("call_id", [None, "", "call_x"])
+def test_a_request_without_a_running_call_is_refused(call_id: str | None) -> None:
+    announcement = Announcement(title="docs: a")
+    running = None if call_id is None else RunningCall.of(call_id, "docs__a", {}, announcement)
+    params = CreateMessageRequestParams.model_validate({"messages": [QUESTION], "maxTokens": 1})
+    with pytest.raises(ArgumentError, match="only while a call of this server runs"):
+        sampling_request(params, running, "docs", "docs", ServerOptions(), HiddenKeys().mask)
+
+
+def test_secrets_of_the_user_do_not_reach_the_model() -> None:
+    mask = HiddenKeys(values=("sk-secret-0123456789",)).mask
+    running = RunningCall.of("call_1_0", "docs__a", {}, Announcement(title="docs: a"))
+    said = {"role": "user", "content": {"type": "text", "text": "It is sk-secret-0123456789."}}
+    raw = {"messages": [said], "maxTokens": 1, "systemPrompt": "sk-secret-0123456789"}
+    request = sampling_request(
+        CreateMessageRequestParams.model_validate(raw), running, "docs", "docs", ServerOptions(), mask
+    )
+    hidden = "[secret hidden by crow]"
+    assert request.system == hidden
+    assert request.messages == (UserMessage(parts=(Text(text=f"It is {hidden}."),)),)
