@@ -268,3 +268,22 @@ def test_secrets_of_the_user_do_not_reach_the_model() -> None:
     hidden = "[secret hidden by crow]"
     assert request.system == hidden
     assert request.messages == (UserMessage(parts=(Text(text=f"It is {hidden}."),)),)
+
+
+async def test_a_call_of_a_subagent_may_use_the_model_too(tmp_path: Path) -> None:
+    model = ScriptedModel(
+        Say(calls=(call("task", description="Ask", prompt="Ask the docs."),)),
+        Say(calls=(call("docs__ask_model"),)),
+        Say(text=["A crow."], usage=USED),
+        Say(text=["It is a crow."]),
+        Say(text=["Done."]),
+    )
+    server = stdio("library.py", "classic", name="docs")
+    async with opened(tmp_path, model, servers=[server], open_tools=open_toolbox) as run:
+        await run.session.prompt(text("go"))
+        requests = [entry.usage for entry in await run.log() if isinstance(entry.body, ModelRequest)]
+    about_tool, about_model = run.client.questions
+    assert (about_tool.name, about_model.plan.rule_tool) == ("docs__ask_model", "sampling")
+    assert about_model.call == about_tool.call
+    assert requests == [USED]
+    assert [result.text for result in run.client.stored(ToolResult)][-1].startswith("It is a crow.")
