@@ -256,11 +256,11 @@ class ModelRequest:
     """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
 
     With the `purpose` `answer`, crow asked for an answer that never came (the request failed, was sent again, or was
-    cancelled before any text). With `summary`, crow asked for a summary of the conversation, and with `title` for a
-    title of the session.
+    cancelled before any text). With `summary`, crow asked for a summary of the conversation, with `title` for a title
+    of the session, and with `sampling` for an answer to an MCP server.
     """
 
-    purpose: Literal["answer", "summary", "title"]
+    purpose: Literal["answer", "summary", "title", "sampling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
