@@ -29,7 +29,7 @@ from crow.cli.output import (
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
-from crow.domain.entries import Assistant
+from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
@@ -122,6 +122,8 @@ async def list_sessions(context: SessionsContext) -> None:
 async def show_session(context: SessionsContext) -> None:
     """`crow sessions show`: print a transcript."""
     (session_id,) = await context.find_ids()
+    if context.options.call is not None:
+        return await _show_call(context, session_id)
     if context.options.as_model or context.options.format == "openai":
         return await _show_context(context, session_id)
     history = (entry async for batch in context.store.history(session_id) for entry in batch)
@@ -138,6 +140,18 @@ async def show_session(context: SessionsContext) -> None:
     async for entry in history:
         print_markdown(transcript.feed(entry))
     return None
+
+
+async def _show_call(context: SessionsContext, session_id: str) -> None:
+    """Print the whole output of a tool call. A program gets it unchanged."""
+    call = CallRef.parse(context.options.call)
+    if call is None:
+        raise ArgumentError(f'--call is "{context.options.call}"; expected the id of a call, such as call_12_0.')
+    found = await context.store.result(session_id, call)
+    if found is None or not isinstance(found.body, ToolResult):
+        raise ArgumentError(f"Session {session_id} has no result of {call.call_id}.")
+    text = found.body.text
+    sys.stdout.write(f"{safe(text) if in_terminal() else text}\n")
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
