@@ -239,10 +239,10 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        store = await self._sessions.store()
         limits = ReplayLimits(is_full=wants_full_replay(params))
         self._loading[params.request_id] = params["sessionId"]
         try:
+            store = await self._sessions.store()
             async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
                 session = opened.session
                 history = store.history(session.id, result_bytes=limits.result_bytes)
