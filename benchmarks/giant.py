@@ -316,6 +316,13 @@ class Server:
                 return
         self._rest = b""
 
+    def settle(self) -> None:
+        """Wait until the process has done nothing for a second: it imports packages in the background."""
+        before = -1.0
+        while self._cpu_s() != before:
+            before = self._cpu_s()
+            self.drain(1)
+
     def close(self) -> None:
         self._in.close()
         self.process.wait(30)
@@ -344,7 +351,7 @@ def load_rows(home: Path, *, is_full: bool) -> list[Row]:
         try:
             server.ask("initialize", {"protocolVersion": 1})
             server.ask("session/list", {})
-            server.drain(3)
+            server.settle()
             found = server.ask("session/load", {"sessionId": SESSION, "cwd": cwd, "mcpServers": [], **more})
             assert b'"result"' in found.line, found.line
             is_whole = not more

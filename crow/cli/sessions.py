@@ -129,7 +129,7 @@ async def show_session(context: SessionsContext) -> None:
     history = (entry async for batch in context.store.history(session_id) for entry in batch)
     if context.options.json:
         async for entry in history:
-            body = encode(entry.body)
+            body = encode(entry.body, shares_texts=False)
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
             created = time_text(entry.created_ms, "seconds")
             head = {"id": entry.id, "turn": entry.turn, "kind": body.kind, "model": entry.model, "created": created}

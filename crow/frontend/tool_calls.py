@@ -6,6 +6,7 @@ Live updates, replay and permission requests use the same functions, so that a c
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -415,7 +416,22 @@ def _fits(value: object, limit: int) -> bool:
     """Whether `value` takes at most `limit` bytes. Encodes it only if the number of characters does not decide."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
+    if isinstance(value, dict) and _most_bytes(value) <= limit:
+        return True
     return _chars(value) <= limit and json_bytes(value) <= limit
+
+
+def _most_bytes(value: dict[str, object]) -> float:
+    """An upper bound of the size of an object, found without encoding it; infinite if it has other values than texts,
+    truth values and small numbers."""
+    total = 2
+    for key, item in value.items():
+        if isinstance(item, str):
+            total += 6 * len(item)
+        elif item is not None and not (isinstance(item, int) and -(2**63) <= item < 2**63):
+            return math.inf
+        total += 6 * len(key) + 30
+    return total
 
 
 def _chars(value: object) -> int:

@@ -519,6 +519,8 @@ class Database:
         with self._writing():
             before: int = pragma(connection, "freelist_count")
             connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
+                self._empty_wal(connection)  # each page that moves is in the WAL, too
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:

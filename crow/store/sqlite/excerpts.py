@@ -8,10 +8,11 @@ is whenever the whole output is read. What does not have the form in which crow 
 from __future__ import annotations
 
 import json
+import re
 from sqlite3 import Blob
 
 from crow.domain.entries import ToolResult
-from crow.domain.rendering import excerpt
+from crow.domain.rendering import EXCERPT_SLACK_BYTES, excerpt
 from crow.store.codec import Load, decode_value
 
 # JSON escapes the quotation marks in a string. So these bytes occur only between the members of an object.
@@ -26,9 +27,25 @@ _ESCAPE_BYTES = 6
 """The length of the longest escape in JSON."""
 
 
+SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
+"""Finds the hash of the blob that holds the text of a result."""
+
+
+def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
+    """Return an excerpt of the text in `blob`; None if it is not longer than that."""
+    half = max(1, most_bytes // 2)
+    omitted = len(blob) - 2 * half
+    if omitted <= EXCERPT_SLACK_BYTES:
+        return None
+    head = blob.read(half).decode(errors="ignore")
+    blob.seek(-half, 2)
+    return excerpt(head, blob.read().decode(errors="ignore"), omitted, call_id).encode()
+
+
 def excerpt_of_result(blob: Blob, most_bytes: int, load: Load) -> ToolResult | None:
     """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text.
 
+    Older versions stored long results in that way.
     Return None if the result has to be read whole: its text is short, or other members are long.
     """
     size, half = len(blob), max(1, most_bytes // 2)

@@ -28,7 +28,7 @@ from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
-from crow.store.sqlite.excerpts import excerpt_of_result
+from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
 from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -58,6 +58,9 @@ _ENTRY_COLUMNS_WITHOUT_LONG = (
     + ", CASE WHEN e.kind = 'tool' THEN b.rowid END"
 )
 """The same, without the bodies of long tool results. The last column is the rowid of such a body in `blobs`."""
+
+_NEVER_SHOWN = ("prompt", "file", "restore", "skill", "reminder", "note", "request")
+"""Kinds of entries that no client shows."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -319,7 +322,8 @@ def entries_of(
     """Return the entries for one batch from the start of `ids` (ascending), and the number of ids in that batch. A
     batch is limited in entries and in bytes.
 
-    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts.
+    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts. Entries
+    that no client shows are left out.
     """
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
@@ -332,9 +336,11 @@ def entries_of(
         size += len(data or b"")
         return data
 
-    columns = _ENTRY_COLUMNS if result_bytes is None else _ENTRY_COLUMNS_WITHOUT_LONG
+    columns, chosen = _ENTRY_COLUMNS, ""
+    if result_bytes is not None:
+        columns, chosen = _ENTRY_COLUMNS_WITHOUT_LONG, f" AND e.kind NOT IN {_NEVER_SHOWN}"
     rows = sql.execute(
-        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)){chosen} ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
@@ -353,17 +359,31 @@ def entries_of(
 def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_bytes: int) -> Entry:
     """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
     `most_bytes` bytes."""
+    if row[5] != "tool":
+        return _entry_of(row, load)
     body: ToolResult | None = None
     if row[21] is not None:
         with sql.blobopen("blobs", "data", row[21], readonly=True) as blob:
             body = excerpt_of_result(blob, most_bytes, load)
         if body is None:
             row = (*row[:6], load(row[15]), *row[7:])
+    elif (found := SHARED_TEXT.search(row[6] or b"")) is not None:
+        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, f"call_{row[16]}_{row[17]}")
     entry = _entry_of(row, load) if body is None else _entry_with(row, body)
     if isinstance(entry.body, ToolResult):
         text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
-        entry = replace(entry, body=replace(entry.body, text=text))
+        if text is not entry.body.text:
+            entry = replace(entry, body=replace(entry.body, text=text))
     return entry
+
+
+def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
+    """Load the blob `name`. If it is the long `text` of a result, load only its ends."""
+    row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
+    if row is None:
+        return load(name)
+    with sql.blobopen("blobs", "data", row[0], readonly=True) as blob:
+        return excerpt_of_text(blob, most_bytes, call_id) or load(name)
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:

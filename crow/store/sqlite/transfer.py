@@ -91,7 +91,7 @@ class Lines:
             numbered = portable.renumbered(
                 entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one)
             )
-            body = encode(numbered)
+            body = encode(numbered, shares_texts=False)  # older versions read no other form
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
             for name, data in body.blobs.items():
                 if name != body.spilled and name not in chosen.written_blobs:
