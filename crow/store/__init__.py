@@ -335,8 +335,7 @@ class Store(Protocol):
         batches.
 
         `result_bytes` is called once, with the number of entries. If it returns a number, tool results have at most
-        about that many bytes of text: longer ones are read as excerpts (see `crow.domain.rendering.excerpt`). Entries
-        that no client shows are then left out."""
+        about that many bytes of text: longer ones are read as excerpts (see `crow.domain.rendering.excerpt`)."""
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         """Return one entry. With `session_id`, return it only if it is on that session's path."""

@@ -59,9 +59,6 @@ _ENTRY_COLUMNS_WITHOUT_LONG = (
 )
 """The same, without the bodies of long tool results. The last column is the rowid of such a body in `blobs`."""
 
-_NEVER_SHOWN = ("prompt", "file", "restore", "skill", "reminder", "note", "request")
-"""Kinds of entries that no client shows."""
-
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
@@ -110,18 +107,19 @@ class PathMethods(UsesDatabase):
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
     ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first, missing = await self.database.read(partial(_whole_path, row=row))
-        newest_first.reverse()
+        ids, missing = await self.database.read(partial(_whole_path, row=row))
+        ids.reverse()
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
-        most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
+        most_bytes = None if result_bytes is None else result_bytes(len(ids))
         done, size = 0, _FIRST_BATCH
-        while done < len(newest_first):
-            ids = newest_first[done : done + size]
-            entries, taken = await self.database.read(partial(entries_of, ids=ids, result_bytes=most_bytes))
+        while done < len(ids):
+            read = partial(entries_of, ids=ids[done : done + size], result_bytes=most_bytes)
+            entries, taken = await self.database.read(read)
+            before = ids[done - 1] if done else None
+            yield _checked(entries, ids[done : done + taken], before, row)
             done += taken
             size = min(2 * size, _PATH_BATCH)
-            yield entries
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -322,8 +320,7 @@ def entries_of(
     """Return the entries for one batch from the start of `ids` (ascending), and the number of ids in that batch. A
     batch is limited in entries and in bytes.
 
-    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts. Entries
-    that no client shows are left out.
+    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts.
     """
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
@@ -336,11 +333,9 @@ def entries_of(
         size += len(data or b"")
         return data
 
-    columns, chosen = _ENTRY_COLUMNS, ""
-    if result_bytes is not None:
-        columns, chosen = _ENTRY_COLUMNS_WITHOUT_LONG, f" AND e.kind NOT IN {_NEVER_SHOWN}"
+    columns = _ENTRY_COLUMNS if result_bytes is None else _ENTRY_COLUMNS_WITHOUT_LONG
     rows = sql.execute(
-        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)){chosen} ORDER BY e.id",
+        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
@@ -384,6 +379,27 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
         return load(name)
     with sql.blobopen("blobs", "data", row[0], readonly=True) as blob:
         return excerpt_of_text(blob, most_bytes, call_id) or load(name)
+
+
+def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
+    """Return `entries`, with words about each damage that they do not show themselves. `expected` are the ids of the
+    path, and `before` is the id before them.
+
+    The path comes from an index, and if that is damaged, it may lead anywhere.
+    """
+    found = {entry.id: entry for entry in entries}
+    checked: list[Entry] = []
+    for entry_id in expected:
+        entry = found.get(entry_id)
+        if entry is None:
+            checked.append(missing_entry(entry_id, row.conversation, row.id, is_alone=True))
+        elif before is not None and entry.parent != before:
+            words = f"Entries before entry {entry_id} may be missing here: the database is damaged. {REPAIR}"
+            checked += [replace(entry, body=Remark(text=words, message_id=f"misplaced-{entry_id}")), entry]
+        else:
+            checked.append(entry)
+        before = entry_id
+    return checked
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
@@ -469,9 +485,11 @@ def loader(sql: Connection) -> Load:
     return load
 
 
-def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
-    """Return a remark to show in place of a missing entry that another entry or a session refers to."""
-    words = f"Entry {entry_id} is missing from the database, and so is everything before it. {REPAIR}"
+def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
+    """Return a remark to show in place of a missing entry that another entry or a session refers to. With `is_alone`,
+    the entries before it are known."""
+    more = "" if is_alone else ", and so is everything before it"
+    words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
 
