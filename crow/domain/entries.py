@@ -34,8 +34,10 @@ class CallRef:
     def parse(cls, call_id: str) -> CallRef | None:
         """The call with this id for the client; None if it is no such id."""
         match call_id.split("_"):
-            case ["call", assistant, index] if f"{assistant}{index}".isdecimal() and len(call_id) < 40:
-                call = cls(assistant=int(assistant or 0), index=int(index or 0))
+            case ["call", assistant, index] if all(
+                0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)
+            ):
+                call = cls(assistant=int(assistant), index=int(index))
                 return call if call.call_id == call_id else None
             case _:
                 return None
