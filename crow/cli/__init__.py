@@ -216,6 +216,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     stats.add_argument(
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
+    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
     for each in (search, stats):
         add_limits(each)
 

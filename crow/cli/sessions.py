@@ -209,7 +209,9 @@ async def search(context: SessionsContext) -> None:
 
 
 async def stats(context: SessionsContext) -> None:
-    """`crow sessions stats`: tokens and cost."""
+    """`crow sessions stats`: tokens and cost, or with `--disk` the room that things take."""
+    if context.options.disk:
+        return await _disk(context)
     groups, scope = _groups(context.options.by), _scope(context)
     rows = await context.admin.totals(groups, scope)
     if context.options.json:
@@ -231,6 +233,17 @@ async def stats(context: SessionsContext) -> None:
     total = ["Total", *[""] * (len(columns) - len(numbers) - 1)]
     total += _numbers(sum_of_all, has_estimates=has_estimates)
     print_table(columns, cells, empty="No requests to a model yet.", total=total)
+    return None
+
+
+async def _disk(context: SessionsContext) -> None:
+    uses = await context.admin.disk_use()
+    if context.options.json:
+        return print_json(asdict(use) for use in uses)
+    show = "{:,}".format if in_terminal() else str
+    columns = (Column("What"), Column("Number", "number"), Column("Bytes", "number"))
+    cells = [(use.what, "" if use.number is None else show(use.number), show(use.bytes)) for use in uses]
+    print_table(columns, cells, empty="")
     return None
 
 

@@ -43,7 +43,7 @@ async def test_show_gives_the_whole_output_of_a_call(tmp_path: Path) -> None:
         return " "
 
     tools = {"shout": Tool("read", shout), "blank": Tool("read", blank)}
-    model = ScriptedModel(Say(calls=[call("shout"), call("blank")]), Say(text=["done"]))
+    model = ScriptedModel(Say(calls=(call("shout"), call("blank"))), Say(text=["done"]))
     async with opened(tmp_path, model, tools=tools) as it:
         await it.session.prompt(text("go"))
         first, second = (entry.body.call.call_id for entry in await it.log() if isinstance(entry.body, ToolResult))
