@@ -366,7 +366,7 @@ def load_rows(home: Path, *, is_full: bool) -> list[Row]:
                     cpu=found.cpu_s * 1e3,
                 ),
                 Row("  on the wire", found.wire / 1e6, found.wire / 1e6, "MB", 20 if is_whole else None),
-                Row("  more memory at its peak", found.grown_mib, found.grown_mib, "MiB", 16),
+                Row("  more memory at its peak", found.grown_mib, found.grown_mib, "MiB", 16 if is_whole else None),
             ]
             server.drain(0.5)
             if is_whole:
