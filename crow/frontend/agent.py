@@ -71,16 +71,22 @@ CANCELLABLE = OPENING | {"session/list"}
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
+async def serve(
+    connection: ClientConnection,
+    dependencies: ServerDependencies,
+    *,
+    is_warmed: bool = True,
+    agent_type: type[AcpAgent] | None = None,
+) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
 
     With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
-    not need this.
+    not need this. `agent_type` serves the methods; the default is `AcpAgent`.
 
     Each session is a task of this function's task group, not of the request that opens the session.
     """
     async with anyio.create_task_group() as tasks:
-        agent = AcpAgent(dependencies, connection, tasks)
+        agent = (agent_type or AcpAgent)(dependencies, connection, tasks)
         tasks.start_soon(agent.idle.run)
         if is_warmed:
             tasks.start_soon(agent.warm_when_quiet)
@@ -96,11 +102,15 @@ async def serve(connection: ClientConnection, dependencies: ServerDependencies, 
 class AcpAgent:
     """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
 
+    sessions_type: type[OpenSessions] = OpenSessions
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
         self._dependencies = dependencies
-        self._sessions = OpenSessions(dependencies, connection, tasks)
+        self._connection = connection
+        self._tasks = tasks
+        self._sessions = self.sessions_type(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
         self._is_logged_out = False
         self._is_closing = False
@@ -141,7 +151,7 @@ class AcpAgent:
         try:
             return await self._answer(method, params)
         except CrowError as error:
-            raise _request_error(error) from error
+            raise error_response(error) from error
         except RequestError:
             raise
         except Exception as error:
@@ -206,7 +216,7 @@ class AcpAgent:
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
                 "auth": {"logout": {}},
             },
-            "authMethods": _auth_methods(self._sessions.caps),
+            "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
         }
 
@@ -311,7 +321,8 @@ class AcpAgent:
             return {"configOptions": self._sessions.options(session)}
 
 
-def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+    """The authentication methods that the client can use."""
     text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
     configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
@@ -327,7 +338,8 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     return [configured, login]
 
 
-def _request_error(error: CrowError) -> RequestError:
+def error_response(error: CrowError) -> RequestError:
+    """The response to a request that failed with `error`."""
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))

@@ -89,6 +89,8 @@ class CrowProcess:
     False, messages are not checked against the schema.
     """
 
+    arguments: Sequence[str] = ("acp",)
+
     def __init__(
         self,
         argv: Sequence[str] | None,
@@ -115,9 +117,9 @@ class CrowProcess:
         pipe = asyncio.subprocess.PIPE
         self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
-            self._process = await fork_server.start(["acp"], env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
+            self._process = await fork_server.start(self.arguments, env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
         else:
-            argv = self._argv or [sys.executable, "-m", "crow", "acp"]
+            argv = self._argv or [sys.executable, "-m", "crow", *self.arguments]
             self._process = await asyncio.create_subprocess_exec(
                 *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=STREAM_BYTES
             )
