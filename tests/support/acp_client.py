@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import anyio
 
@@ -113,7 +113,7 @@ class CrowProcess:
         self._arrived = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> CrowProcess:
+    async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
         self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
