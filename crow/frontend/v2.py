@@ -171,7 +171,9 @@ class SessionClientV2(SessionClient):
         """Whether the turn cannot go on without the user. A sub-agent that asks blocks the `task` call it works for."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        return bool(self._questions) and working == tasks and len(tasks) <= self._questions.total()
+        own = self.session.running_calls  # while a task runs, a question of any other call is one of its sub-agent
+        asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
+        return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
         """Adds whether the client may cancel the call, if that has changed. Also remembers the calls that run."""

@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
+from anyio import wait_all_tasks_blocked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.agent import PermissionQuestion
-from crow.agent.session import Session
+from crow.agent.session import PendingPrompt, Session
 from crow.domain.entries import (
     Announcement,
     Assistant,
@@ -38,12 +40,14 @@ from crow.domain.events import (
     ContextMeasured,
     EntryStored,
     Event,
+    FormQuestion,
     ModeChanged,
     NoticeShown,
     SummaryShown,
     TextShown,
     ThoughtShown,
     TitleChanged,
+    UrlQuestion,
 )
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import safe
@@ -93,23 +97,21 @@ class OpenCalls:
         self.running_calls = dict.fromkeys(call_ids, anyio.CancelScope())
 
 
-def client_for(sent: Sent, caps: ClientCapabilities, *cancellable: str) -> SessionClient:
-    options = {
-        "cwd": "/proj",
-        "options": lambda: config_options(mode="ask", model="m", models=["m"], config={}, booleans=True),
-        "commands": lambda: [
-            {"name": "help", "description": "Helps"},
-            {"name": "undo", "description": "", "input": {"hint": "n"}},
-        ],
-        "user_timeout_s": 60.0,
-    }
-    connection = cast(ClientConnection, sent)
-    if caps is not V2:
-        client = SessionClient("s", connection, caps, **options)  # type: ignore[arg-type]
-    else:
-        sent.schema = SchemaV2()
-        client = SessionClientV2("s", connection, caps, **options)
-        client.session = cast(Session, OpenCalls(*cancellable))
+OPTIONS: dict[str, Any] = {
+    "cwd": "/proj",
+    "options": lambda: config_options(mode="ask", model="m", models=["m"], config={}, booleans=True),
+    "commands": lambda: [
+        {"name": "help", "description": "Helps"},
+        {"name": "undo", "description": "", "input": {"hint": "n"}},
+    ],
+    "user_timeout_s": 60.0,
+}
+
+
+def client_for(sent: Sent, caps: ClientCapabilities, *cancellable: str) -> SessionClientV2:
+    sent.schema = SchemaV2()
+    client = SessionClientV2("s", cast(ClientConnection, sent), caps, **OPTIONS)
+    client.session = cast(Session, OpenCalls(*cancellable))
     client.open()
     return client
 
@@ -119,7 +121,8 @@ async def replayed(caps: ClientCapabilities, entries: Sequence[Entry]) -> list[d
         yield entries
 
     sent = Sent()
-    await client_for(sent, caps).replay(history(), is_running=False)
+    client = client_for(sent, V2) if caps is V2 else SessionClient("s", cast(ClientConnection, sent), caps, **OPTIONS)
+    await client.replay(history(), is_running=False)
     return sent.updates
 
 
@@ -414,3 +417,77 @@ async def test_a_question_describes_itself_and_does_not_change_the_call() -> Non
 )
 async def test_an_answer_that_crow_does_not_know_is_no_permission(answer: Any) -> None:
     assert await client_for(Sent(answer), V2).ask(question(CALL)) == "reject_once"
+
+
+class Waiting(Sent):
+    """A connection whose user answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[anyio.Event] = []
+
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        await super().request(method, params)
+        self.answers.append(answered := anyio.Event())
+        await answered.wait()
+        return {"outcome": {"outcome": "selected", "optionId": "allow_once"}, "action": "decline"}
+
+    async def asked(self, count: int) -> None:
+        while len(self.answers) < count:
+            await anyio.lowlevel.checkpoint()
+
+    def states(self) -> list[str]:
+        return [update["state"] for update in self.updates if update["sessionUpdate"] == "state_update"]
+
+
+def started(call: CallRef, name: str) -> tuple[Event, Event]:
+    announcement = Announcement(title=name, kind="other")
+    return (
+        CallAnnounced(call=call, name=name, arguments="{}", announcement=announcement),
+        stored(Started(call=call, why="mode auto")),
+    )
+
+
+async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> None:
+    sent = Waiting()
+    client = client_for(sent, replace(V2, question_kinds=frozenset({"form"})), "call_1_1", "call_1_2")
+    other, asking, task = (CallRef(assistant=1, index=index) for index in range(3))
+    async with anyio.create_task_group() as tasks:
+        await client.turn_began(prompted("go"))
+        for event in started(other, "fetch"):
+            await client.publish(event)
+        tasks.start_soon(client.ask, question(CALL))
+        await sent.asked(1)
+        assert sent.states() == ["running"]  # the fetch goes on
+        await client.publish(
+            stored(ToolResult(call=other, name="fetch", text="ok", announcement=Announcement(title="fetch")))
+        )
+        assert sent.states() == ["running", "requires_action"]
+        sent.answers[0].set()
+        await wait_all_tasks_blocked()
+        assert sent.states() == ["running", "requires_action", "running"]
+        for event in (*started(asking, "ask"), *started(task, "task")):
+            await client.publish(event)
+        tasks.start_soon(client.elicit, FormQuestion(message="Which?", schema={"properties": {}}, call=asking))
+        await sent.asked(2)
+        assert sent.states()[-1] == "running"  # the sub-agent goes on
+        tasks.start_soon(client.ask, question(CallRef(assistant=2, index=0)))
+        await sent.asked(3)
+        assert sent.states()[-1] == "requires_action"
+        sent.answers[1].set()
+        sent.answers[2].set()
+    await client.turn_ended(prompted("go"))
+    assert sent.states()[-2:] == ["running", "idle"]
+
+
+async def test_a_question_outside_of_a_turn_leaves_the_session_idle() -> None:
+    sent = Sent({"action": "decline"})
+    client = client_for(sent, replace(V2, question_kinds=frozenset({"form", "url"})))
+    await client.elicit(FormQuestion(message="Which?", schema={"properties": {"a": {"type": "string"}}}))
+    await client.elicit(UrlQuestion(message="Where?", url="http://localhost/consent", id="q"))
+    assert [params["mode"] for params in sent.requests] == ["form", "url"]
+    assert sent.updates == []
+
+
+def prompted(text: str) -> PendingPrompt:
+    return PendingPrompt(parts=(Text(text=text),), text=text, message_id="p")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from tests.stdio.conftest import StartCrow
+from tests.stdio.test_turns import wait_until_gone
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import Call, CrowProcess, RpcError
 from tests.support.acp_v2 import CrowProcessV2, SessionView
@@ -285,7 +289,7 @@ async def test_the_error_of_a_turn_is_in_its_state_and_the_next_prompt_works(
 async def test_a_call_can_be_cancelled_alone_and_the_turn_goes_on(crow_v2: Start, place: Path) -> None:
     async with crow_v2() as agent:
         session = await opened(agent, place)
-        await agent.prompt(session, "run echo begun; sleep 1000")
+        await agent.prompt(session, "run echo $$ > pid; echo begun; sleep 1000")
         await agent.wait_for(lambda _: SessionView(agent.updates(session)).terminals != {})
         (call,) = {update["toolCallId"] for update in agent.updates(session, "tool_call_update")}
         advertised = [update.get("capabilities") for update in agent.updates(session, "tool_call_update")]
@@ -293,6 +297,7 @@ async def test_a_call_can_be_cancelled_alone_and_the_turn_goes_on(crow_v2: Start
         cancel = {"sessionId": session, "toolCallId": call}
         assert await agent.request("tool_call/cancel", cancel) == {}
         assert (await agent.idle(session))["stopReason"] == "end_turn"
+        await wait_until_gone(int((place / "pid").read_text()))
         ended = agent.updates(session, "tool_call_update")[-1]
         assert (ended["status"], ended["capabilities"]) == ("cancelled", None)
         assert "begun" in str(history(agent, session).values())  # the model sees the output until then
@@ -368,6 +373,84 @@ async def test_a_killed_turn_is_replayed_as_far_as_it_came(crow_v2: Start, place
         await agent.resume(session, place)
         assert history(agent, session)["user_message", answer["messageId"]] == "count to 1000"
         assert (await agent.say(session, "say on"))["stopReason"] == "end_turn"
+
+
+async def test_the_prompts_of_servers_are_inserted_when_the_server_has_filled_them_in(
+    crow_v2: Start, place: Path
+) -> None:
+    server = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
+    mcp = [{"type": "stdio", "name": "srv", "command": sys.executable, "args": [str(server), "prompts"]}]
+    async with crow_v2() as agent:
+        session = await opened_with(agent, place, mcp)
+        ids = []
+        for text in ("/srv:talk", "/srv:refuse"):
+            since = len(agent.log)
+            ids.append((await agent.prompt(session, text))["messageId"])
+            assert (await agent.idle(session, since=since))["stopReason"] == "end_turn"
+        wait = await agent.start_prompt(session, "/srv:wait now")
+        await agent.request("session/list", {})
+        await agent.notify("session/cancel", {"sessionId": session})
+        ids.append((await wait.result())["messageId"])
+        await agent.wait_for_update("state_update", stopReason="cancelled")
+        shown = [key for key in history(agent, session) if key[0] == "user_message"]
+        assert [message_id for _, message_id in shown] == ids
+        since = len(agent.log)
+        await agent.resume(session, place)
+        assert [key for key in history(agent, session, since=since) if key[0] == "user_message"] == shown
+
+
+async def opened_with(agent: CrowProcessV2, place: Path, servers: list[dict[str, Any]]) -> str:
+    """Opens a session and waits until its MCP servers are ready."""
+    await agent.initialize()
+    session = await agent.new_session(place, mcpServers=servers)
+    await agent.wait_for_update("available_commands_update")
+    return session
+
+
+ACTIONS = ("prompt", "prompt", "prompt", "cancel", "cancel one", "close", "resume", "wait")
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_in_any_order_each_prompt_is_inserted_once_or_refused(crow_v2: Start, place: Path, seed: int) -> None:
+    """After each order of requests, the history has what was answered, and nothing else."""
+    random = Random(seed)
+    async with crow_v2() as agent:
+        session = await opened(agent, place)
+        sent: list[tuple[str, Call]] = []
+        for number in range(20):
+            match random.choice(ACTIONS):
+                case "prompt":
+                    text = random.choice(["say", "think about", "read README.md then say", "/help"]) + f" {number}"
+                    sent.append((text, await agent.start_prompt(session, text)))
+                case "cancel":
+                    await agent.notify("session/cancel", {"sessionId": session})
+                case "cancel one" if sent:
+                    await agent.notify("$/cancel_request", {"requestId": random.choice(sent)[1].id})
+                case "close" if random.random() < 0.3:
+                    await agent.request("session/close", {"sessionId": session})
+                    await agent.resume(session, place)
+                case "resume" if random.random() < 0.5:
+                    await agent.resume(session, place)
+                case "wait" if sent:
+                    await asyncio.wait([sent[-1][1].outcome])
+        answers = await asyncio.gather(*(call.result() for _, call in sent), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, RpcError)]
+        assert {error.code for error in refused} <= {CANCELLED}
+        inserted = {
+            answer["messageId"]: text
+            for answer, (text, _) in zip(answers, sent, strict=True)
+            if isinstance(answer, dict)
+        }
+        assert len(refused) + len(inserted) == len(sent)
+        await agent.wait_for(lambda _: agent.states(session)[-1:] in ([], ["idle"]))
+        await agent.request("session/close", {"sessionId": session})
+        shown = [key for key in history(agent, session) if key[0] == "user_message"]
+        since = len(agent.log)
+        await agent.resume(session, place)
+        replayed = {key: item for key, item in history(agent, session, since=since).items() if key[0] == "user_message"}
+        assert list(replayed) == shown
+        assert {key[1]: text for key, text in replayed.items()} == inserted
+        assert agent.states(session, since=since) == ["idle"]
 
 
 async def test_login_and_logout(crow_v2: Start, place: Path) -> None:
