@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from tests.stdio.conftest import StartCrow
@@ -196,6 +198,13 @@ async def test_prompts_wait_for_the_running_turn_and_are_inserted_in_order(
         assert agent.states(session) == ["running", "idle"] * 3
 
 
+async def wait_for_inbox(home: Path) -> None:
+    """Waits until a prompt is in the inbox; no message reports that."""
+    with anyio.fail_after(60):
+        while not await anyio.to_thread.run_sync(rows, home, "inbox"):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
 async def stop_with_cancel(agent: CrowProcess, session: str, _held: Call) -> None:
     await agent.notify("session/cancel", {"sessionId": session})
 
@@ -213,9 +222,15 @@ async def stop_with_delete(agent: CrowProcess, session: str, _held: Call) -> Non
     await agent.request("session/delete", {"sessionId": session})
 
 
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "at once"])
 @pytest.mark.parametrize("stop", [stop_with_cancel, stop_with_close, stop_with_delete])
 async def test_what_ends_the_turn_takes_back_the_prompts_that_wait(
-    crow_v2: Start, place: Path, home: Path, endpoint: FakeEndpoint, stop: Callable[..., Awaitable[None]]
+    crow_v2: Start,
+    place: Path,
+    home: Path,
+    endpoint: FakeEndpoint,
+    stop: Callable[..., Awaitable[None]],
+    is_stored: bool,
 ) -> None:
     endpoint.script(fake.text("one ", "never", between=[Gate()]))
     async with crow_v2(endpoint=endpoint) as agent:
@@ -223,6 +238,8 @@ async def test_what_ends_the_turn_takes_back_the_prompts_that_wait(
         await agent.prompt(session, "first")
         await agent.wait_for_text(session, "one")
         held = await agent.start_prompt(session, "second")
+        if is_stored:
+            await wait_for_inbox(home)
         await stop(agent, session, held)
         assert await code_of(held.result()) == CANCELLED
         assert (await agent.idle(session))["stopReason"] == "cancelled"
@@ -243,7 +260,9 @@ async def test_a_prompt_that_waits_can_be_cancelled_alone(
     async with crow_v2(endpoint=endpoint) as agent:
         session = await opened(agent, place)
         await agent.prompt(session, "first")
-        second, third = await agent.start_prompt(session, "second"), await agent.start_prompt(session, "third")
+        second = await agent.start_prompt(session, "second")
+        await wait_for_inbox(home)
+        third = await agent.start_prompt(session, "third")
         await agent.notify("$/cancel_request", {"requestId": second.id})
         assert await code_of(second.result()) == CANCELLED
         gate.open()
