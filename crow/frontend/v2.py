@@ -74,7 +74,7 @@ class SessionClientV2(SessionClient):
         async with self._updating:
             if prompt.command is not None:
                 await self._show_prompt(prompt.message_id, command_updates(prompt.message_id, prompt.text))
-            elif prompt.called is None:
+            elif not prompt.needs_servers:
                 await self._show_prompt(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
             await self._show(RUNNING)
 
@@ -134,6 +134,8 @@ class SessionClientV2(SessionClient):
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
+            if call_id in self._running_calls:  # the question, such as one of its server, is not about the call itself
+                params["subject"]["toolCall"] = {"toolCallId": call_id}
         self._questions[call_id] += 1
         try:
             await self._show_whether_blocked()

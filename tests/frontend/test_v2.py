@@ -412,6 +412,17 @@ async def test_a_question_describes_itself_and_does_not_change_the_call() -> Non
     assert asked["subject"]["toolCall"]["content"] == [{"type": "terminal", "terminalId": "call_7_0"}]
 
 
+async def test_a_question_of_a_running_call_does_not_say_that_the_call_is_pending() -> None:
+    sent = Sent({"outcome": {"outcome": "selected", "optionId": "reject_once"}})
+    client = client_for(sent, V2)
+    for event in started(CALL, "srv__ask"):
+        await client.publish(event)
+    await client.ask(question(CALL))
+    (asked,) = sent.requests
+    assert asked["subject"] == {"type": "tool_call", "toolCall": {"toolCallId": "call_7_0"}}
+    assert "```sh\nmake test\n```" in asked["description"]
+
+
 @pytest.mark.parametrize(
     "answer", [None, {}, {"outcome": {"outcome": "_later"}}, {"outcome": {"outcome": "selected", "optionId": "yes"}}]
 )

@@ -406,11 +406,16 @@ async def test_the_prompts_of_servers_are_inserted_when_the_server_has_filled_th
             since = len(agent.log)
             ids.append((await agent.prompt(session, text))["messageId"])
             assert (await agent.idle(session, since=since))["stopReason"] == "end_turn"
+        since = len(agent.log)
         wait = await agent.start_prompt(session, "/srv:wait now")
-        await agent.request("session/list", {})
+        await agent.wait_for_update("state_update", state="running", since=since)
         await agent.notify("session/cancel", {"sessionId": session})
-        ids.append((await wait.result())["messageId"])
         await agent.wait_for_update("state_update", stopReason="cancelled")
+        ended: Any = (await asyncio.gather(wait.result(), return_exceptions=True))[0]
+        if isinstance(ended, RpcError):
+            assert ended.code == CANCELLED  # before the server was asked
+        else:
+            ids.append(ended["messageId"])
         shown = [key for key in history(agent, session) if key[0] == "user_message"]
         assert [message_id for _, message_id in shown] == ids
         since = len(agent.log)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 PROGRESS_LINES = 100
+PROGRESS_CHARS = 500
 PROGRESS_EVERY_S = 0.1
 FORM_TYPES: Mapping[str, Any] = {"string": str, "boolean": bool, "integer": int, "number": int | float, "array": list}
 
@@ -158,7 +159,7 @@ def report_progress(on_output: OnOutput) -> ProgressFnT:
     async def report(progress: float, total: float | None, message: str | None) -> None:
         nonlocal shown_at
         share = f"{progress:g}" if total is None else f"{progress:g}/{total:g}"
-        lines.append(f"{share} {message}" if message else share)
+        lines.append(f"{share} {message[:PROGRESS_CHARS]}" if message else share)
         del lines[:-PROGRESS_LINES]
         if time.monotonic() - shown_at >= PROGRESS_EVERY_S:
             shown_at = time.monotonic()
