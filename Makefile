@@ -53,9 +53,10 @@ interop: interop-sdk interop-gateway ## try crow with published programs of othe
 # The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
 interop-sdk: $(READY)
 	@mkdir -p build/interop
-	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	@cp tests/interop/package.json tests/interop/sdk.mjs tests/interop/sdk_v2.mjs build/interop/
 	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
-	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs build/interop/sdk_v2.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
 
 # The LiteLLM proxy, in a virtual environment of its own.
 GATEWAY := .venv-interop

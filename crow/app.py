@@ -27,6 +27,7 @@ from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
+from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.sessions import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
@@ -48,18 +49,27 @@ _MODELS_LISTED = 200
 a longer one."""
 
 
-async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
-    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
+async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:
+    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again.
+
+    With `offers_v2`, a client may also ask for the draft of version 2 of the protocol.
+    """
+    agent_type = AcpAgent
     with importing():
         # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
         from crow.frontend.connection import EditorConnection
+
+        if offers_v2:
+            from crow.frontend.v2 import NegotiatingAgent  # only those who ask for it wait for its import
+
+            agent_type = NegotiatingAgent
 
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
-            await serve_connection(connection, wiring.dependencies())
+            await serve_connection(connection, wiring.dependencies(), agent_type=agent_type)
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0

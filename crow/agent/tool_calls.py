@@ -56,6 +56,9 @@ CANNOT_ASK = (
     "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]. Protected paths "
     "always need an editor that asks."
 )
+CANCELLED_BY_USER = (
+    "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
+)
 UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
     "unasked; say what it was for, so that they can come back to it."
@@ -86,7 +89,8 @@ class Calls:
 
     A call that writes files is a barrier and runs alone. The calls between two barriers run in parallel. Otherwise
     calls run in the order of the answer. `ran` means that at least one call of the turn was started. `dismissed` means
-    that the user cancelled the turn when asked for permission.
+    that the user cancelled the turn when asked for permission. `running` has the running calls by id; cancelling
+    a scope ends only that call.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Calls:
     ) -> None:
         self.ran = False
         self.dismissed = False
+        self.running: dict[str, anyio.CancelScope] = {}
         self._branch = branch
         self._hooks = hooks
         self._permissions = permissions
@@ -195,9 +200,15 @@ class Calls:
         announcement = plan.announcement if opened.is_changed else None
         started = [NewEntry(body=Started(call=opened.ref, why=permitted.why, announcement=announcement))]
 
+        shown = ""
+
         async def publish_progress(text: str) -> None:
+            nonlocal shown
+            shown = text
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
+        outcome: Outcome | None = None
+        self.running[opened.ref.call_id] = scope = anyio.CancelScope()
         try:
             if plan.access != "read":
                 await self._branch.record(started)
@@ -205,12 +216,18 @@ class Calls:
             self.ran = True
             begun = time.monotonic()
             async with after_delay(SOON_S, partial(self._store_started, started)):
-                outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
+                with scope:
+                    outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
+            if outcome is None:
+                text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
+                outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
             await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
         except StoreError as error:
             self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
+        finally:
+            del self.running[opened.ref.call_id]
 
     async def _store_started(self, started: list[NewEntry]) -> None:
         """Store that a slow call is running. If that fails, the entry is stored together with the result."""

@@ -94,6 +94,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
     # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    acp.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -311,7 +314,8 @@ def _acp(options: argparse.Namespace) -> int:
         with importing():
             from crow.app import serve
 
-        return _run_async(serve(loaded, lambda: _load(options)))
+        offers_v2 = getattr(options, "experimental_v2", False)  # absent if crow was started without a command
+        return _run_async(serve(loaded, lambda: _load(options), offers_v2=offers_v2))
     except CrowError:
         raise
     except Exception as error:  # editors show stderr to their users: the traceback belongs in the log

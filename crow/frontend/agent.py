@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -21,6 +21,7 @@ from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUN
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
+    OpenRequest,
     client_capabilities,
     client_name,
     fork_entry,
@@ -31,7 +32,7 @@ from crow.frontend.params import (
     wants_archived,
     wants_full_replay,
 )
-from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
+from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import ReplayLimits, usage_object
 
@@ -72,16 +73,22 @@ CANCELLABLE = OPENING | {"session/list"}
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
+async def serve(
+    connection: ClientConnection,
+    dependencies: ServerDependencies,
+    *,
+    is_warmed: bool = True,
+    agent_type: type[AcpAgent] | None = None,
+) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
 
     With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
-    not need this.
+    not need this. `agent_type` serves the methods; the default is `AcpAgent`.
 
     Each session is a task of this function's task group, not of the request that opens the session.
     """
     async with anyio.create_task_group() as tasks:
-        agent = AcpAgent(dependencies, connection, tasks)
+        agent = (agent_type or AcpAgent)(dependencies, connection, tasks)
         tasks.start_soon(agent.idle.run)
         if is_warmed:
             tasks.start_soon(agent.warm_when_quiet)
@@ -97,11 +104,15 @@ async def serve(connection: ClientConnection, dependencies: ServerDependencies, 
 class AcpAgent:
     """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
 
+    sessions_type: type[OpenSessions] = OpenSessions
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
         self._dependencies = dependencies
-        self._sessions = OpenSessions(dependencies, connection, tasks)
+        self._connection = connection
+        self._tasks = tasks
+        self._sessions = self.sessions_type(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
         self._is_logged_out = False
         self._is_closing = False
@@ -145,7 +156,7 @@ class AcpAgent:
         try:
             return await self._answer(method, params)
         except CrowError as error:
-            raise _request_error(error) from error
+            raise error_response(error) from error
         except RequestError:
             raise
         except Exception as error:
@@ -210,7 +221,7 @@ class AcpAgent:
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
                 "auth": {"logout": {}},
             },
-            "authMethods": _auth_methods(self._sessions.caps),
+            "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
         }
 
@@ -239,15 +250,21 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        limits = ReplayLimits(is_full=wants_full_replay(params))
-        self._loading[params.request_id] = params["sessionId"]
+        async with self._loaded(params, open_request_from(params)) as opened:
+            return self._sessions.introduce(opened)
+
+    @asynccontextmanager
+    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+        """Opens a stored session and sends its history. Closing or deleting the session ends this."""
+        limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
+        self._loading[params.request_id] = session_id
         try:
             store = await self._sessions.store()
-            async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
+            async with self._sessions.reopened(session_id, request) as opened:
                 session = opened.session
                 history = store.history(session.id, result_bytes=limits.result_bytes)
                 await opened.client.replay(history, is_running=session.busy or session.owes, limits=limits)
-                return self._sessions.introduce(opened)
+                yield opened
         finally:
             del self._loading[params.request_id]
 
@@ -334,7 +351,8 @@ class AcpAgent:
             return {"configOptions": self._sessions.options(session)}
 
 
-def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+    """The authentication methods that the client can use."""
     text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
     configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
@@ -350,7 +368,8 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     return [configured, login]
 
 
-def _request_error(error: CrowError) -> RequestError:
+def error_response(error: CrowError) -> RequestError:
+    """The response to a request that failed with `error`."""
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))

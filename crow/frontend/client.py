@@ -205,7 +205,7 @@ class SessionClient:
         offered = [option["optionId"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return permission_answer(await self._connection.request("session/request_permission", params), offered)
+                return permission_answer(await self._request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
         except ConnectionError:
@@ -251,7 +251,7 @@ class SessionClient:
             self._page_ids.add(params["elicitationId"])
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return elicitation_answer(await self._connection.request("elicitation/create", params))
+                return elicitation_answer(await self._request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
@@ -261,6 +261,9 @@ class SessionClient:
         if question_id in self._page_ids:
             self._page_ids.discard(question_id)
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
         for update in updates:

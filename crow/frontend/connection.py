@@ -68,6 +68,8 @@ class EditorConnection:
     """
 
     def __init__(self, transport: StdioTransport) -> None:
+        self.checks_parameters = True
+        """Whether the parameters of requests are checked against `MODELS`."""
         self._transport = transport
         self._unanswered: set[RequestId] = set()
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
@@ -79,7 +81,7 @@ class EditorConnection:
             if hasattr(signal, name):
                 with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
-        self._rpc = Connection(partial(_checked, handle), self, listening=False)
+        self._rpc = Connection(partial(self._checked, handle), self, listening=False)
         await self._rpc.main_loop()
 
     async def end(self) -> None:
@@ -147,19 +149,18 @@ class EditorConnection:
         """See the SDK's `Transport`."""
         await self._transport.close()
 
-
-async def _checked(handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
-    """Calls `handle` with valid parameters only, and translates its error for the SDK."""
-    try:
-        if not is_notification and method in MODELS:
-            values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
-            MODELS[method].model_validate(values)
-        return await handle(method, params, is_notification)
-    except ValidationError as error:
-        problem = _invalid_params(method, error)
-        raise acp.RequestError(problem.code, str(problem), problem.data) from None
-    except RequestError as error:
-        raise acp.RequestError(error.code, str(error), error.data) from error
+    async def _checked(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
+        """Calls `handle` with valid parameters only, and translates its error for the SDK."""
+        try:
+            if not is_notification and self.checks_parameters and method in MODELS:
+                values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
+                MODELS[method].model_validate(values)
+            return await handle(method, params, is_notification)
+        except ValidationError as error:
+            problem = _invalid_params(method, error)
+            raise acp.RequestError(problem.code, str(problem), problem.data) from None
+        except RequestError as error:
+            raise acp.RequestError(error.code, str(error), error.data) from error
 
 
 def _invalid_params(method: str, error: ValidationError) -> RequestError:

@@ -26,7 +26,10 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """What crow may send to this client or ask of it."""
+    """What crow may send to this client or ask of it.
+
+    `cancelled_calls`: whether a tool call may have the status `cancelled`.
+    """
 
     reads_files: bool = False
     writes_files: bool = False
@@ -38,6 +41,7 @@ class ClientCapabilities:
     compaction: bool = False
     boolean_options: bool = False
     marked_remarks: bool = False
+    cancelled_calls: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 

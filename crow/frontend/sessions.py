@@ -111,6 +111,8 @@ class OpenSessions:
     Requests that open, close or delete the same session wait for each other. Each session runs as a task in `tasks`.
     """
 
+    client_type: type[SessionClient] = SessionClient
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
@@ -129,6 +131,11 @@ class OpenSessions:
         self._known_directories: set[str] = set()
         self._has_checked_sandbox = False
         self._is_warm = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any request has needed the store yet."""
+        return self._store is not None or self._opening_store.locked()
 
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
@@ -321,7 +328,7 @@ class OpenSessions:
     def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
         assert self._adapters is not None, "the store is open"
         row, dependencies, caps = tail.row, self._dependencies, self.caps
-        client = SessionClient(
+        client = self.client_type(
             row.id,
             self._connection,
             caps,

@@ -10,7 +10,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from crow.domain.diff import DiffHunk, changed_regions
@@ -311,13 +311,13 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
     """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
     diffs = tuple(diffs)
     if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= limit:
-        whole = [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
+        whole: list[Fields] = [DiffFields(diff, DiffHunk(1, 1, diff.old_text or "", diff.new_text)) for diff in diffs]
         if sum(map(json_bytes, whole)) <= limit + 1_000 * len(whole):
             return whole, 0
     contents, room, hidden = [], limit, 0
     for diff in diffs:
         regions = changed_regions(diff.old_text or "", diff.new_text)
-        shown, left_out = _fitting_regions(diff.path, regions, room, limit)
+        shown, left_out = _fitting_regions(diff, regions, room, limit)
         room -= sum(map(json_bytes, shown.values()))
         hidden += left_out
         contents += [shown[at] for at in sorted(shown)]
@@ -331,7 +331,7 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
     return contents, hidden
 
 
-def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
+def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
     """Chooses regions from the beginning and the end that together take at most `room` of `limit` bytes. Returns their
     diffs by index, and how many characters of `regions` are not shown."""
     shown: dict[int, Fields] = {}
@@ -341,9 +341,10 @@ def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int, limit: i
     for at in (index for pair in zip(range(count), reversed(range(count)), strict=True) for index in pair):
         if at in shown:
             continue
-        old_text, new_text = regions[at].old_text, regions[at].new_text
+        region = regions[at]
+        old_text, new_text = region.old_text, region.new_text
         is_large = len(old_text) + len(new_text) > left
-        content = _diff(path, "", "") if is_large else _diff(path, old_text, new_text)
+        content = DiffFields(diff, replace(region, old_text="", new_text="") if is_large else region)
         if is_large or json_bytes(content) > left:
             if shown or left <= limit // 2:
                 break
@@ -351,16 +352,30 @@ def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int, limit: i
             (old_text, old_hidden), (new_text, new_hidden) = (
                 _cut(text, left // 3, safe) for text in (old_text, new_text)
             )
-            content, hidden = _diff(path, old_text, new_text), old_hidden + new_hidden
+            region = replace(region, old_text=old_text, new_text=new_text)
+            content, hidden = DiffFields(diff, region, is_cut=True), old_hidden + new_hidden
         left -= json_bytes(content)
         shown[at] = content
     hidden += sum(len(one.old_text) + len(one.new_text) for at, one in enumerate(regions) if at not in shown)
     return shown, hidden
 
 
-def _diff(path: str, old_text: str, new_text: str) -> Fields:
-    # Some clients show no diff without the key oldText, even for a new file.
-    return {"type": "diff", "path": safe(path), "oldText": safe(old_text), "newText": safe(new_text)}
+class DiffFields(dict[str, Any]):
+    """A diff as content of a tool call, and what version 2 of the protocol needs to know about it.
+
+    `old_line` and `new_line` are the numbers of the texts' first lines in the file. `is_new` means that the file did
+    not exist before. `is_cut` means that the texts are not whole.
+    """
+
+    __slots__ = ("is_cut", "is_new", "new_line", "old_line")
+
+    def __init__(self, diff: Diff, region: DiffHunk, *, is_cut: bool = False) -> None:
+        # Some clients show no diff without the key oldText, even for a new file.
+        texts = {"oldText": safe(region.old_text), "newText": safe(region.new_text)}
+        super().__init__({"type": "diff", "path": safe(diff.path)} | texts)
+        self.old_line, self.new_line = region.old_line, region.new_line
+        self.is_new = diff.old_text is None
+        self.is_cut = is_cut
 
 
 def json_bytes(value: object) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
-from crow.domain.messages import Usage
+from crow.domain.messages import Part, Usage
 from crow.domain.rendering import safe, title_line
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
@@ -253,7 +253,7 @@ class LiveUpdates:
         opened = self._calls.pop(event.call, None)
         if opened is None:
             return ()
-        update = _call_update(event.call, "failed")
+        update = _call_update(event.call, _ended_status(self._caps))
         content = [text_content(shown_text(event.text))] if event.text else []
         if opened.in_terminal is not None:
             content = [_terminal_content(event.call), *content]
@@ -338,8 +338,7 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
-                shown = [block for part in parts for block in blocks(part)]
-                return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+                return prompt_updates(message_id, parts)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 arguments = None if announced is None else announced.arguments
@@ -349,8 +348,8 @@ class ReplayUpdates:
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
-                typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
-                return (*typed, *_text_updates(message_id, safe(limit_text(answer, self._limits.answer_bytes))))
+                shown = safe(limit_text(answer, self._limits.answer_bytes))
+                return (*command_updates(message_id, text), *_text_updates(message_id, shown))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
@@ -372,7 +371,7 @@ class ReplayUpdates:
             event.call.call_id, announcement, name=announced.name, arguments=announced.arguments, limits=limits
         )
         content = [*diff_contents(announcement.diffs, limits.diffs), text_content(shown_text(event.text))]
-        return (_update("tool_call", status="failed") | fields | {"content": content},)
+        return (_update("tool_call", status=_ended_status(self._caps)) | fields | {"content": content},)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """A remark if the turn ended badly or without an answer.
@@ -391,6 +390,17 @@ class ReplayUpdates:
             case _:
                 words = "No answer."
         return _remark_updates(message_id, f"({words})")
+
+
+def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
+    """A prompt of the user."""
+    shown = [block for part in parts for block in blocks(part)]
+    return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+
+
+def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
+    """A slash command as the user typed it. Its answer has the id `message_id`."""
+    return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
 
 
 def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
@@ -476,6 +486,11 @@ def _terminal_content(call: CallRef) -> Fields:
 
 def _call_update(call: CallRef, status: str) -> Update:
     return _update("tool_call_update", toolCallId=call.call_id, status=status)
+
+
+def _ended_status(caps: ClientCapabilities) -> str:
+    """The status of a call without a result."""
+    return "cancelled" if caps.cancelled_calls else "failed"
 
 
 def _final_status(result: ToolResult) -> str:

@@ -1,5 +1,6 @@
 // The published TypeScript SDK drives a real crow through every stable method; node:test tells what fails.
-// CROW is the command, as a JSON list. The offline model does what its prompts say, so that no endpoint is needed.
+// CROW is the command and CROW_OPTIONS the options of `crow acp`, each as a JSON list. The offline model does what its
+// prompts say, so that no endpoint is needed.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -11,6 +12,7 @@ import { after, before, test } from "node:test";
 import * as acp from "@agentclientprotocol/sdk";
 
 const command = JSON.parse(process.env.CROW);
+const options = JSON.parse(process.env.CROW_OPTIONS ?? "[]");
 const root = mkdtempSync(join(tmpdir(), "crow-interop-"));
 const cwd = join(root, "work");
 const home = join(root, "home");
@@ -51,7 +53,7 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
       .map((note) => note.update.content.text)
       .join("");
   const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
-  const child = spawn(command[0], [...command.slice(1), "acp"], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
+  const child = spawn(command[0], [...command.slice(1), "acp", ...options], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
   let stderr = "";
   child.stderr.on("data", (data) => (stderr += data));
   const exit = new Promise((resolve) => child.on("close", resolve));
