@@ -1,0 +1,87 @@
+"""`crow acp-check` and `crow trace check`: whether an agent keeps the rules of the protocol."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from crow.cli.output import print_json
+from crow.domain.errors import ArgumentError
+from crow.trace.drive import Limits
+from crow.trace.record import read_recording
+from crow.trace.report import Report, check
+from crow.trace.rules import RULES, judge
+from crow.trace.scratch import Subject, check_agent
+
+
+def run_acp_check(options: argparse.Namespace) -> int:
+    """`crow acp-check`: drive an agent, print what is found. Returns 1 if a rule found something."""
+    if options.rules:
+        for rule in RULES:
+            print(rule.id, rule.severity, rule.says, rule.link, sep="\t")
+        return 0
+    if not options.agent:
+        raise ArgumentError("crow acp-check needs the command of an agent: crow acp-check -- COMMAND ...")
+    variables, inherited = {}, []
+    for given in options.env:
+        name, is_set, value = given.partition("=")
+        if is_set:
+            variables[name] = value
+        else:
+            inherited.append(name)
+    subject = Subject(
+        command=options.agent,
+        variables=variables,
+        endpoint_variables=options.endpoint_env,
+        inherited=inherited,
+    )
+    trace = None if options.trace is None else Path(options.trace)
+    limits = Limits(answer_s=options.timeout, exit_s=min(10.0, options.timeout))
+    run = check_agent(subject, limits, trace=trace, report=_progress)
+    report = Report(run=run, verdicts=tuple(judge(run)))
+    _print(report, options, shlex.join(options.agent))
+    if not options.json:
+        for line in _hints(report):
+            print(line)
+    return 1 if report.failed(strict=options.strict) else 0 if run.is_complete else 2
+
+
+def check_recording(options: argparse.Namespace) -> int:
+    """`crow trace check`: print what is found in a recording. Returns 1 if a rule found something."""
+    report = check(read_recording(Path(options.file)))
+    _print(report, options, options.file)
+    return 1 if report.failed(strict=options.strict) else 0
+
+
+def _print(report: Report, options: argparse.Namespace, name: str) -> None:
+    if options.junit is not None:
+        try:
+            Path(options.junit).write_bytes(report.junit(name))
+        except OSError as error:
+            raise ArgumentError(f"--junit {options.junit}: {error.strerror or error}") from error
+    if options.json:
+        print_json(report.rows())
+    else:
+        for line in report.text(everything=options.all):
+            print(line)
+
+
+def _hints(report: Report) -> list[str]:
+    hints = []
+    if any(verdict.rule.id == "prompt.text" and verdict.findings for verdict in report.verdicts):
+        hints.append(
+            "No prompt worked, so many rules could not be tried. The agent may need a model: see --endpoint-env, --env"
+            " and {base_url} in crow acp-check --help."
+        )
+    elif report.run.endpoint is not None and not report.run.endpoint.requests:
+        hints.append("The agent did not use the endpoint of the check; rules that need it do not apply.")
+    if not report.run.is_complete:
+        hints.append("The check ran out of time and is not complete.")
+    return hints
+
+
+def _progress(words: str) -> None:
+    if sys.stderr.isatty():
+        print(f"... {words}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Every rule of `crow acp-check` finds the agent that breaks it, and nothing else."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crow.trace.drive import Drive, Limits
+from crow.trace.rules import RULES, Rule, judge
+from crow.trace.run import EndpointLog, Exit, Run
+from tests.trace.agent import Agent, Disk
+
+AT_ONCE = Limits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
+"""The agent answers before a write returns, so nothing has to be waited for."""
+
+STARTED = {"arguments": ["one", "two words"], "variable": "ACP check ☕"}
+NOT_DRIVEN = {"shape.authenticate", "shape.logout"}
+"""No check logs in or out. Recordings may."""
+
+
+class InProcess:
+    """The stdin and stdout of an agent in this process."""
+
+    def __init__(self, disk: Disk, endpoint: EndpointLog, broken: str) -> None:
+        self._broken = broken
+        self._output = bytearray()
+        self._lines: deque[bytes] = deque()
+        self._agent = Agent(self._wrote, disk, endpoint, broken)
+        self._is_paused = False
+
+    def _wrote(self, data: bytes) -> None:
+        self._output += data
+        *lines, rest = bytes(self._output).split(b"\n")
+        self._lines += [line + b"\n" for line in lines]
+        self._output = bytearray(rest)
+
+    def write(self, data: bytes) -> None:
+        self._agent.feed(data)
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        if self._is_paused:
+            return None
+        if self._lines:
+            return self._lines.popleft()
+        if self._agent.is_dead and self._output:
+            rest, self._output = bytes(self._output), bytearray()
+            return rest
+        return b"" if self._agent.is_dead else None
+
+    def pause(self) -> None:
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+
+    def close(self, timeout_s: float) -> Exit:
+        self._agent.close()
+        is_stuck = self._broken in ("exit.idle", "exit.busy")
+        return Exit(code=None if is_stuck else 0, leftovers=self._broken == "exit.leftovers")
+
+
+def driven(place: Path, broken: str = "") -> Run:
+    disk, endpoint = Disk(), EndpointLog()
+    run = Drive(
+        start=lambda _: InProcess(disk, endpoint, broken),
+        workspace=place,
+        endpoint=endpoint,
+        limits=AT_ONCE,
+        server={"name": "s", "command": "/bin/true", "args": [], "env": []},
+    ).run()
+    environments: dict[str, list[dict[str, Any]]] = {
+        "session.mcp-connected": [],
+        "session.mcp-environment": [STARTED | {"variable": ""}],
+    }
+    run.servers_started = environments.get(broken, [STARTED])
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("workspace")
+    (directory / "acp-check.txt").write_text("A file.\n")
+    return directory
+
+
+def test_an_agent_that_keeps_the_rules_has_no_finding_and_exercises_all(place: Path) -> None:
+    verdicts = judge(driven(place))
+    assert [(verdict.rule.id, verdict.findings[0].words) for verdict in verdicts if verdict.findings] == []
+    assert {verdict.rule.id for verdict in verdicts if verdict.reason} == NOT_DRIVEN
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id not in NOT_DRIVEN], ids=lambda rule: rule.id)
+def test_a_rule_finds_the_agent_that_breaks_it(place: Path, rule: Rule) -> None:
+    (verdict,) = judge(driven(place, rule.id), (rule,))
+    assert verdict.state == "failed"
+    assert all(finding.words for finding in verdict.findings)
+
+
+def test_rules_have_ids_of_their_own_a_sentence_and_a_link() -> None:
+    assert len({rule.id for rule in RULES}) == len(RULES) >= 120
+    assert [rule.id for rule in RULES if not rule.says.endswith(".") or "\n" in rule.says] == []
+    allowed = (
+        "https://agentclientprotocol.com/protocol/v1/",
+        "https://www.jsonrpc.org/",
+        "https://www.rfc-editor.org/",
+    )
+    assert [rule.id for rule in RULES if not rule.link.startswith(allowed)] == []
