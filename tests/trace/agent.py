@@ -696,7 +696,7 @@ class Agent:
         yield
 
     def _play_tool(self, session: str, purpose: str) -> Script:
-        call = "call-always" if self.breaks("tool.announced-once") else self._next("call")
+        call = "call-always" if self.breaks("tool.unique-ids") else self._next("call")
         if self.breaks("tool.id"):
             call = ""
         cwd = self._disk.cwd[session]
@@ -706,6 +706,8 @@ class Agent:
         opened: Json = {"sessionUpdate": "tool_call", "toolCallId": call, "title": title, "kind": "edit"}
         opened |= {"status": "pending", "locations": [location]}
         if not self.breaks("tool.announced"):
+            self._update(session, **opened)
+        if self.breaks("tool.announced-once"):
             self._update(session, **opened)
         changed = {"sessionUpdate": "tool_call_update", "toolCallId": call}
         fs = self._offered.get("fs") or {}

@@ -59,7 +59,8 @@ def _same_version(exchange: Exchange) -> str | None:
 
 def _latest(run: Run) -> Outcome:
     newer = [each for each in run.exchanges("initialize-newer", "initialize-zero") if each.result is not None]
-    supported = [_version(each) for each in _initialized(run) if isinstance(_version(each), int)]
+    usual = [each for each in _initialized(run) if each.params.get("protocolVersion") == 1]
+    supported = [_version(each) for each in usual if isinstance(_version(each), int)]
     if not newer:
         return _ONLY_LIVE
     return [

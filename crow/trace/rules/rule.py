@@ -131,6 +131,15 @@ def answered_by_error(
     return every(lambda run: run.exchanges(*purposes), problem, nothing)
 
 
+def answered(words: str, nothing: str, *purposes: str) -> Check:
+    """A check that each request with one of these purposes has a response of any kind."""
+    return every(
+        lambda run: run.exchanges(*purposes),
+        lambda exchange: None if exchange.is_answered else words,
+        nothing,
+    )
+
+
 def describe(exchange: Exchange) -> str:
     """What became of a request, in words."""
     if not exchange.is_answered:

@@ -13,6 +13,7 @@ from crow.trace.rules.rule import (
     Finding,
     Outcome,
     Rule,
+    advertised,
     answered_by_error,
     answered_by_result,
     describe,
@@ -46,16 +47,20 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    seen: dict[str, Exchange] = {}
+    """Ids of another process count only if the agent keeps sessions."""
+    seen: dict[tuple[int, str], Exchange] = {}
     found = []
-    new = _new(run)
-    for exchange in new:
-        session = str((exchange.result or {}).get("sessionId"))
-        if session in seen:
-            lines = (*seen[session].lines, *exchange.lines)
-            found.append(Finding(words=f"two sessions have the id {session!r}", lines=lines))
-        seen[session] = exchange
-    return found if len(new) > 1 else "fewer than two sessions were created"
+    for number, connection in enumerate(run.connections):
+        keeps = any(advertised(connection, f"sessionCapabilities.{each}") for each in ("list", "resume"))
+        process = 0 if keeps or advertised(connection, "loadSession") else number + 1
+        for exchange in connection.asked_for("session/new", "session/fork"):
+            if exchange.result is not None:
+                session = str(exchange.result.get("sessionId"))
+                before = seen.setdefault((process, session), exchange)
+                if before is not exchange:
+                    words = f"two sessions have the id {session!r}"
+                    found.append(Finding(words=words, lines=(*before.lines, *exchange.lines)))
+    return found if len(_new(run)) > 1 else "fewer than two sessions were created"
 
 
 def _early(run: Run) -> Outcome:
@@ -64,8 +69,8 @@ def _early(run: Run) -> Outcome:
     for connection in run.connections:
         known: dict[str, int] = {}
         for exchange in connection.asked:
-            if exchange.method in ("session/load", "session/resume") and isinstance(exchange.session, str):
-                known[exchange.session] = min(known.get(exchange.session, exchange.request.line), exchange.request.line)
+            if isinstance(exchange.session, str):  # the client itself named this session
+                known.setdefault(exchange.session, exchange.request.line)
             if exchange.method in OPENING and exchange.result is not None and exchange.response is not None:
                 session = exchange.result.get("sessionId", exchange.session)
                 known.setdefault(str(session), exchange.response.line)
@@ -376,7 +381,7 @@ RULES = (
     ),
     Rule(
         "session.unknown-prompt",
-        MUST,
+        SHOULD,
         "A prompt to an unknown session fails.",
         page(f"{_SETUP}#session-id"),
         answered_by_error("expected an error", "only a check that drives the agent asks for this", "unknown-session"),
@@ -465,7 +470,7 @@ RULES = (
     ),
     Rule(
         "load.unknown",
-        MUST,
+        SHOULD,
         "A load of an unknown session fails.",
         page(f"{_SETUP}#loading-sessions"),
         answered_by_error("expected an error", _NO_LOAD, "load-unknown"),
@@ -493,7 +498,7 @@ RULES = (
     ),
     Rule(
         "resume.unknown",
-        MUST,
+        SHOULD,
         "A resume of an unknown session fails.",
         page(f"{_SETUP}#resuming-sessions"),
         answered_by_error("expected an error", _NO_RESUME, "resume-unknown"),

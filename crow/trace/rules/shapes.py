@@ -66,7 +66,9 @@ def _response(method: str) -> Check:
         return _words(problems(name, value)) if name is not None else None
 
     return every(
-        lambda run: [each for each in run.asked_for(method) if each.result is not None],
+        lambda run: [
+            each for each in run.asked_for(method) if each.result is not None and each.request.purpose != "unadvertised"
+        ],
         problem,
         f"the agent did not answer {method} with a result",
     )

@@ -36,7 +36,21 @@ def _announced(run: Run) -> Outcome:
 
 
 def _announced_once(run: Run) -> Outcome:
-    return _walk_calls(run, "a tool call announced twice")
+    turns = _with_calls(run)
+    found = []
+    for turn in turns:
+        seen: set[str] = set()
+        for update in turn.updates:
+            call = str(update.body.get("toolCallId"))
+            if update.kind == "tool_call":
+                if call in seen:
+                    found.append(Finding(words=f"a tool call announced twice in one turn: {call}", lines=update.lines))
+                seen.add(call)
+    return found if turns else _NO_CALL
+
+
+def _unique_ids(run: Run) -> Outcome:
+    return _walk_calls(run, "a tool call with the id of an earlier one")
 
 
 def _reopened(run: Run) -> Outcome:
@@ -61,7 +75,7 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
             status = update.body.get("status") or before or "pending"
             words = ""
             if update.kind == "tool_call" and before is not None:
-                words = "a tool call announced twice"
+                words = "a tool call with the id of an earlier one"
             elif update.kind == "tool_call_update" and before is None:
                 words = "an update of a tool call that was not announced"
             elif before in FINAL and status != before:
@@ -271,9 +285,16 @@ RULES = (
     Rule(
         "tool.announced-once",
         MUST,
-        "The id of a tool call is unique in its session.",
+        "A turn announces a tool call once.",
         page("tool-calls#creating"),
         _announced_once,
+    ),
+    Rule(
+        "tool.unique-ids",
+        SHOULD,
+        "The id of a tool call is unique in its session.",
+        page("tool-calls#creating"),
+        _unique_ids,
     ),
     Rule(
         "tool.ended",

@@ -17,6 +17,7 @@ from crow.trace.rules.rule import (
     Finding,
     Outcome,
     Rule,
+    answered,
     answered_by_error,
     describe,
     every,
@@ -211,7 +212,13 @@ def _id_problem(line: Recorded) -> str | None:
 
 
 def _unanswered(run: Run) -> Iterable[Exchange]:
-    return (each for connection in run.connections for each in connection.asked if connection.is_live)
+    """What follows a broken line is left to the rules about broken lines."""
+    return (
+        each
+        for connection in run.connections
+        for each in connection.asked
+        if connection.is_live and (each.request.purpose or not connection.name.startswith("broken"))
+    )
 
 
 def _code_problem(exchange: Exchange) -> str | None:
@@ -263,23 +270,21 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
+    """Only prompts count that ran until they were cancelled."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked:
-            if exchange.request.purpose == "while-prompt":
-                prompts = [
-                    turn.exchange
-                    for turn in connection.turns
-                    if turn.exchange.request.line < exchange.request.line
-                    and (turn.exchange.response is None or turn.exchange.response.line > exchange.request.line)
-                ]
-                has_any = has_any or bool(prompts)
-                waited = exchange.response is None or any(
-                    prompt.response is not None and prompt.response.line < exchange.response.line for prompt in prompts
-                )
-                if prompts and waited:
-                    words = "this request was not answered while a prompt was running"
-                    found.append(Finding(words=words, lines=exchange.lines))
+            running = [
+                turn
+                for turn in connection.turns
+                if exchange.request.purpose == "while-prompt"
+                and turn.cancels
+                and turn.exchange.request.line < exchange.request.line < turn.cancels[0].line
+            ]
+            has_any = has_any or bool(running)
+            if any(exchange.response is None or turn.cancels[0].line < exchange.response.line for turn in running):
+                words = "this request was not answered while a prompt was running"
+                found.append(Finding(words=words, lines=exchange.lines))
     return found if has_any else "no prompt ran long enough"
 
 
@@ -348,28 +353,28 @@ RULES = (
         MUST,
         "A message that arrives in several pieces is read as one.",
         _STDIO,
-        answered_by_error("a message in two pieces was not understood", _ONLY_LIVE, "in-pieces"),
+        answered("a message in two pieces was not answered", _ONLY_LIVE, "in-pieces"),
     ),
     Rule(
         "framing.reads-several",
         MUST,
         "Several messages that arrive at once are all read.",
         _STDIO,
-        answered_by_error("one of three messages in a single write was not answered", _ONLY_LIVE, "at-once"),
+        answered("one of three messages in a single write was not answered", _ONLY_LIVE, "at-once"),
     ),
     Rule(
         "framing.reads-any-json",
         MUST,
         "Spaces, the order of members and escapes make no difference.",
         f"{JSON}#section-2",
-        answered_by_error("a message with unusual spaces and escapes was not answered", _ONLY_LIVE, "spaced"),
+        answered("a message with unusual spaces and escapes was not answered", _ONLY_LIVE, "spaced"),
     ),
     Rule(
         "framing.reads-long-lines",
         MUST,
         "A message of one megabyte is read.",
         _STDIO,
-        answered_by_error("a message of one megabyte was not answered", _ONLY_LIVE, "long-line"),
+        answered("a message of one megabyte was not answered", _ONLY_LIVE, "long-line"),
     ),
     Rule(
         "framing.survives-bad-bytes",
@@ -483,7 +488,7 @@ RULES = (
             MUST,
             says,
             f"{JSON_RPC}#response_object",
-            answered_by_error(f"a request with {what} was not answered", _ONLY_LIVE, purpose),
+            answered(f"a request with {what} was not answered", _ONLY_LIVE, purpose),
         )
         for purpose, what, says in (
             ("id-zero", "the id 0", "A request with the id 0 is answered."),
@@ -558,7 +563,7 @@ RULES = (
     ),
     Rule(
         "jsonrpc.survives-parse-error",
-        MUST,
+        SHOULD,
         "A line that is not JSON does not end the connection.",
         f"{JSON_RPC}#error_object",
         _survives("broken-json"),
@@ -572,7 +577,7 @@ RULES = (
     ),
     Rule(
         "jsonrpc.survives-invalid-request",
-        MUST,
+        SHOULD,
         "A message that is no request does not end the connection.",
         f"{JSON_RPC}#error_object",
         _survives("bad-method", "not-an-object"),
@@ -586,7 +591,7 @@ RULES = (
     ),
     Rule(
         "jsonrpc.survives-batch",
-        MUST,
+        SHOULD,
         "A batch does not end the connection.",
         page("transports#stdio"),
         _survives("batch"),
