@@ -281,7 +281,7 @@ class Client:
             self._fail(request_id, -32601, f"This client does not have {method}.")
 
     def _decide(self, request_id: Any, params: dict[str, Any]) -> None:
-        options = [option for option in params.get("options") or () if isinstance(option, dict)]
+        options = options_of(params.get("options"))
         if self.answer == "hold":
             self._held.append(request_id)
         elif self.answer == "fail":
@@ -582,7 +582,7 @@ class Drive:
         selects = [option for option in options_of(opened.get("configOptions")) if len(choices(option)) > 1]
         for option in selects[:8]:
             before = option.get("currentValue")
-            for value in (next(each for each in choices(option) if each != before), before):
+            for value in (next((each for each in choices(option) if each != before), before), before):
                 client.ask(
                     "session/set_config_option",
                     {"sessionId": session, "configId": option.get("id"), "value": value},

@@ -52,9 +52,14 @@ class Exchange:
         return _object(self.request.message.get("params"))
 
     @property
-    def session(self) -> Any:
-        """The session that the request names."""
-        return self.params.get("sessionId")
+    def session(self) -> str:
+        """The session that the request names, or "null"."""
+        return as_text(self.params.get("sessionId"))
+
+    @property
+    def opened(self) -> str:
+        """The session that the response names, or else the request."""
+        return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property
     def is_answered(self) -> bool:
@@ -92,13 +97,18 @@ class Update:
     """One `session/update`."""
 
     line: Recorded
-    session: Any
+    session: str
     body: dict[str, Any]
 
     @property
     def kind(self) -> str:
         """Its `sessionUpdate`."""
         return str(self.body.get("sessionUpdate"))
+
+    @property
+    def child(self) -> str:
+        """The session that a `subagent_update` is about."""
+        return as_text(self.body.get("sessionId"))
 
     @property
     def text(self) -> str:
@@ -365,7 +375,7 @@ class _Sorted:
             self.reused.append(line)
         self._open[key] = exchange
         (self.asked if line.sender == "client" else self.called).append(exchange)
-        session = _key(exchange.session)
+        session = exchange.session
         if line.sender == "client" and exchange.method in ("session/prompt", "session/load"):
             turn = Turn(exchange=exchange)
             self.turns.append(turn)
@@ -375,23 +385,23 @@ class _Sorted:
             current.permissions.append(exchange)
 
     def _notification(self, line: Recorded, method: str, params: dict[str, Any]) -> None:
-        turn = self._turn(params.get("sessionId"))
+        turn = self._turn(as_text(params.get("sessionId")))
         if line.sender == "client":
             if method == "session/cancel" and turn is not None and not turn.exchange.is_answered:
                 turn.cancels.append(line)
             return
         self.notified.append(line)
         if method == "session/update" and isinstance(params.get("update"), dict):
-            update = Update(line=line, session=params.get("sessionId"), body=params["update"])
+            update = Update(line=line, session=as_text(params.get("sessionId")), body=params["update"])
             self.updates.append(update)
             if turn is not None and not turn.exchange.is_answered:
                 turn.updates.append(update)
             elif turn is not None and update.kind in TURN_KINDS:
                 turn.late.append(update)
 
-    def _turn(self, session: Any) -> Turn | None:
+    def _turn(self, session: str) -> Turn | None:
         """The turn that runs in a session, or the last one that ran."""
-        turns = self._turns_of.get(_key(session), [])
+        turns = self._turns_of.get(session, [])
         return next((turn for turn in turns if not turn.exchange.is_answered), turns[-1] if turns else None)
 
     def _response(self, line: Recorded, message: dict[str, Any]) -> None:
@@ -420,6 +430,11 @@ def split(lines: Iterable[Recorded]) -> list[Connection]:
             connections.append(Connection())
         connections[-1].lines.append(line)
     return connections
+
+
+def as_text(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else _key(value)
 
 
 def _key(value: Any) -> str:

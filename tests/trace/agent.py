@@ -156,7 +156,8 @@ class Agent:
             self._notification(message["method"], message.get("params") or {})
 
     def _response(self, message: Json) -> None:
-        prompt = self._asked.pop(message.get("id"), None)
+        number = message.get("id")
+        prompt = self._asked.pop(number, None) if isinstance(number, int | float | str) else None
         if prompt is None:
             self._die("jsonrpc.unknown-response")
             return

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections import deque
 from pathlib import Path
+from random import Random
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from crow.trace.drive import Drive, Limits
+from crow.trace.report import Report
 from crow.trace.rules import RULES, Rule, judge
 from crow.trace.run import EndpointLog, Exit, Run
 from tests.trace.agent import Agent, Disk
@@ -62,10 +67,50 @@ class InProcess:
         return Exit(code=None if is_stuck else 0, leftovers=self._broken == "exit.leftovers")
 
 
-def driven(place: Path, broken: str = "") -> Run:
+class Mutating(InProcess):
+    """The same agent, but some values in its messages are replaced by others, or removed."""
+
+    def __init__(self, disk: Disk, endpoint: EndpointLog, random: Random) -> None:
+        super().__init__(disk, endpoint, "")
+        self._random = random
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        line = super().read_line(timeout_s)
+        if line is None or not line.endswith(b"}\n") or len(line) > 5000 or self._random.random() > 0.03:
+            return line
+        return json.dumps(mutated(json.loads(line), self._random)).encode() + b"\n"
+
+
+ODD: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**30, "", "x", "\ud800", [], {}, [1], [[]], [None], {"id": 5})
+
+
+def mutated(value: Any, random: Random) -> Any:
+    """The value, with one part of it replaced or removed."""
+    places: list[tuple[Any, Any]] = []
+
+    def visit(part: Any) -> None:
+        for key, inner in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            places.append((part, key))
+            if isinstance(inner, dict | list):
+                visit(inner)
+
+    visit(value)
+    part, key = random.choice(places)
+    if isinstance(part, dict) and random.random() < 0.3:
+        del part[key]
+    else:
+        part[key] = copy.deepcopy(random.choice(ODD))
+    return value
+
+
+def driven(place: Path, broken: str = "", random: Random | None = None) -> Run:
     disk, endpoint = Disk(), EndpointLog()
+
+    def start(_: str) -> InProcess:
+        return InProcess(disk, endpoint, broken) if random is None else Mutating(disk, endpoint, random)
+
     run = Drive(
-        start=lambda _: InProcess(disk, endpoint, broken),
+        start=start,
         workspace=place,
         endpoint=endpoint,
         limits=AT_ONCE,
@@ -97,6 +142,15 @@ def test_a_rule_finds_the_agent_that_breaks_it(place: Path, rule: Rule) -> None:
     (verdict,) = judge(driven(place, rule.id), (rule,))
     assert verdict.state == "failed"
     assert all(finding.words for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_message_of_an_agent_breaks_the_check(place: Path, seed: int) -> None:
+    run = driven(place, random=Random(seed))
+    report = Report(run=run, verdicts=tuple(judge(run)))
+    assert report.failed()
+    assert len(list(report.text(everything=True))) > len(RULES)
+    assert len(list(report.rows())) == len(ElementTree.fromstring(report.junit("x"))[0])
 
 
 def test_rules_have_ids_of_their_own_a_sentence_and_a_link() -> None:

@@ -109,16 +109,14 @@ def _known_session(run: Run) -> Outcome:
     found, has_any = [], False
     for connection in run.connections:
         known = {
-            str((each.result or {}).get("sessionId", each.session))
-            for each in connection.asked_for(*OPENING)
-            if each.result is not None or not each.is_answered
+            each.opened for each in connection.asked_for(*OPENING) if each.result is not None or not each.is_answered
         }
-        known |= {str(each.session) for each in connection.asked_for("session/load", "session/resume")}
-        known |= {str(u.body.get("sessionId")) for u in connection.updates if u.kind == "subagent_update"}
+        known |= {each.session for each in connection.asked_for("session/load", "session/resume")}
+        known |= {u.child for u in connection.updates if u.kind == "subagent_update"}
         for exchange in connection.called:
             if "sessionId" in exchange.params:
                 has_any = True
-                if str(exchange.session) not in known:
+                if exchange.session not in known:
                     words = f"the client does not know the session {exchange.session!r}"
                     found.append(Finding(words=words, lines=(exchange.request,)))
     return found if has_any else "the agent sent no request about a session"

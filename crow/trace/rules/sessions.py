@@ -55,7 +55,7 @@ def _different(run: Run) -> Outcome:
         process = 0 if keeps or advertised(connection, "loadSession") else number + 1
         for exchange in connection.asked_for("session/new", "session/fork"):
             if exchange.result is not None:
-                session = str(exchange.result.get("sessionId"))
+                session = exchange.opened
                 before = seen.setdefault((process, session), exchange)
                 if before is not exchange:
                     words = f"two sessions have the id {session!r}"
@@ -69,15 +69,13 @@ def _early(run: Run) -> Outcome:
     for connection in run.connections:
         known: dict[str, int] = {}
         for exchange in connection.asked:
-            if isinstance(exchange.session, str):  # the client itself named this session
-                known.setdefault(exchange.session, exchange.request.line)
+            known.setdefault(exchange.session, exchange.request.line)  # the client itself named this session
             if exchange.method in OPENING and exchange.result is not None and exchange.response is not None:
-                session = exchange.result.get("sessionId", exchange.session)
-                known.setdefault(str(session), exchange.response.line)
+                known.setdefault(exchange.opened, exchange.response.line)
         for update in connection.updates:
-            if update.kind == "subagent_update" and isinstance(update.body.get("sessionId"), str):
-                known.setdefault(update.body["sessionId"], update.line.line)
-            if update.line.line < known.get(str(update.session), update.line.line + 1):
+            if update.kind == "subagent_update":
+                known.setdefault(update.child, update.line.line)
+            if update.line.line < known.get(update.session, update.line.line + 1):
                 found.append(Finding(words="the client does not know this session yet", lines=update.lines))
     return found if any(connection.updates for connection in run.connections) else "the agent sent no update"
 
@@ -171,7 +169,7 @@ def _loaded_session(run: Run) -> Outcome:
     for connection in run.connections:
         for turn in connection.turns:
             if turn.exchange.method == "session/load" and turn.exchange.response is not None:
-                children = {update.body.get("sessionId") for update in turn.updates if update.kind == "subagent_update"}
+                children = {update.child for update in turn.updates if update.kind == "subagent_update"}
                 known = {turn.exchange.session, *children, *_used_before(connection, turn)}
                 found += [
                     Finding(words="the replay has an update of another session", lines=(*turn.lines, update.line))
@@ -184,7 +182,7 @@ def _loaded_session(run: Run) -> Outcome:
 
 def _used_before(connection: Connection, turn: Turn) -> set[Any]:
     before = (each for each in connection.asked if each.request.line < turn.exchange.request.line)
-    return {each.session for each in before} | {(each.result or {}).get("sessionId") for each in connection.asked}
+    return {each.session for each in before} | {each.opened for each in connection.asked}
 
 
 def _open_after_replay(run: Run) -> Outcome:
@@ -301,14 +299,14 @@ def _deleted(run: Run) -> Outcome:
     return [
         Finding(words="a deleted session is still listed", lines=exchange.lines)
         for exchange in lists
-        if gone & {row.get("sessionId") for row in _rows(exchange)}
+        if gone & {str(row.get("sessionId")) for row in _rows(exchange)}
     ]
 
 
 def _forked(exchange: Exchange) -> str | None:
     if exchange.result is None:
         return describe(exchange)
-    is_new = exchange.result.get("sessionId") != exchange.session
+    is_new = exchange.opened != exchange.session
     return None if is_new else "the fork has the id of the session that it was made from"
 
 

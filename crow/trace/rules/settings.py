@@ -50,7 +50,7 @@ def _repeated(what: str, values: Callable[[Exchange], list[Any]]) -> Callable[[E
 
 
 def _shown_modes(run: Run) -> Outcome:
-    modes = {(each.result or {}).get("sessionId", each.session): _mode_ids(each) for each in _modes(run)}
+    modes = {each.opened: _mode_ids(each) for each in _modes(run)}
     updates = run.updates("current_mode_update")
     return [
         Finding(
@@ -123,9 +123,7 @@ def _is_set(exchange: Exchange) -> str | None:
 
 
 def _all_options(run: Run) -> Outcome:
-    known = {
-        (each.result or {}).get("sessionId", each.session): set(map(str, _option_ids(each))) for each in _opened(run)
-    }
+    known = {each.opened: set(map(str, _option_ids(each))) for each in _opened(run)}
     found, has_any = [], False
     for update in run.updates("config_option_update"):
         has_any = True
@@ -161,7 +159,7 @@ def _mode_option(connection: Connection, exchange: Exchange) -> Any:
     modes: list[Any] = []
     for each in connection.asked:
         result = each.result or {}
-        if each.method in OPENING and result.get("sessionId", each.session) == exchange.session:
+        if each.method in OPENING and each.opened == exchange.session:
             value = _category_mode(result.get("configOptions"))
             modes = choices(
                 next((o for o in options_of(result.get("configOptions")) if o.get("category") == "mode"), {})

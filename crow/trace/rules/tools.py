@@ -62,15 +62,15 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
     found, has_any = [], False
     for connection in run.connections:
         calls: dict[tuple[str, str], str] = {}
-        loads = [turn.exchange.request for turn in connection.turns if turn.exchange.method == "session/load"]
+        loads = [turn.exchange for turn in connection.turns if turn.exchange.method == "session/load"]
         for update in connection.updates:
-            while loads and loads[0].line < update.line.line:  # a replay announces the calls again
-                session = str(loads.pop(0).message["params"].get("sessionId"))
+            while loads and loads[0].request.line < update.line.line:  # a replay announces the calls again
+                session = loads.pop(0).session
                 calls = {key: status for key, status in calls.items() if key[0] != session}
             if update.kind not in ("tool_call", "tool_call_update"):
                 continue
             has_any = True
-            key = (str(update.session), str(update.body.get("toolCallId")))
+            key = (update.session, str(update.body.get("toolCallId")))
             before = calls.get(key)
             status = update.body.get("status") or before or "pending"
             words = ""
@@ -254,7 +254,7 @@ def _open_call(run: Run) -> Outcome:
 def _asked_in_turn(run: Run) -> Outcome:
     found, has_any = [], False
     for connection in run.connections:
-        children = {update.body.get("sessionId") for update in connection.updates if update.kind == "subagent_update"}
+        children = {update.child for update in connection.updates if update.kind == "subagent_update"}
         for question in connection.called:
             if question.method == "session/request_permission" and question.session not in children:
                 has_any = True

@@ -67,15 +67,15 @@ def _outside(run: Run) -> Outcome:
     for connection in run.connections:
         begun: dict[str, int] = {}
         for turn in connection.turns:
-            begun.setdefault(str(turn.exchange.session), turn.exchange.request.line)
-        children = {str(u.body.get("sessionId")) for u in connection.updates if u.kind == "subagent_update"}
-        resumed = {str(each.session) for each in connection.asked_for("session/resume")}
+            begun.setdefault(turn.exchange.session, turn.exchange.request.line)
+        children = {u.child for u in connection.updates if u.kind == "subagent_update"}
+        resumed = {each.session for each in connection.asked_for("session/resume")}
         found += [
             Finding(words="this belongs to a turn, but the session had no prompt", lines=update.lines)
             for update in connection.updates
             if update.kind in (*CHUNKS, "tool_call", "tool_call_update")
-            and str(update.session) not in children | resumed
-            and update.line.line < begun.get(str(update.session), 1 << 62)
+            and update.session not in children | resumed
+            and update.line.line < begun.get(update.session, 1 << 62)
         ]
     return found if any(connection.updates for connection in run.connections) else "the agent sent no update"
 
