@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from crow.trace.report import Report, check
 from crow.trace.rules import RULES, judge
 from crow.trace.scratch import Subject, check_agent
 
+MAX_TIMEOUT_S = 3600
+
 
 def run_acp_check(options: argparse.Namespace) -> int:
     """`crow acp-check`: drive an agent, print what is found. Returns 1 if a rule found something."""
@@ -24,9 +27,13 @@ def run_acp_check(options: argparse.Namespace) -> int:
         return 0
     if not options.agent:
         raise ArgumentError("crow acp-check needs the command of an agent: crow acp-check -- COMMAND ...")
+    if not 0 < options.timeout <= MAX_TIMEOUT_S:
+        raise ArgumentError(f"--timeout {options.timeout:g}: expected seconds from 0.1 to {MAX_TIMEOUT_S}.")
     variables, inherited = {}, []
     for given in options.env:
         name, is_set, value = given.partition("=")
+        if not name:
+            raise ArgumentError(f"--env {given}: expected NAME=VALUE or NAME.")
         if is_set:
             variables[name] = value
         else:
@@ -39,6 +46,7 @@ def run_acp_check(options: argparse.Namespace) -> int:
     )
     trace = None if options.trace is None else Path(options.trace)
     limits = Limits(answer_s=options.timeout, exit_s=min(10.0, options.timeout))
+    signal.signal(signal.SIGTERM, _exit)  # the agent's processes are ended on the way out
     run = check_agent(subject, limits, trace=trace, report=_progress)
     report = Report(run=run, verdicts=tuple(judge(run)))
     _print(report, options, shlex.join(options.agent))
@@ -80,6 +88,10 @@ def _hints(report: Report) -> list[str]:
     if not report.run.is_complete:
         hints.append("The check ran out of time and is not complete.")
     return hints
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _progress(words: str) -> None:

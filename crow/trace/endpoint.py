@@ -122,32 +122,23 @@ class Endpoint:
             for piece in _pieces(text):
                 handler.wfile.write(_event({"content": piece}))
             if purpose == "hang":
-                handler.wfile.flush()
-                self._hang(handler.connection)
-                return
+                self._wait_until_closed(handler.connection)
             for index, call in enumerate(calls):
                 handler.wfile.write(_event({"tool_calls": [{"index": index, **call}]}))
             handler.wfile.write(_event({}, "tool_calls" if calls else "stop"))
             last = _envelope("chat.completion.chunk") | {"choices": [], "usage": _USAGE}
             handler.wfile.write(f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode())
         except OSError:
-            return
+            if purpose == "hang" and not self._stopping.is_set():
+                with self._lock:
+                    self.log.left += 1
 
-    def _hang(self, connection: socket.socket) -> None:
-        """Waits until the agent closes the connection."""
+    def _wait_until_closed(self, connection: socket.socket) -> None:
+        """Waits for the end of the check. :raises OSError: the agent has closed the connection."""
         while not self._stopping.is_set():
             readable, _, _ = select.select([connection], [], [], 0.05)
-            if readable:
-                try:
-                    is_closed = not connection.recv(4096)
-                except OSError:
-                    is_closed = True
-                if is_closed:
-                    break
-        else:
-            return
-        with self._lock:
-            self.log.left += 1
+            if readable and not connection.recv(4096):
+                raise ConnectionResetError
 
 
 _USAGE = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}

@@ -56,8 +56,9 @@ class AgentProcess:
                     bufsize=0,
                     start_new_session=True,
                 )
-        except OSError as error:
-            raise ArgumentError(f"{command[0]}: cannot be started: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ArgumentError(f"{command[0]}: cannot be started: {reason}") from error
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._may_read = threading.Event()
@@ -99,6 +100,7 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             code = None
         leftovers = self._end_group(was_alive=code is None)
+        self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:
             self._threads[0].join(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -50,24 +51,46 @@ def test_a_process_that_keeps_the_rules_passes(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.xml"
-    broken = [*AGENT, "jsonrpc.survives-parse-error"]
+    broken = [*AGENT, "cancel.no-error"]
     assert main(["acp-check", "--junit", str(report), *OPTIONS, "--", *broken]) == 1
     told = capsys.readouterr().out
-    assert "FAILED MUST   jsonrpc.survives-parse-error: A line that is not JSON does not end the connection." in told
-    assert '-> {"jsonrpc": "2.0", "id": 32, "method": ' in told
+    assert "FAILED MUST   cancel.no-error: A cancelled prompt is answered with a result, not with an error." in told
+    assert '"error": {"code": -32603, "message": "The request was aborted"}}' in told
     suite = ElementTree.parse(report).getroot()
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
-    assert "jsonrpc.survives-parse-error" in failed
+    assert "cancel.no-error" in failed
     assert suite.get("tests") == str(len(RULES))
     assert suite.get("failures") == str(len(failed))
 
 
-@pytest.mark.parametrize("command", [["/nonexistent/agent"], []])
-def test_an_agent_that_cannot_be_started_is_the_users_error(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--", "/nonexistent/agent"], "/nonexistent/agent: cannot be started: No such file"),
+        (["--", "a\0b"], "cannot be started: embedded null byte"),
+        ([], "crow acp-check -- COMMAND"),
+        (["--timeout", "nan", "--", "true"], "--timeout nan: expected seconds"),
+        (["--env", "=x", "--", "true"], "--env =x: expected NAME=VALUE"),
+        (["--junit", "/nonexistent/report.xml", "--timeout", "0.1", "--", "true"], "--junit /nonexistent/report.xml"),
+        (["--trace", "/nonexistent/trace", "--", "true"], "/nonexistent/trace: cannot be written"),
+    ],
+)
+def test_wrong_arguments_are_the_users_error(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["acp-check", "--", *command]) == 2
-    assert ("/nonexistent/agent" if command else "crow acp-check -- COMMAND") in capsys.readouterr().err
+    assert main(["acp-check", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_check_ends_its_agent_when_it_is_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    mute = ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"]
+    with subprocess.Popen([sys.executable, "-m", "crow", "acp-check", "--", *mute], cwd=ROOT) as check_process:
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            assert check_process.poll() is None
+        check_process.terminate()
+        assert check_process.wait(60) == 143
+    assert [pid for pid in pids.read_text().split() if is_alive(int(pid))] == []
 
 
 def test_a_mute_agent_fails_and_is_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
