@@ -6,11 +6,13 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crow.cli.output import print_json
 from crow.domain.errors import ArgumentError
-from crow.trace.drive import Limits
+from crow.trace.client import Interrupted, Limits
 from crow.trace.record import read_recording
 from crow.trace.report import Report, check
 from crow.trace.rules import RULES, judge
@@ -45,9 +47,13 @@ def run_acp_check(options: argparse.Namespace) -> int:
         inherited=inherited,
     )
     trace = None if options.trace is None else Path(options.trace)
-    limits = Limits(answer_s=options.timeout, exit_s=min(10.0, options.timeout))
-    signal.signal(signal.SIGTERM, _exit)  # the agent's processes are ended on the way out
-    run = check_agent(subject, limits, trace=trace, report=_progress)
+    timeout_s = options.timeout
+    limits = Limits(answer_s=timeout_s, exit_s=min(10.0, timeout_s), total_s=max(600.0, 20 * timeout_s))
+    try:
+        with _signals() as signalled:
+            run = check_agent(subject, limits, trace=trace, report=_progress, signalled=signalled)
+    except Interrupted as error:
+        return 128 + error.number
     report = Report(run=run, verdicts=tuple(judge(run)))
     _print(report, options, shlex.join(options.agent))
     if not options.json:
@@ -90,8 +96,20 @@ def _hints(report: Report) -> list[str]:
     return hints
 
 
-def _exit(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
+@contextmanager
+def _signals() -> Iterator[Callable[[], int]]:
+    """Keeps signals that would end crow, so that the agent's processes can be ended first."""
+    arrived = [0]
+
+    def keep(number: int, _: object) -> None:
+        arrived[0] = number
+
+    before = {number: signal.signal(number, keep) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: arrived[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _progress(words: str) -> None:

@@ -400,9 +400,12 @@ class _Sorted:
                 turn.late.append(update)
 
     def _turn(self, session: str) -> Turn | None:
-        """The turn that runs in a session, or the last one that ran."""
+        """The turn that runs in a session, or the last one that ran. While a load runs, its replay cannot be told from
+        updates of a prompt, so all count as the load's."""
         turns = self._turns_of.get(session, [])
-        return next((turn for turn in turns if not turn.exchange.is_answered), turns[-1] if turns else None)
+        running = [turn for turn in turns if not turn.exchange.is_answered]
+        loads = [turn for turn in running if turn.exchange.method == "session/load"]
+        return next(iter(loads or running or turns[-1:]), None)
 
     def _response(self, line: Recorded, message: dict[str, Any]) -> None:
         if message.get("id") is None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
-from crow.trace.drive import Drive, Limits
+from crow.trace.client import Limits
+from crow.trace.drive import Drive
 from crow.trace.endpoint import FILE, MODEL, Endpoint
 from crow.trace.process import AgentProcess
 from crow.trace.run import Run
@@ -66,11 +67,17 @@ class Subject:
 
 
 def check_agent(
-    subject: Subject, limits: Limits, *, trace: Path | None = None, report: Callable[[str], None] = lambda _: None
+    subject: Subject,
+    limits: Limits,
+    *,
+    trace: Path | None = None,
+    report: Callable[[str], None] = lambda _: None,
+    signalled: Callable[[], int] = lambda: 0,
 ) -> Run:
-    """Drives an agent and returns what happened.
+    """Drives an agent and returns what happened. `signalled` is asked often; a number other than 0 ends the check.
 
     :raises ArgumentError: the agent cannot be started, or `trace` cannot be written.
+    :raises Interrupted: `signalled` returned a number.
     """
     with tempfile.TemporaryDirectory(prefix="acp-check-", ignore_cleanup_errors=True) as scratch:
         root = Path(scratch).resolve()
@@ -105,6 +112,7 @@ def check_agent(
                 server=server,
                 trace=write,
                 report=report,
+                signalled=signalled,
             )
             run = drive.run()
             endpoint.wait_until_left(1.0)

@@ -104,6 +104,47 @@ def test_a_line_that_is_not_a_message_is_a_fault_of_the_agent(tmp_path: Path, li
     assert 3 in {line.line for verdict in report.verdicts for finding in verdict.findings for line in finding.lines}
 
 
+def answer(request_id: int, **result: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def show(**update: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": update}}
+
+
+@pytest.mark.parametrize("method", ["authenticate", "logout"])
+def test_a_recorded_login_is_compared_with_the_schema(tmp_path: Path, method: str) -> None:
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"methodId": "m"} if method != "logout" else {}}
+    for member, expected in ((5, [f"shape.{method}", "extensibility.meta"]), ({}, [])):
+        report = check(read_recording(written(tmp_path / "login.jsonl", [request, answer(1, _meta=member)])))
+        assert set(found(report)) == set(expected)
+
+
+def test_a_load_during_a_prompt_replays_it_and_the_prompt_continues(tmp_path: Path) -> None:
+    words = {"sessionUpdate": "agent_message_chunk", "content": TEXT, "messageId": "m"}
+    call = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}
+    offered = {"agentCapabilities": {"loadSession": True}, "agentInfo": {"name": "a", "version": "1"}}
+    load = {"sessionId": "s", "cwd": "/w", "mcpServers": []}
+    messages = [
+        BARE[0],
+        answer(0, protocolVersion=1, **offered),
+        *BARE[2:5],
+        show(**words),
+        show(**call),
+        {"jsonrpc": "2.0", "id": 3, "method": "session/load", "params": load},
+        show(sessionUpdate="user_message_chunk", content=TEXT, messageId="u"),
+        show(**words),
+        show(**call),
+        answer(3),
+        show(sessionUpdate="tool_call_update", toolCallId="c", status="completed"),
+        show(**words | {"messageId": "m2"}),
+        answer(2, stopReason="end_turn"),
+    ]
+    report = check(read_recording(written(tmp_path / "load.jsonl", messages)))
+    assert found(report) == {}
+    assert report.unanswered == ()
+
+
 def test_faults_of_the_client_are_shown_but_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     offered = {"protocolVersion": 1, "clientCapabilities": {"fs": {"readTextFile": True}}}
     messages = [

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crow.trace.drive import Drive, Limits
+from crow.trace.client import Limits
+from crow.trace.drive import Drive
 from crow.trace.report import Report
 from crow.trace.rules import RULES, Rule, judge
 from crow.trace.run import EndpointLog, Exit, Run

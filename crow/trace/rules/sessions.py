@@ -54,7 +54,7 @@ def _different(run: Run) -> Outcome:
         keeps = any(advertised(connection, f"sessionCapabilities.{each}") for each in ("list", "resume"))
         process = 0 if keeps or advertised(connection, "loadSession") else number + 1
         for exchange in connection.asked_for("session/new", "session/fork"):
-            if exchange.result is not None:
+            if exchange.result is not None and not exchange.params.get("_meta"):  # an extension may reopen a session
                 session = exchange.opened
                 before = seen.setdefault((process, session), exchange)
                 if before is not exchange:
