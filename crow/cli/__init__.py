@@ -119,8 +119,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
     acp_check = add("acp-check", _acp_check, "check whether an agent keeps the rules of the Agent Client Protocol")
     _add_acp_check_arguments(acp_check)
-    for each in (trace, acp_check):
-        _add_check_options(each)
+    _add_check_options(trace, "check: ")
+    _add_check_options(acp_check, "")
     completion = add("completion", _completion, "print a completion script for bash, zsh or fish")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
     completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
@@ -296,13 +296,14 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rules", action="store_true", help="only list the rules")
 
 
-def _add_check_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--all", action="store_true", help="check: print all rules, not only those that found something"
-    )
-    parser.add_argument("--strict", action="store_true", help="check: exit with 1 also for rules of severity SHOULD")
-    parser.add_argument("--junit", metavar="FILE", help="check: write the result as JUnit XML")
-    parser.add_argument("--json", action="store_true", help="check: print one JSON object for each rule")
+def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
+    for flag, words in (
+        ("--all", "print all rules, not only those that found something"),
+        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--json", "print one JSON object for each rule"),
+    ):
+        parser.add_argument(flag, action="store_true", help=f"{when}{words}")
+    parser.add_argument("--junit", metavar="FILE", help=f"{when}write the result as JUnit XML")
 
 
 def _run_async(work: Coroutine[object, object, T]) -> T:

@@ -103,9 +103,9 @@ def check_agent(
             }
             command = [_filled(word, values) for word in subject.command]
             environment = _environment(subject, values, root)
-            stderr = root / "stderr.txt"
+            stderr, started_in = root / "stderr.txt", Path.cwd()  # so that relative paths in the command work
             drive = Drive(
-                start=lambda _: AgentProcess(command, environment, workspace, stderr),
+                start=lambda _: AgentProcess(command, environment, started_in, stderr),
                 workspace=workspace,
                 endpoint=endpoint.log,
                 limits=limits,
