@@ -120,6 +120,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
     )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
+    acp_check = add("acp-check", _acp_check, "check whether an agent keeps the rules of the Agent Client Protocol")
+    _add_acp_check_arguments(acp_check)
+    _add_check_options(trace, "check: ")
+    _add_check_options(acp_check, "")
     completion = add("completion", _completion, "print a completion script for bash, zsh or fish")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
     completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
@@ -269,6 +273,44 @@ def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
     parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
 
 
+def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "agent",
+        metavar="COMMAND",
+        nargs="*",
+        help="what starts the agent, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+    )
+    parser.add_argument(
+        "--endpoint-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a variable that gets the base URL of the endpoint of the check; OPENAI_BASE_URL always does",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="an environment variable for the agent; without a value, it is passed on",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="record all messages, for crow trace show")
+    parser.add_argument("--rules", action="store_true", help="only list the rules")
+
+
+def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
+    for flag, words in (
+        ("--all", "print all rules, not only those that found something"),
+        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--json", "print one JSON object for each rule"),
+    ):
+        parser.add_argument(flag, action="store_true", help=f"{when}{words}")
+    parser.add_argument("--junit", metavar="FILE", help=f"{when}write the result as JUnit XML")
+
+
 def _run_async(work: Coroutine[object, object, T]) -> T:
     import asyncio
 
@@ -380,22 +422,21 @@ def _models(options: argparse.Namespace) -> None:
 def _trace(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from crow.trace import check, record, show
+    from crow.trace import record, show
 
-    recording = record.read_recording(Path(options.file))
-    if options.action == "show":
-        for line in show.format_recording(recording):
-            print(line)
-        return 0
-    result = check.check(recording)
-    for fault in result.faults:
-        print(fault)
-    for fault in result.client_faults:
-        print(f"(the client, {fault})")
-    if result.unanswered:
-        print(f"(not answered when the recording ended: {', '.join(result.unanswered)})")
-    print(f"{result.messages} messages, {len(result.faults)} faults")
-    return 1 if result.faults else 0
+    if options.action == "check":
+        from crow.cli.conformance import check_recording
+
+        return check_recording(options)
+    for line in show.format_recording(record.read_recording(Path(options.file))):
+        print(line)
+    return 0
+
+
+def _acp_check(options: argparse.Namespace) -> int:
+    from crow.cli.conformance import run_acp_check
+
+    return run_acp_check(options)
 
 
 def _completion(options: argparse.Namespace) -> None:

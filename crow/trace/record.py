@@ -87,7 +87,8 @@ def _has_text_value(item: Any) -> bool:
 class Recorded:
     """One line of a recording: its number (from 1), its time in Unix seconds if recorded, its sender and its message.
 
-    `text` is set instead of `message` if the line is not a message.
+    `text` is set instead of `message` if the line is not JSON. `crow acp-check` also keeps the bytes, and the
+    purpose of what it sends.
     """
 
     line: int
@@ -95,6 +96,8 @@ class Recorded:
     sender: Side
     message: Any = None
     text: str | None = None
+    raw: bytes | None = None
+    purpose: str = ""
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:

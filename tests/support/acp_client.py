@@ -19,10 +19,10 @@ from typing import Any, Self, TypeAlias
 
 import anyio
 
-from crow.trace.check import OrderChecker
 from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
+from tests.support.order import OrderChecker
 
 WAIT_S = 120.0
 LINE_BYTES = 1_000_000
