@@ -17,18 +17,26 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSessio
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestError, RequestId
+from crow.frontend.frames import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    RequestError,
+    RequestId,
+)
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
+    archived_filter,
     client_capabilities,
     client_name,
     fork_entry,
+    new_title,
     open_request_from,
     session_alias,
     session_metadata,
     trace_context,
-    wants_archived,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
@@ -68,6 +76,10 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 CANCELLABLE = OPENING | {"session/list"}
 """Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
 
+UNSTABLE = frozenset({"session/archive", "session/unarchive", "session/set_title", "session/status"})
+"""Requests that are not part of the stable protocol. They are refused before `initialize`, whose response offers
+them."""
+
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
@@ -102,6 +114,7 @@ class AcpAgent:
         self._dependencies = dependencies
         self._sessions = OpenSessions(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
+        self._is_initialized = False
         self._is_logged_out = False
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
@@ -121,6 +134,10 @@ class AcpAgent:
             "session/prompt": self._prompt,
             "session/set_mode": self._set_mode,
             "session/set_config_option": self._set_config_option,
+            "session/set_title": self._set_title,
+            "session/archive": self._archive,
+            "session/unarchive": self._unarchive,
+            "session/status": self._status,
             "_session/steering": self._steer,
         }
 
@@ -137,6 +154,8 @@ class AcpAgent:
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
+        if method in UNSTABLE and not self._is_initialized:
+            raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:
             return await self._answer(method, params)
@@ -192,9 +211,10 @@ class AcpAgent:
         raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
+        self._is_initialized = True
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "no name")
-        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
+        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
         return {
             "protocolVersion": PROTOCOL_VERSION,
@@ -247,10 +267,10 @@ class AcpAgent:
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = 50
+        limit, archived = 50, archived_filter(params)
         while True:
             page = await store.sessions(
-                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
+                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=archived
             )
             answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
             if page.cursor is not None:
@@ -267,6 +287,22 @@ class AcpAgent:
         await self._sessions.delete(params["sessionId"])
         self.idle.tidy_soon()
         return {}
+
+    async def _archive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.archive(params["sessionId"])
+        return {}
+
+    async def _unarchive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.unarchive(params["sessionId"])
+        return {}
+
+    async def _status(self, params: RequestParams) -> dict[str, Any]:
+        return {"status": await self._sessions.status(params["sessionId"])}
+
+    async def _set_title(self, params: RequestParams) -> dict[str, Any]:
+        title = new_title(params["title"])
+        await self._sessions.set_title(params["sessionId"], title)
+        return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)

@@ -41,6 +41,18 @@ class PromptRequest(BaseModel, strict=True, defer_build=True):
     prompt: list[Any]
 
 
+class SessionRequest(BaseModel, strict=True, defer_build=True):
+    """A request that only names a session."""
+
+    session_id: str = Field(alias="sessionId")
+
+
+class TitleRequest(SessionRequest):
+    """`session/set_title`."""
+
+    title: str
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "initialize": schema.InitializeRequest,
     "authenticate": schema.AuthenticateRequest,
@@ -55,6 +67,10 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/prompt": PromptRequest,
     "session/set_mode": schema.SetSessionModeRequest,
     "session/set_config_option": ConfigOptionRequest,
+    "session/set_title": TitleRequest,
+    "session/archive": SessionRequest,
+    "session/unarchive": SessionRequest,
+    "session/status": SessionRequest,
     "_session/steering": PromptRequest,
 }
 """The parameters of each request. They are only validated: the models drop unknown members."""
