@@ -109,6 +109,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,
+        needs_key=target.needs_key,
         headers=tuple(settings.headers.items()),
         context_window=options.context_window,
         max_output_tokens=options.max_output_tokens,

@@ -17,6 +17,7 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSessio
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
 from crow.frontend.frames import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -76,7 +77,12 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 CANCELLABLE = OPENING | {"session/list"}
 """Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
 
-UNSTABLE = frozenset({"session/archive", "session/unarchive", "session/set_title", "session/status"})
+UNSTABLE = frozenset(
+    {
+        *("session/archive", "session/unarchive", "session/set_title", "session/status"),
+        *("auth/status", "providers/list", "providers/set", "providers/disable"),
+    }
+)
 """Requests that are not part of the stable protocol. They are refused before `initialize`, whose response offers
 them."""
 
@@ -112,10 +118,13 @@ class AcpAgent:
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
         self._dependencies = dependencies
+        self._connection = connection
+        self._tasks = tasks
         self._sessions = OpenSessions(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
         self._is_initialized = False
         self._is_logged_out = False
+        self._told_auth_status: dict[str, Any] | None = None
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
@@ -138,6 +147,10 @@ class AcpAgent:
             "session/archive": self._archive,
             "session/unarchive": self._unarchive,
             "session/status": self._status,
+            "auth/status": self._auth_status,
+            "providers/list": self._list_providers,
+            "providers/set": self._set_provider,
+            "providers/disable": self._disable_provider,
             "_session/steering": self._steer,
         }
 
@@ -189,6 +202,7 @@ class AcpAgent:
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         answer = self._methods[method]
         self._sessions.reload_settings()
+        self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
         if method == "session/prompt":
@@ -224,7 +238,8 @@ class AcpAgent:
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
                 "mcpCapabilities": {"http": True, "sse": True},
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
-                "auth": {"logout": {}},
+                "auth": {"logout": {}, "status": {}},
+                "providers": {},
             },
             "authMethods": _auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
@@ -243,6 +258,32 @@ class AcpAgent:
         Open sessions continue, and no key is deleted.
         """
         self._is_logged_out = True
+        return {}
+
+    async def _auth_status(self, _params: RequestParams) -> dict[str, Any]:
+        self._told_auth_status = self._present_auth_status()
+        return self._told_auth_status
+
+    def _present_auth_status(self) -> dict[str, Any]:
+        return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
+
+    def _tell_auth_status(self) -> None:
+        """Sends the authentication status if it is not what a client that has asked for it knows."""
+        if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
+            self._told_auth_status = status
+            self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
+
+    async def _list_providers(self, _params: RequestParams) -> dict[str, Any]:
+        return {"providers": [provider.as_json() for provider in self._dependencies.endpoints.providers()]}
+
+    async def _set_provider(self, params: RequestParams) -> dict[str, Any]:
+        set_provider(self._dependencies.endpoints, params)
+        self._sessions.reload_settings()
+        return {}
+
+    async def _disable_provider(self, params: RequestParams) -> dict[str, Any]:
+        self._dependencies.endpoints.disable_provider(params["providerId"])
+        self._sessions.reload_settings()
         return {}
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:

@@ -47,6 +47,20 @@ class SessionRequest(BaseModel, strict=True, defer_build=True):
     session_id: str = Field(alias="sessionId")
 
 
+class ProviderRequest(BaseModel, strict=True, defer_build=True):
+    """`providers/disable`."""
+
+    provider_id: str = Field(alias="providerId")
+
+
+class SetProviderRequest(ProviderRequest):
+    """`providers/set`."""
+
+    api_type: str = Field(alias="apiType")
+    base_url: str = Field(alias="baseUrl")
+    headers: dict[str, str] = {}
+
+
 class TitleRequest(SessionRequest):
     """`session/set_title`."""
 
@@ -71,6 +85,8 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/archive": SessionRequest,
     "session/unarchive": SessionRequest,
     "session/status": SessionRequest,
+    "providers/set": SetProviderRequest,
+    "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
 """The parameters of each request. They are only validated: the models drop unknown members."""

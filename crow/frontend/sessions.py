@@ -39,6 +39,7 @@ from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.endpoints import Endpoints
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
@@ -64,6 +65,7 @@ class ServerDependencies:
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `endpoints` are what the client may see and set of the endpoints.
     - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
@@ -82,6 +84,7 @@ class ServerDependencies:
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     reload: Callable[[], ServerDependencies | None]
+    endpoints: Endpoints
     models: Sequence[str]
     model: str
     mode: str
