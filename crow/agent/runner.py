@@ -13,6 +13,7 @@ import anyio.abc
 
 from crow.agent import WaitableToolbox, new_message_id
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import OfferedAgents
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -82,7 +83,13 @@ class TurnRunner:
             budget=self._budget,
             standby=self._make_standby,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
+        ports = Ports(
+            log=log,
+            plan=CurrentPlan(session.branch),
+            subagents=self.subagents,
+            agents=OfferedAgents(adapters=session.adapters, permissions=self._permissions),
+            elicitation=session.client,
+        )
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
