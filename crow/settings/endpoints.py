@@ -233,7 +233,9 @@ class Gateways:
 
 def provider_target(provider: str | None, settings: Settings) -> Target:
     """The target of a provider without a model; None for the endpoint in `[model]`."""
-    return target_of("" if provider is None else f"{provider}/", settings)
+    if provider is None:
+        return target_of("", settings)
+    return target_of("", settings.model_copy(update={"models": {"": NamedModel.model_construct(provider=provider)}}))
 
 
 MAIN_PROVIDER = "main"

@@ -1,4 +1,4 @@
-// The published TypeScript SDK drives a real crow through every stable method; node:test tells what fails.
+// The published TypeScript SDK drives a real crow through every stable method, and its unstable client through unstable ones.
 // CROW is the command, as a JSON list. The offline model does what its prompts say, so that no endpoint is needed.
 
 import assert from "node:assert/strict";

@@ -341,6 +341,7 @@ async def test_the_authentication_status_follows_logout_and_gateways(
         ({"CROW_MODEL": "small"}, "unauthenticated"),
         ({"CROW_MODEL": None}, "unauthenticated"),
         ({"CROW_MODEL": None, "OPENAI_API_KEY": "sk-test-0123456789"}, "authenticated"),
+        ({"OPENAI_BASE_URL": "ftp://example.com"}, "unknown"),
     ):
         async with crow(env=env) as agent:
             await agent.initialize()
