@@ -109,6 +109,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,
+        needs_key=target.needs_key,
         headers=tuple(settings.headers.items()),
         context_window=options.context_window,
         max_output_tokens=options.max_output_tokens,
@@ -152,6 +153,7 @@ def open_toolbox(
         call_timeout_s=limits.mcp_call_timeout_s,
         offered=limits.offered_tools,
         skill_folders=(loaded().paths.config_file.parent / "skills",),
+        agent_folders=(loaded().paths.config_file.parent / "agents",),
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
         keys=lambda: hidden_keys(loaded()),
@@ -169,7 +171,7 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
         keys=lambda: hidden_keys(loaded()),
         own=(paths.config_file, paths.database, paths.log_file),
         own_folders=own_folders(paths, cwd),
-        own_readable=(config / "skills", config / "commands"),
+        own_readable=(config / "skills", config / "agents", config / "commands"),
         confiner=open_confiner(loaded(), cwd, directories),
     )
 

@@ -14,6 +14,7 @@ import anyio.abc
 
 from crow.agent import WaitableToolbox
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import OfferedAgents
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -91,6 +92,7 @@ class TurnRunner:
             log=log,
             plan=CurrentPlan(session.branch),
             subagents=self.subagents,
+            agents=OfferedAgents(adapters=session.adapters, permissions=self._permissions),
             elicitation=session.client,
             sampler=ModelSampler(
                 session.branch,

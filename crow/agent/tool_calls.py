@@ -31,6 +31,7 @@ from crow.agent.permissions import (
     is_path_rule,
     may_attach,
     named_places,
+    narrower_mode,
     rule_for,
     rule_for_writes,
     rule_words,
@@ -282,25 +283,41 @@ class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
     The mode and the rules are read for each call, so a change applies from the next call on. Sub-agents use the
-    instance of their session. `rules` are those of the user's file.
+    instance of their session, or a narrower one. `rules` are those of the user's file.
     """
 
-    def __init__(self, branch: Branch, client: Client, workspace: Workspace, rules: Sequence[Rule] = ()) -> None:
+    def __init__(
+        self,
+        branch: Branch,
+        client: Client,
+        workspace: Workspace,
+        rules: Sequence[Rule] = (),
+        *,
+        limit: str = "",
+        whole: Permissions | None = None,
+    ) -> None:
         self._branch = branch
         self._client = client
         self._workspace = workspace
         self.rules = tuple(rules)
+        self._limit = limit
+        self._whole = whole or self
+
+    def narrowed(self, mode: str) -> Permissions:
+        """Return the session's permissions, but never more than `mode` gives. Later changes of the session's mode and
+        rules apply there, too."""
+        return Permissions(self._branch, self._client, self._workspace, limit=mode, whole=self._whole)
 
     def may_read(self) -> Callable[[Path], bool]:
         """Return a function that tells whether crow may give the model a file of the workspace without a tool call.
         That function blocks."""
-        return partial(may_attach, workspace=self._workspace, rules=current_rules(self.rules, self._branch.row))
+        return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
         that the rules hide from a search or a confined command."""
         name = plan.rule_tool or call.name
-        rules = current_rules(self.rules, self._branch.row)
+        rules = current_rules(self._whole.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]
@@ -321,7 +338,8 @@ class Permissions:
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        mode = narrower_mode(row.mode, self._limit) if self._limit else row.mode
+        decision = decide(call.name, plan, mode, current_rules(self._whole.rules, row))
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:

@@ -17,19 +17,28 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSessio
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestError, RequestId
+from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
+from crow.frontend.frames import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    RequestError,
+    RequestId,
+)
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
     OpenRequest,
+    archived_filter,
     client_capabilities,
     client_name,
     fork_entry,
+    new_title,
     open_request_from,
     session_alias,
     session_metadata,
     trace_context,
-    wants_archived,
     wants_full_replay,
 )
 from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
@@ -69,6 +78,15 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 
 CANCELLABLE = OPENING | {"session/list"}
 """Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
+
+UNSTABLE = frozenset(
+    {
+        *("session/archive", "session/unarchive", "session/set_title", "session/status"),
+        *("auth/status", "providers/list", "providers/set", "providers/disable"),
+    }
+)
+"""Requests that are not part of the stable protocol. They are refused before `initialize`, whose response offers
+them."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -114,7 +132,9 @@ class AcpAgent:
         self._tasks = tasks
         self._sessions = self.sessions_type(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
+        self._is_initialized = False
         self._is_logged_out = False
+        self._told_auth_status: dict[str, Any] | None = None
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
@@ -136,6 +156,14 @@ class AcpAgent:
             "session/prompt": self._prompt,
             "session/set_mode": self._set_mode,
             "session/set_config_option": self._set_config_option,
+            "session/set_title": self._set_title,
+            "session/archive": self._archive,
+            "session/unarchive": self._unarchive,
+            "session/status": self._status,
+            "auth/status": self._auth_status,
+            "providers/list": self._list_providers,
+            "providers/set": self._set_provider,
+            "providers/disable": self._disable_provider,
             "_session/steering": self._steer,
         }
 
@@ -152,6 +180,8 @@ class AcpAgent:
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
+        if method in UNSTABLE and not self._is_initialized:
+            raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:
             return await self._answer(method, params)
@@ -185,6 +215,7 @@ class AcpAgent:
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         answer = self._methods[method]
         self._sessions.reload_settings()
+        self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
         if method == "session/prompt":
@@ -207,9 +238,10 @@ class AcpAgent:
         raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
+        self._is_initialized = True
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "no name")
-        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
+        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
         return {
             "protocolVersion": PROTOCOL_VERSION,
@@ -219,7 +251,8 @@ class AcpAgent:
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
                 "mcpCapabilities": {"http": True, "sse": True},
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
-                "auth": {"logout": {}},
+                "auth": {"logout": {}, "status": {}},
+                "providers": {},
             },
             "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
@@ -238,6 +271,32 @@ class AcpAgent:
         Open sessions continue, and no key is deleted.
         """
         self._is_logged_out = True
+        return {}
+
+    async def _auth_status(self, _params: RequestParams) -> dict[str, Any]:
+        self._told_auth_status = self._present_auth_status()
+        return self._told_auth_status
+
+    def _present_auth_status(self) -> dict[str, Any]:
+        return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
+
+    def _tell_auth_status(self) -> None:
+        """Sends the authentication status if it is not what a client that has asked for it knows."""
+        if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
+            self._told_auth_status = status
+            self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
+
+    async def _list_providers(self, _params: RequestParams) -> dict[str, Any]:
+        return {"providers": [provider.as_json() for provider in self._dependencies.endpoints.providers()]}
+
+    async def _set_provider(self, params: RequestParams) -> dict[str, Any]:
+        set_provider(self._dependencies.endpoints, params)
+        self._sessions.reload_settings()
+        return {}
+
+    async def _disable_provider(self, params: RequestParams) -> dict[str, Any]:
+        self._dependencies.endpoints.disable_provider(params["providerId"])
+        self._sessions.reload_settings()
         return {}
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
@@ -274,10 +333,10 @@ class AcpAgent:
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = 50
+        limit, archived = 50, archived_filter(params)
         while True:
             page = await store.sessions(
-                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
+                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=archived
             )
             answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
             if page.cursor is not None:
@@ -307,6 +366,22 @@ class AcpAgent:
         await self._sessions.delete(params["sessionId"])
         self.idle.tidy_soon()
         return {}
+
+    async def _archive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.archive(params["sessionId"])
+        return {}
+
+    async def _unarchive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.unarchive(params["sessionId"])
+        return {}
+
+    async def _status(self, params: RequestParams) -> dict[str, Any]:
+        return {"status": await self._sessions.status(params["sessionId"])}
+
+    async def _set_title(self, params: RequestParams) -> dict[str, Any]:
+        title = new_title(params["title"])
+        await self._sessions.set_title(params["sessionId"], title)
+        return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)

@@ -41,6 +41,32 @@ class PromptRequest(BaseModel, strict=True, defer_build=True):
     prompt: list[Any]
 
 
+class SessionRequest(BaseModel, strict=True, defer_build=True):
+    """A request that only names a session."""
+
+    session_id: str = Field(alias="sessionId")
+
+
+class ProviderRequest(BaseModel, strict=True, defer_build=True):
+    """`providers/disable`."""
+
+    provider_id: str = Field(alias="providerId")
+
+
+class SetProviderRequest(ProviderRequest):
+    """`providers/set`."""
+
+    api_type: str = Field(alias="apiType")
+    base_url: str = Field(alias="baseUrl")
+    headers: dict[str, str] = {}
+
+
+class TitleRequest(SessionRequest):
+    """`session/set_title`."""
+
+    title: str
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "initialize": schema.InitializeRequest,
     "authenticate": schema.AuthenticateRequest,
@@ -55,6 +81,12 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/prompt": PromptRequest,
     "session/set_mode": schema.SetSessionModeRequest,
     "session/set_config_option": ConfigOptionRequest,
+    "session/set_title": TitleRequest,
+    "session/archive": SessionRequest,
+    "session/unarchive": SessionRequest,
+    "session/status": SessionRequest,
+    "providers/set": SetProviderRequest,
+    "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
 """The parameters of each request. They are only validated: the models drop unknown members."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import anyio
@@ -34,11 +34,12 @@ from crow.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
-from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.events import NoticeShown, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.endpoints import Endpoints
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
@@ -64,6 +65,7 @@ class ServerDependencies:
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `endpoints` are what the client may see and set of the endpoints.
     - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
@@ -82,6 +84,7 @@ class ServerDependencies:
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     reload: Callable[[], ServerDependencies | None]
+    endpoints: Endpoints
     models: Sequence[str]
     model: str
     mode: str
@@ -264,6 +267,42 @@ class OpenSessions:
                 await self._close(self._open[session_id])
             await store.delete_session(session_id)
 
+    async def archive(self, session_id: str) -> None:
+        """Closes a session if it is open, and leaves it out of lists from now on.
+
+        :raises NoSuchSession: it does not exist.
+        """
+        store = await self.store()
+        async with self._lock(session_id):
+            row = await store.session(session_id)
+            if session_id in self._open:
+                await self._close(self._open[session_id])
+            if not row.archived:
+                await store.update_session(session_id, SessionChanges(archived=True))
+
+    async def unarchive(self, session_id: str) -> None:
+        """Puts an archived session back on the list. :raises NoSuchSession: it does not exist."""
+        store = await self.store()
+        async with self._lock(session_id):
+            if (await store.session(session_id)).archived:
+                await self._change(session_id, SessionChanges(archived=False))
+
+    async def set_title(self, session_id: str, title: str) -> None:
+        """Stores a title that crow does not replace. :raises NoSuchSession: the session does not exist."""
+        await self.store()
+        async with self._lock(session_id):
+            await self._change(session_id, SessionChanges(title=title, title_by_user=True))
+            if session_id in self._open:
+                await self._open[session_id].session.branch.publish(TitleChanged(title=title))
+
+    async def status(self, session_id: str) -> Literal["open", "saved"]:
+        """Whether a session is open in this process. Changes nothing. :raises NoSuchSession: it does not exist."""
+        opened = self._open.get(session_id)
+        if opened is not None and not opened.session.closing:
+            return "open"
+        await (await self.store()).session(session_id)
+        return "saved"
+
     async def close_all(self) -> None:
         """Closes every session, then the store."""
         async with anyio.create_task_group() as tasks:
@@ -364,6 +403,14 @@ class OpenSessions:
         await opened.session.close()
         opened.client.close()
         self._forget(opened)
+
+    async def _change(self, session_id: str, changes: SessionChanges) -> None:
+        """Changes the row of a session, which may be open. The caller holds the session's lock."""
+        assert self._store is not None, "the caller has opened it"
+        if session_id in self._open:
+            await self._open[session_id].session.branch.change(changes)
+        else:
+            await self._store.update_session(session_id, changes)
 
     def _forget(self, opened: OpenSession) -> None:
         if self._open.get(opened.session.id) is opened:
@@ -549,6 +596,7 @@ def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
 def session_info(row: SessionRow) -> dict[str, Any]:
     """A session as `session/list` shows it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
+    info["archived"] = row.archived
     if row.title is not None:
         info["title"] = title_line(row.title)
     if row.additional_directories:

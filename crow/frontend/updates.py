@@ -46,6 +46,9 @@ REPLAY_RESULT_BYTES = 400
 
 REPLAY_ANSWER_BYTES = 10_000_000
 
+PLAN_ID = "plan"
+"""The id of a session's plan. A session has one plan at most."""
+
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
 
@@ -123,7 +126,7 @@ class LiveUpdates:
             case events.NoticeShown():
                 return self._notice(event)
             case events.PlanChanged(plan=items):
-                return plan_updates(items)
+                return plan_updates(items, by_id=self._caps.plans)
             case events.TitleChanged(title=title):
                 return (_update("session_info_update", title=None if title is None else title_line(title)),)
             case events.ModeChanged(mode=mode):
@@ -239,7 +242,7 @@ class LiveUpdates:
     def _finished(self, result: ToolResult) -> tuple[Update, ...]:
         opened = self._calls.pop(result.call, None)
         if opened is None:
-            return _finished_call(result)
+            return _finished_call(result, by_id=self._caps.plans)
         update = _call_update(result.call, _final_status(result))
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
@@ -247,7 +250,7 @@ class LiveUpdates:
         elif (content := tool_calls.result_contents(result)) != opened.content:  # some clients would show it twice
             update["content"] = content
         output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
-        return (update | output, *plan_updates(result.plan))
+        return (update | output, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         opened = self._calls.pop(event.call, None)
@@ -342,7 +345,8 @@ class ReplayUpdates:
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 arguments = None if announced is None else announced.arguments
-                return _finished_call(result, arguments=arguments, limits=self._limits.calls)
+                limits = self._limits.calls
+                return _finished_call(result, arguments=arguments, limits=limits, by_id=self._caps.plans)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
@@ -403,15 +407,24 @@ def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
     return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
 
 
-def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
-    """The complete plan; nothing for None."""
+def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
+    """The complete plan; nothing for None.
+
+    With `by_id`, the client supports the protocol's unstable updates of plans with ids. It then gets these instead, and
+    is told when the plan is empty.
+    """
     if items is None:
         return ()
+    if by_id and not items:
+        return (_update("plan_removed", planId=PLAN_ID),)
     plan = [
         {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
-    return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
+    entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
+    if by_id:
+        return (_update("plan_update", plan={"type": "items", "planId": PLAN_ID, "entries": entries}),)
+    return (_update("plan", entries=entries),)
 
 
 def usage_object(usage: Usage) -> Fields:
@@ -498,16 +511,20 @@ def _final_status(result: ToolResult) -> str:
 
 
 def _finished_call(
-    result: ToolResult, *, arguments: str | None = None, limits: CallLimits = tool_calls.STANDARD
+    result: ToolResult,
+    *,
+    arguments: str | None = None,
+    limits: CallLimits = tool_calls.STANDARD,
+    by_id: bool,
 ) -> tuple[Update, ...]:
-    """A call that the client does not know yet, with its result."""
+    """A call that the client does not know yet, with its result. For `by_id` see `plan_updates`."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
     content = tool_calls.result_contents(result, limits)
     update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
     # A client that shows no content shows the raw output instead.
     has_text = limits.repeats_output or not content
     output = tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
-    return (update | output, *plan_updates(result.plan))
+    return (update | output, *plan_updates(result.plan, by_id=by_id))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:

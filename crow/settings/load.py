@@ -438,6 +438,11 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> Endpoi
     )
 
 
+def tokens_in_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys and tokens in HTTP headers."""
+    return tuple(filter(None, _secrets_in({"headers": headers}, "headers", _SECRET_HEADER, {})))
+
+
 def _inner(table: Mapping[str, object], key: str) -> Mapping[str, object]:
     value = table.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -294,9 +294,10 @@ class Store(Protocol):
         """Return the current row."""
 
     async def sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool | None = False
     ) -> SessionPage:
         """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
+        With `archived`, return only archived sessions, without it only the others, and with None both.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.

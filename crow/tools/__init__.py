@@ -56,6 +56,12 @@ advance. `never` is for crow's own files."""
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
+AGENT_FOLDERS = (".crow/agents", ".agents/agents", ".claude/agents")
+"""Folders of a workspace that may hold agent files: kinds of sub-agents."""
+
+AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
+"""The permission modes that an agent file can name, the strictest first."""
+
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Called with a tool call's output while the tool call runs: all of the output that has been kept so far."""
 
@@ -157,6 +163,26 @@ class SkillInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentKind:
+    """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using it needs the user's
+    permission.
+
+    `tools` are the names or globs of the tools that it may use; None means all. It uses the session's model if `model`
+    is empty, and has at most the permissions of `mode`, if that is not empty. `problem` says why the file cannot be
+    used, as the end of a sentence.
+    """
+
+    name: str
+    source: str
+    description: str = ""
+    is_from_workspace: bool = False
+    tools: tuple[str, ...] | None = None
+    model: str = ""
+    mode: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
     starts again. `resources` counts templates, too. `losses` is how often the server ended after it had worked, and
@@ -182,6 +208,9 @@ class Toolbox(Protocol):
 
     def skills(self) -> tuple[SkillInfo, ...]:
         """The skills on offer in a stable order."""
+
+    def agents(self) -> tuple[AgentKind, ...]:
+        """The kinds of sub-agents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
@@ -433,12 +462,15 @@ class Plan(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Work for a sub-agent. `tools` are the names of the tools that it may use; None allows all tools except those that
-    sub-agents may never use. `resume` is the id of an earlier task to continue."""
+    sub-agents may never use. `resume` is the id of an earlier task to continue. `instructions` are the prompt of the
+    `kind`, which is None for a plain sub-agent."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
     resume: str | None = None
+    kind: AgentKind | None = None
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,6 +493,16 @@ class SubagentRunner(Protocol):
 
         :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
         """
+
+
+class AgentPolicy(Protocol):
+    """Decides which kinds of sub-agents the model gets."""
+
+    def may_offer(self, kind: AgentKind) -> bool:
+        """Whether no rule of the user forbids reading the kind's file. Blocks."""
+
+    def has_model(self, name: str) -> bool:
+        """Whether the user can choose this model."""
 
 
 class ElicitationHandler(Protocol):
@@ -534,6 +576,7 @@ class Ports:
     log: Log
     plan: Plan
     subagents: SubagentRunner | None = None
+    agents: AgentPolicy | None = None
     elicitation: ElicitationHandler | None = None
     sampler: Sampler | None = None
 

@@ -89,11 +89,12 @@ class SchemaChecker:
 def check_update(update: Any, message: Any = None) -> None:
     """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-    if kind not in _update_kinds():
+    file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
+    if kind not in _update_kinds(file):
         raise violation(message or update, f"there is no update of kind {kind!r}")
     if _is_plain_chunk(update):
         return
-    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds()[kind]}", update, strict=True)
+    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds(file)[kind]}", update, strict=True, file=file)
     if errors:
         raise violation(message or update, errors)
 
@@ -192,8 +193,10 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable method that crow serves
-    return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
+            return name
+    return None
 
 
 @cache

@@ -59,12 +59,15 @@ async def test_a_recorded_connection_is_valid_and_contains_no_secret(
         await agent.initialize()
         session = await agent.new_session(place, mcpServers=[server])
         await agent.prompt(session, "run echo a then say known-secret-1 and sk-abcdefgh12345")
+        await agent.request(
+            "session/set_title", {"sessionId": session, "title": "http://me:pass-1@host https://:pass-2@h"}
+        )
         await agent.send_raw(b"{broken sk-abcdefgh12345\n")
         await agent.request("session/list", {})
         crossed = len(agent.log)
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
     text = trace.read_text()
-    assert [word for word in ("hush-hush", "known-secret-1", "sk-abcdefgh") if word in text] == []
+    assert [word for word in ("hush-hush", "known-secret-1", "sk-abcdefgh", "pass-") if word in text] == []
     assert len(text.splitlines()) == crossed + 1
     assert main(["trace", "check", "--strict", str(trace)]) == 0
     assert capsys.readouterr().out.startswith(f"{crossed + 1} messages, {len(RULES)} rules: ")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from crow.agent.agent_kinds import describe_agents
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
@@ -73,6 +74,8 @@ async def show_context(context: CommandContext, argument: str) -> str:
         moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
+        if kinds := describe_agents((await context.toolbox()).agents(), context.models):
+            done += f"\n{kinds}\n"
         done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     learned_facts = "".join(f"\n- {fact.about}: {safe(fact.words)}" for fact in facts)
