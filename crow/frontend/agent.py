@@ -338,7 +338,8 @@ class AcpAgent:
             page = await store.sessions(
                 cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=archived
             )
-            answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
+            sessions = [session_info(row, tells_archived="archived" in params) for row in page.rows]
+            answer: dict[str, Any] = {"sessions": sessions}
             if page.cursor is not None:
                 answer["nextCursor"] = page.cursor
             if limit == 1 or json_bytes(answer) < PART_BYTES:

@@ -593,10 +593,11 @@ def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
-def session_info(row: SessionRow) -> dict[str, Any]:
-    """A session as `session/list` shows it."""
+def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
+    """A session as `session/list` shows it. `archived` is unstable, so only a client that asked about it gets it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
-    info["archived"] = row.archived
+    if tells_archived:
+        info["archived"] = row.archived
     if row.title is not None:
         info["title"] = title_line(row.title)
     if row.additional_directories:
