@@ -17,13 +17,14 @@ import anyio.to_thread
 
 from crow.agent.hooks import Hook
 from crow.llm import EndpointMemory, Model
+from crow.log import mask_in_log
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import THE_WORKSPACE, HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
+from crow.tools import THE_WORKSPACE, HttpServer, McpServer, OAuthOptions, Ports, ServerOptions, StdioServer, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
 from crow.tools.sandbox import Confiner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
     from crow.llm.offline import OfflineModel
+    from crow.tools.mcp.auth import Asker
     from crow.tools.mcp.client import McpToolbox
 
 
@@ -141,8 +143,12 @@ def open_toolbox(
     servers: Sequence[McpServer],
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
+    asker: Asker | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task."""
+    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task.
+
+    `asker` asks the user to log in to servers; if None, the editor does.
+    """
     from crow.tools.mcp.client import ToolSettings, open_toolbox
 
     limits = loaded().settings.limits
@@ -155,6 +161,9 @@ def open_toolbox(
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
         keys=lambda: hidden_keys(loaded()),
+        login_folder=login_folder(loaded().paths),
+        on_secrets=mask_in_log,
+        asker=asker,
     )
     return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
@@ -206,6 +215,11 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
 
 
+def login_folder(paths: Paths) -> Path:
+    """Where the logins to MCP servers are kept."""
+    return paths.data_dir / "mcp-logins"
+
+
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
     """The keys that no child process may get, and all secrets that the results of tools must not show."""
     return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
@@ -249,6 +263,11 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
         problem = "sandbox works only for servers with a command, and this one has a url; remove sandbox"
+    if settings.oauth_client_secret is not None and (settings.oauth_client_id is None or settings.oauth_issuer is None):
+        problem = (
+            "oauth_client_secret needs oauth_client_id and oauth_issuer: crow gives the secret to that authorization "
+            "server only"
+        )
     read_only = settings.read_only
     options = ServerOptions(
         allow=settings.allow_tools,
@@ -260,7 +279,18 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
     )
     if settings.url is not None:
         headers = tuple(settings.headers.items())
-        return HttpServer(name=name, url=settings.url, headers=headers, transport=settings.transport, options=options)
+        oauth = OAuthOptions(
+            login=name,
+            account=settings.oauth_account or "",
+            client_id=settings.oauth_client_id or "",
+            client_secret=settings.oauth_client_secret or "",
+            client_metadata_url=settings.oauth_client_metadata_url or "",
+            issuer=settings.oauth_issuer or "",
+            redirect_port=settings.oauth_redirect_port or 0,
+        )
+        return HttpServer(
+            name=name, url=settings.url, headers=headers, transport=settings.transport, options=options, oauth=oauth
+        )
     command = settings.command or ""
     if os.path.dirname(command):
         command = os.path.join(folder, os.path.expanduser(command))

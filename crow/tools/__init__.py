@@ -511,6 +511,25 @@ class StdioServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthOptions:
+    """The user's options for logging in to an MCP server; what is empty or 0 is found out or chosen.
+
+    `login` is what the user passes to `crow mcp login`; if empty, the server's URL. `account` tells two logins at one
+    URL apart. A client that was registered by hand has an id and perhaps a secret, which only `issuer` gets. Otherwise,
+    `client_metadata_url` is the id, if the authorization server accepts such ids. The browser comes back to
+    `redirect_port` of this machine.
+    """
+
+    login: str = ""
+    account: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    client_metadata_url: str = ""
+    issuer: str = ""
+    redirect_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
     """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
 
@@ -519,6 +538,7 @@ class HttpServer:
     headers: tuple[tuple[str, str], ...] = ()
     transport: Literal["http", "sse"] = "http"
     options: ServerOptions = ServerOptions()
+    oauth: OAuthOptions = OAuthOptions()
 
 
 McpServer: TypeAlias = StdioServer | HttpServer

@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
 from crow.domain.errors import ToolServerError
+from crow.domain.events import UrlQuestion
 from crow.domain.messages import Part
 from crow.domain.rendering import on_one_line
 from crow.domain.trace_context import current_trace_context
@@ -41,8 +42,18 @@ from crow.tools import (
     Workspace,
 )
 from crow.tools.limits import FairLimiter
-from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
+from crow.tools.mcp.auth import Asker, LoginQuestion, ServerAuth, may_log_in
+from crow.tools.mcp.calls import (
+    ask_user,
+    describe_error,
+    encodable,
+    outcome_of,
+    parse_call_id,
+    parts_of,
+    report_progress,
+)
 from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
+from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
@@ -61,6 +72,7 @@ MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
+FINISH_S = 0.3
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -96,6 +108,9 @@ class ServerConnection:
     on_change: OnChange | None
     elicitation: ElicitationHandler | None = None
     places: Sequence[Path] = ()
+    logins: LoginFolder | None = None
+    asker: Asker | None = None
+    """Asks the user to log in. If None, the editor's elicitation is used."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
@@ -109,6 +124,7 @@ class ServerConnection:
     _is_initialized: bool = False
     _has_answered: bool = False
     _process: ServerProcess | None = None
+    _auth: ServerAuth | None = None
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
     _restarting: anyio.Event = field(default_factory=anyio.Event)
@@ -128,6 +144,12 @@ class ServerConnection:
     _loss: str = ""
     _ready_at: float = math.inf
     _retry_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
+            self._auth = ServerAuth(
+                server=self.server, logins=self.logins, asker=self.asker or self, hold=self._without_deadline
+            )
 
     @property
     def name(self) -> str:
@@ -183,6 +205,8 @@ class ServerConnection:
 
     def restart(self) -> None:
         """Start the server again, whatever its state."""
+        if self._auth is not None:
+            self._auth.reset()
         if self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
@@ -275,10 +299,12 @@ class ServerConnection:
                 self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
-                return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
+                return sse_client(
+                    url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=self._auth
+                )
             case HttpServer(url=url, headers=headers):
                 timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
-                make = partial(httpx2.AsyncClient, headers=dict(headers), timeout=timeout)
+                make = partial(httpx2.AsyncClient, headers=dict(headers), timeout=timeout, auth=self._auth)
                 # making the client reads the system's certificates, which would block the event loop for 25 ms
                 http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
                 return streamable_http_client(url, http_client=http)
@@ -385,6 +411,8 @@ class ServerConnection:
     def _describe_end(self, error: BaseException) -> str:
         """Why the server failed. If its process has ended, the reason for that says more than the error of the
         broken connection."""
+        if self._auth is not None and self._auth.problem:
+            return self._auth.problem
         process = self._process
         if process is not None and process.closed.is_set():
             return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
@@ -463,6 +491,53 @@ class ServerConnection:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")
 
+    @property
+    def can_ask(self) -> bool:
+        """See :class:`crow.tools.mcp.auth.Asker`."""
+        return self.elicitation is not None and "url" in self.elicitation.question_kinds
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask the user, through the editor, to log in. See :class:`crow.tools.mcp.auth.Asker`."""
+        assert self.elicitation is not None, "asked only if `can_ask`"
+        call_id = self._running[0] if len(self._running) == 1 else ""
+        self._asked += 1
+        page = UrlQuestion(
+            message=(
+                f"{self.name}: this MCP server ({question.server_host}) asks you to log in.\n\n"
+                f"This opens a page on {question.place}."
+            ),
+            url=question.page,
+            id=f"{self.prefix}-{self._asked}",
+            call=parse_call_id(call_id),
+        )
+        with anyio.CancelScope() as scope:
+            if self._running:
+                self._questions[scope] = call_id
+            try:
+                answer = await self.elicitation.elicit(page)
+                if answer.action != "accept":
+                    return "decline"
+                await question.answered.wait()
+                return "accept"
+            finally:
+                self._questions.pop(scope, None)
+                with anyio.move_on_after(FINISH_S, shield=True):
+                    await self.elicitation.finish_question(page.id)
+        return "gone"
+
+    @contextmanager
+    def _without_deadline(self) -> Iterator[None]:
+        """Let the server take any time to start while the user logs in."""
+        is_starting = self._state == "starting" and self._client is None
+        if is_starting:
+            self._has_answered = True
+            self._starting.deadline = math.inf
+        try:
+            yield
+        finally:
+            if is_starting and self._client is None:
+                self._starting.deadline = anyio.current_time() + self.start_timeout_s
+
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""
         return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
@@ -477,6 +552,8 @@ class ServerConnection:
             # the session.
             self._lost_words = describe_error(error)
             self._lost.set()
+        if self._auth is not None and self._auth.problem:
+            return f"refused {tool.name}: {self._auth.problem}"
         if error.code == mcp.REQUEST_TIMEOUT:
             return f"did not answer the call of {tool.name} within {self.call_timeout_s:g} s"
         if error.code == mcp.PARSE_ERROR:
