@@ -24,7 +24,18 @@ from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import THE_WORKSPACE, HttpServer, McpServer, OAuthOptions, Ports, ServerOptions, StdioServer, Workspace
+from crow.tools import (
+    THE_WORKSPACE,
+    HttpServer,
+    LoginAsker,
+    McpServer,
+    OAuthOptions,
+    Ports,
+    ServerOptions,
+    ServerReport,
+    StdioServer,
+    Workspace,
+)
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
 from crow.tools.sandbox import Confiner
@@ -34,8 +45,8 @@ if TYPE_CHECKING:
     from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
     from crow.llm.offline import OfflineModel
-    from crow.tools.mcp.auth import Asker
-    from crow.tools.mcp.client import McpToolbox
+    from crow.tools.mcp.client import McpToolbox, ToolSettings
+    from crow.tools.mcp.logins import Login
 
 
 class EndpointModel(Model, Protocol):
@@ -143,17 +154,20 @@ def open_toolbox(
     servers: Sequence[McpServer],
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
-    asker: Asker | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task.
+    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task."""
+    from crow.tools.mcp.client import open_toolbox
 
-    `asker` asks the user to log in to servers; if None, the editor does.
-    """
-    from crow.tools.mcp.client import ToolSettings, open_toolbox
+    return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
+
+
+def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
+    """What the settings say about tools."""
+    from crow.tools.mcp.client import ToolSettings
 
     limits = loaded().settings.limits
     runtime = filter(os.path.isabs, [os.environ.get("XDG_RUNTIME_DIR", "")])
-    settings = ToolSettings(
+    return ToolSettings(
         start_timeout_s=limits.mcp_start_timeout_s,
         call_timeout_s=limits.mcp_call_timeout_s,
         offered=limits.offered_tools,
@@ -165,7 +179,6 @@ def open_toolbox(
         on_secrets=mask_in_log,
         asker=asker,
     )
-    return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
 
 def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -213,6 +226,42 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
     return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
+
+
+async def try_server(
+    loaded: Loaded, server: McpServer, *, asker: LoginAsker | None = None, workspace: Workspace
+) -> ServerReport:
+    """Start one MCP server, ask it for all that it lists, and stop it. `asker` asks the user to log in."""
+    from crow.tools.mcp.trial import try_server
+
+    return await try_server(server, workspace, tool_settings(lambda: loaded, asker))
+
+
+def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
+    """The stored login to a server. Blocks. :raises CrowError: its file or the URL cannot be used."""
+    from crow.tools.mcp.auth import account_of
+    from crow.tools.mcp.logins import LoginFolder
+
+    return LoginFolder(login_folder(loaded.paths), mask_in_log).read(account_of(server))
+
+
+def write_login(loaded: Loaded, server: HttpServer, login: Login | None) -> None:
+    """Store a login, or remove it if None. Blocks. :raises OSError: the file cannot be written."""
+    from crow.tools.mcp.auth import account_of
+    from crow.tools.mcp.logins import LoginFolder
+
+    folder = LoginFolder(login_folder(loaded.paths), mask_in_log)
+    if login is None:
+        folder.remove(account_of(server))
+    else:
+        folder.write(login)
+
+
+async def revoke_login(login: Login) -> bool:
+    """See :func:`crow.tools.mcp.auth.revoke`."""
+    from crow.tools.mcp.auth import revoke
+
+    return await revoke(login)
 
 
 def login_folder(paths: Paths) -> Path:

@@ -548,6 +548,62 @@ THE_WORKSPACE = "\0workspace\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoginQuestion:
+    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+
+    `wait` returns when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
+    returns whether that URL belongs to this login.
+    """
+
+    server: str
+    server_host: str
+    page: str
+    place: str
+    wait: Callable[[], Awaitable[None]]
+    take: Callable[[str], bool]
+
+
+class LoginAsker(Protocol):
+    """Asks the user to log in to MCP servers."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is somebody to ask."""
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
+        ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerListing:
+    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+
+    kind: str
+    names: Sequence[str] = ()
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """The result of trying an MCP server.
+
+    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
+    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    """
+
+    name: str
+    seconds: float
+    problem: str = ""
+    implementation: str = ""
+    protocol: str = ""
+    listings: Sequence[ServerListing] = ()
+    offered: Sequence[str] = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PromptArgument:
     """An argument of a server's prompt."""
 

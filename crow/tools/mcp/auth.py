@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import anyio
@@ -34,7 +34,7 @@ from pydantic import AnyUrl
 
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.rendering import on_one_line
-from crow.tools import HttpServer
+from crow.tools import HttpServer, LoginAsker, LoginQuestion
 from crow.tools.mcp.calls import describe_error, page_to_open
 from crow.tools.mcp.exchange import Exchange, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
@@ -55,34 +55,6 @@ REASON_CHARS = 300
 TOKEN = re.compile(r"[!-~]{1,16384}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoginQuestion:
-    """Asks the user to log in at `page`. `place` is the authorization server's host.
-
-    `answered` is set when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
-    returns whether that URL belongs to this login.
-    """
-
-    server: str
-    server_host: str
-    page: str
-    place: str
-    answered: anyio.Event
-    take: Callable[[str], bool]
-
-
-class Asker(Protocol):
-    """Asks the user to log in."""
-
-    @property
-    def can_ask(self) -> bool:
-        """Whether there is somebody to ask."""
-
-    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
-        ended."""
-
-
 @dataclass(eq=False, kw_only=True)
 class ServerAuth(httpx2.Auth):
     """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
@@ -93,7 +65,7 @@ class ServerAuth(httpx2.Auth):
 
     server: HttpServer
     logins: LoginFolder
-    asker: Asker
+    asker: LoginAsker
     hold: Callable[[], AbstractContextManager[None]]
     problem: str = ""
     _login: Login | None = None
@@ -416,7 +388,7 @@ class ServerAuth(httpx2.Auth):
             server_host=urlsplit(self.account.url).netloc,
             page=page,
             place=host,
-            answered=redirect.answered,
+            wait=redirect.answered.wait,
             take=redirect.take,
         )
         answer = "accept"

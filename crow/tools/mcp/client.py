@@ -36,7 +36,6 @@ from crow.tools.truncate import END_OF_MARKER
 if TYPE_CHECKING:
     from mcp.client import Client
 
-    from crow.tools.mcp.auth import Asker
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import ExternalTool
 
@@ -80,7 +79,7 @@ class ToolSettings:
     keys: KeySource = HiddenKeys
     login_folder: Path | None = None
     on_secrets: Callable[[Iterable[str]], None] | None = None
-    asker: Asker | None = None
+    asker: tools.LoginAsker | None = None
 
 
 @asynccontextmanager

@@ -34,6 +34,8 @@ from crow.domain.trace_context import current_trace_context
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
+    LoginAsker,
+    LoginQuestion,
     OnOutput,
     Outcome,
     ServerPrompt,
@@ -42,7 +44,7 @@ from crow.tools import (
     Workspace,
 )
 from crow.tools.limits import FairLimiter
-from crow.tools.mcp.auth import Asker, LoginQuestion, ServerAuth, may_log_in
+from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import (
     ask_user,
     describe_error,
@@ -109,10 +111,12 @@ class ServerConnection:
     elicitation: ElicitationHandler | None = None
     places: Sequence[Path] = ()
     logins: LoginFolder | None = None
-    asker: Asker | None = None
+    asker: LoginAsker | None = None
     """Asks the user to log in. If None, the editor's elicitation is used."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Maps each invalid tool of the server to what is wrong with it."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
     """Maps each prompt that the server listed last to the server's own name for it."""
     settled: anyio.Event = field(default_factory=anyio.Event)
@@ -155,6 +159,11 @@ class ServerConnection:
     def name(self) -> str:
         """The server's name."""
         return self.server.name
+
+    @property
+    def client(self) -> Client | None:
+        """The library's client while the server is ready."""
+        return self._client
 
     @property
     def status(self) -> ServerStatus:
@@ -263,7 +272,9 @@ class ServerConnection:
         answered_by = min(anyio.current_time() + answer_s, deadline)
         with anyio.CancelScope(deadline=answered_by) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(await self._open(stack), self.name, on_message)
+                transport = filter_invalid_tools(
+                    await self._open(stack), self.name, on_message, self.left_out.__setitem__
+                )
                 client = Client(
                     transport,
                     mode=mode,
@@ -493,11 +504,11 @@ class ServerConnection:
 
     @property
     def can_ask(self) -> bool:
-        """See :class:`crow.tools.mcp.auth.Asker`."""
+        """See :class:`crow.tools.LoginAsker`."""
         return self.elicitation is not None and "url" in self.elicitation.question_kinds
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask the user, through the editor, to log in. See :class:`crow.tools.mcp.auth.Asker`."""
+        """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
         assert self.elicitation is not None, "asked only if `can_ask`"
         call_id = self._running[0] if len(self._running) == 1 else ""
         self._asked += 1
@@ -517,7 +528,7 @@ class ServerConnection:
                 answer = await self.elicitation.elicit(page)
                 if answer.action != "accept":
                     return "decline"
-                await question.answered.wait()
+                await question.wait()
                 return "accept"
             finally:
                 self._questions.pop(scope, None)
