@@ -7,6 +7,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -122,7 +123,9 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     server = http_server(loaded, options.server)
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         raise ArgumentError(f"{server.name} has an Authorization header in the settings; remove it to log in instead.")
-    old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
+    old = None
+    with suppress(ToolServerError):  # a damaged file is replaced
+        old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     await anyio.to_thread.run_sync(adapters.write_login, loaded, server, None)  # so that the server asks for a login
     new = None
     try:

@@ -143,17 +143,18 @@ class ServerAuth(httpx2.Auth):
             refreshed = await self._refreshed(request, login)
             if refreshed is not None and refreshed.token != login.token:
                 return refreshed
-        if response.status_code == 403:
-            scope = extract_scope_from_www_auth(response) or ""
-            if scope in self._steps:
-                raise ToolServerError(
-                    f"it still refuses after a login with the scope it asked for, {on_one_line(scope)[:REASON_CHARS]}; "
-                    f"to log in anew, run {self._command}"
-                )
-            self._steps.add(scope)
+        scope = extract_scope_from_www_auth(response) or ""
+        if response.status_code == 403 and scope in self._steps:
+            raise ToolServerError(
+                f"it still refuses after a login with the scope it asked for, {on_one_line(scope)[:REASON_CHARS]}; "
+                f"to log in anew, run {self._command}"
+            )
         if not self.asker.can_ask:
             raise LoginRequired(f"it needs you to log in; run {self._command}")
-        return await self._asked(request, response, login)
+        made = await self._asked(request, response, login)
+        if response.status_code == 403:
+            self._steps.add(scope)
+        return made
 
     async def _refreshed(self, request: httpx2.Request, login: Login) -> Login | None:
         """The login with a new token; None if the authorization server does not refresh it.
