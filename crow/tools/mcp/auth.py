@@ -191,7 +191,8 @@ class ServerAuth(httpx2.Auth):
                 await anyio.sleep(POLL_S * 10)
                 with suppress(ToolServerError):
                     stored = await self._read()
-                    found = stored if stored is not None and stored.token != known else None
+                    is_new = stored is not None and stored.token not in (known, *self._refused)
+                    found = stored if is_new else None
             tasks.cancel_scope.cancel()
 
         made: Login | ToolServerError | None = None
@@ -199,31 +200,40 @@ class ServerAuth(httpx2.Auth):
             tasks.start_soon(watch)
             try:
                 async with self.logins.locked(self.account, "ask"):
-                    made = await self._authorized(request, response, login)
+                    stored = await self._read()
+                    is_new = stored is not None and stored.token not in (known, *self._refused)
+                    made = stored if is_new else await self._authorized(request, response, login)
             except ToolServerError as error:
                 made = error
             tasks.cancel_scope.cancel()
-        if isinstance(made, Login) or found is not None:
-            return made if isinstance(made, Login) else found  # type: ignore[return-value]
-        raise made or ToolServerError("the login was cancelled")
+        if isinstance(made, Login):
+            return made
+        if found is None:
+            raise made or ToolServerError("the login was cancelled")
+        return found
 
     async def _authorized(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
         """Run the whole flow of authorization, with the user in a browser."""
         options = self.server.oauth
-        client = None if login is None else OAuthClientInformationFull.model_validate(login.client)
+        client = client_of(login)
         port = options.redirect_port or registered_port(client)
         try:
             return await self._authorized_at(port, client, request, response, login)
         except OSError as error:
             if not port:
-                raise
+                raise ToolServerError(
+                    f"crow cannot listen for the browser on this machine: {error.strerror}"
+                ) from error
             if options.redirect_port:
                 raise ToolServerError(
                     f"port {port} cannot be used: {error.strerror}; end the program that uses it, or set "
                     "oauth_redirect_port to another port"
                 ) from error
         # the registration names a port that another program uses now
-        return await self._authorized_at(0, None, request, response, login)
+        try:
+            return await self._authorized_at(0, None, request, response, login, registers=True)
+        except OSError as error:
+            raise ToolServerError(f"crow cannot listen for the browser on this machine: {error.strerror}") from error
 
     async def _authorized_at(
         self,
@@ -232,10 +242,13 @@ class ServerAuth(httpx2.Auth):
         request: httpx2.Request,
         response: httpx2.Response,
         login: Login | None,
+        *,
+        registers: bool = False,
     ) -> Login:
+        """Run it with the browser coming back to `port`. `registers`: do not use the stored registration."""
         async with listening(port) as redirect:
             configured = self._configured_client(redirect.uri)
-            storage = Storage(login=login, client=configured or client)
+            storage = Storage(login=login, client=configured or client, registers=registers)
             provider = self._provider(storage, redirect)
             await self._drive(provider, request, response)
             if not storage.is_changed:
@@ -452,11 +465,16 @@ class Storage:
     login: Login | None
     client: OAuthClientInformationFull | None = None
     tokens: OAuthToken | None = None
+    registers: bool = False
     is_changed: bool = False
 
     async def get_tokens(self) -> OAuthToken | None:
         """See `mcp.client.auth.TokenStorage`."""
-        return None if self.login is None else OAuthToken.model_validate(self.login.tokens)
+        if self.login is None:
+            return None
+        with suppress(ValueError):
+            return OAuthToken.model_validate(self.login.tokens)
+        return None  # the file was edited by hand
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         """See `mcp.client.auth.TokenStorage`. :raises ToolServerError: a token could not be sent in a header."""
@@ -467,8 +485,8 @@ class Storage:
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         """See `mcp.client.auth.TokenStorage`."""
-        if self.client is None and self.login is not None and not self.is_changed:
-            self.client = OAuthClientInformationFull.model_validate(self.login.client)
+        if self.client is None and not self.registers:
+            self.client = client_of(self.login)
         return self.client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
@@ -530,6 +548,15 @@ def has_ended(login: Login) -> bool:
     return login.expires_at is not None and time.time() > login.expires_at
 
 
+def client_of(login: Login | None) -> OAuthClientInformationFull | None:
+    """Crow's registration at the authorization server; None if there is none, or it was edited by hand."""
+    if login is None:
+        return None
+    with suppress(ValueError):
+        return OAuthClientInformationFull.model_validate(login.client)
+    return None
+
+
 def registered_port(client: OAuthClientInformationFull | None) -> int:
     """The port of this machine that a registration names; 0 if it names none."""
     for uri in (client.redirect_uris if client is not None else None) or ():
@@ -568,7 +595,7 @@ async def revoke(login: Login) -> bool:
     if not isinstance(endpoint, str):
         return False
     provider = OAuthClientProvider(login.account.url, OAuthClientMetadata(redirect_uris=None), Storage(login=login))
-    provider.context.client_info = OAuthClientInformationFull.model_validate(login.client)
+    provider.context.client_info = client_of(login)
     exchange = Exchange(login.account.url, login.issuer)
     for kind in ("refresh_token", "access_token"):
         if token := login.tokens.get(kind):

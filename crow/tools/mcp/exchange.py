@@ -46,12 +46,12 @@ class Exchange:
         """
         url = str(request.url)
         place = shown(url)
-        address = await self.check(url)
         request.headers.setdefault("User-Agent", f"crow/{__version__}")
         request.headers["Accept"] = "application/json"
-        transport = None if address is None else PinnedTransport(address)
         try:
             with anyio.fail_after(TIMEOUT_S):
+                address = await self.check(url)
+                transport = None if address is None else PinnedTransport(address)
                 # in a thread, because it reads the system's certificates
                 client = await anyio.to_thread.run_sync(lambda: make_client(transport))
                 async with client:
