@@ -269,6 +269,51 @@ async def test_an_authorization_server_that_is_down_costs_no_login(
     assert before["tokens"]["refresh_token"] == server.forms[-1]["refresh_token"]
 
 
+async def test_a_server_that_refuses_every_token_asks_the_user_once(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    browser = Browser()
+    server.answers["/token"] = lambda _: as_json({"access_token": server.next("none"), "token_type": "Bearer"})
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        for _ in range(3):
+            assert (await ready(box)).startswith("it refuses the token that its authorization server has just given")
+    assert len(browser.questions) == 1
+
+
+async def test_a_refreshed_token_that_is_refused_too_leads_to_a_login(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    browser = Browser()
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        assert await ready(box) == ""
+    server.expire()
+
+    def token(values: Mapping[str, str]) -> Answer:
+        if values["grant_type"] == "refresh_token":
+            return as_json({"access_token": server.next("none"), "token_type": "Bearer", "refresh_token": "again"})
+        server.valid["good"] = ""
+        return as_json({"access_token": "good", "token_type": "Bearer"})
+
+    server.answers["/token"] = token
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        assert await ready(box) == ""
+    assert len(browser.questions) == 2
+
+
+async def test_a_session_that_closes_takes_its_question_back(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    browser = Browser(lambda _: None)
+    async with open_box(http(server), elicitation=browser, login_folder=folder):
+        with anyio.fail_after(60):
+            while not browser.questions:  # noqa: ASYNC110 - the question is asked by another task
+                await anyio.sleep(0.005)
+    assert browser.finished == [browser.questions[0].id]
+    browser.visits = visit
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        assert await ready(box) == ""
+
+
 # Wider scopes
 
 
@@ -300,9 +345,10 @@ async def test_a_scope_that_is_never_granted_is_asked_for_once(
         outcomes = [await box.run("web__whoami") for _ in range(3)]
     assert len(browser.questions) == 2
     assert all(outcome.is_error for outcome in outcomes)
-    assert outcomes[0].text.endswith(
-        "refused whoami: it refuses the token that its authorization server has just given"
+    refused = (
+        "it refuses the token that its authorization server has just given; to log in anew, run `crow mcp login web`"
     )
+    assert outcomes[0].text == f"MCP server web refused whoami: {refused}"
 
 
 # Clients that the user registered

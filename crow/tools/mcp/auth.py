@@ -70,10 +70,12 @@ class ServerAuth(httpx2.Auth):
     problem: str = ""
     _login: Login | None = None
     _is_read: bool = False
-    _is_declined: bool = False
+    _is_final: bool = False
     _failed_at: float = -RETRY_S
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
+    _fresh: set[str] = field(default_factory=set)
+    """The token of the last refresh. If the server refuses it too, only a login helps."""
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
@@ -83,7 +85,7 @@ class ServerAuth(httpx2.Auth):
 
     def reset(self) -> None:
         """Forget earlier failures: the user wants another attempt."""
-        self.problem, self._is_declined, self._failed_at, self._is_read = "", False, -RETRY_S, False
+        self.problem, self._is_final, self._failed_at, self._is_read = "", False, -RETRY_S, False
         self._steps.clear()
         self._refused.clear()
 
@@ -91,19 +93,24 @@ class ServerAuth(httpx2.Auth):
         """See `httpx2.Auth`. A login that fails is no exception: the server's refusal is returned."""
         token = await self._token_for(request)
         response = yield request
-        if not is_challenge(response):
-            if response.is_success and token:
-                self.problem = ""
-            return
-        try:
-            with self.hold():
-                await self._renew(request, response, token)
-        except ToolServerError as error:
-            self._note(error)
-            return
-        response = yield request
+        asked_for: set[int] = set()
+        while is_challenge(response) and response.status_code not in asked_for:
+            status = response.status_code
+            try:
+                with self.hold():
+                    token, was_asked = await self._renew(request, response, token)
+            except ToolServerError as error:
+                self._note(error)
+                return
+            if was_asked:
+                asked_for.add(status)
+            response = yield request
         if is_challenge(response):
-            self._note(ToolServerError("it refuses the token that its authorization server has just given"))
+            words = "it refuses the token that its authorization server has just given"
+            self._note(ToolServerError(f"{words}; to log in anew, run {self._command}"))
+            self._is_final = True
+        elif response.is_success and token:
+            self.problem = ""
 
     async def _token_for(self, request: httpx2.Request) -> str:
         """Add the token, refreshed if it ends soon. Return it; empty if there is none."""
@@ -121,10 +128,16 @@ class ServerAuth(httpx2.Auth):
         bear(request, self._login)
         return self._login.token
 
-    async def _renew(self, request: httpx2.Request, response: httpx2.Response, token: str) -> None:
-        """Get a token that answers the server's refusal of `token`, and add it. :raises ToolServerError: no token."""
+    async def _renew(self, request: httpx2.Request, response: httpx2.Response, token: str) -> tuple[str, bool]:
+        """Get a token that answers the server's refusal of `token`, and add it. Return it, and whether the user was
+        asked.
+
+        :raises ToolServerError: there is no such token.
+        """
+        is_second = response.status_code == 401 and token in self._fresh
         if response.status_code == 401:
             self._refused.add(token)
+        was_asked = False
         async with self._lock:
             login = self._login
             if login is None or login.token == token or login.token in self._refused:
@@ -134,15 +147,24 @@ class ServerAuth(httpx2.Auth):
                 elif self._must_wait():
                     raise ToolServerError(self.problem)
                 else:
-                    login = await self._new_login(request, response, stored)
+                    refreshed = None if is_second else await self._refreshed_after(request, response, stored)
+                    was_asked = refreshed is None
+                    login = refreshed or await self._new_login(request, response, stored)
                 self._login = login
         bear(request, login)
+        return login.token, was_asked
+
+    async def _refreshed_after(
+        self, request: httpx2.Request, response: httpx2.Response, login: Login | None
+    ) -> Login | None:
+        """The login with a new token, if the server refused the old one and the authorization server refreshes it."""
+        if response.status_code != 401 or login is None:
+            return None
+        refreshed = await self._refreshed(request, login)
+        return refreshed if refreshed is not None and refreshed.token != login.token else None
 
     async def _new_login(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        if response.status_code == 401 and login is not None:
-            refreshed = await self._refreshed(request, login)
-            if refreshed is not None and refreshed.token != login.token:
-                return refreshed
+        """The login after the user was asked. :raises ToolServerError: there is nobody to ask, or it failed."""
         scope = extract_scope_from_www_auth(response) or ""
         if response.status_code == 403 and scope in self._steps:
             raise ToolServerError(
@@ -175,7 +197,9 @@ class ServerAuth(httpx2.Auth):
             if not storage.is_changed:
                 self._refused.add(login.token)
                 return None
-            return await self._save(storage, provider)
+            made = await self._save(storage, provider)
+            self._fresh = {made.token}
+            return made
 
     async def _asked(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
         """Ask the user to log in. If another session does that already, take its login.
@@ -444,14 +468,14 @@ class ServerAuth(httpx2.Auth):
 
     def _must_wait(self) -> bool:
         """Whether the last attempt failed so recently, or so finally, that another one makes no sense."""
-        return self._is_declined or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
+        return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
         if not self._must_wait():
             self._failed_at = time.monotonic()
             logger.warning("MCP server %s: %s", self.server.name, error)
         self.problem = str(error)
-        self._is_declined = self._is_declined or (isinstance(error, LoginRequired) and self.asker.can_ask)
+        self._is_final = self._is_final or (isinstance(error, LoginRequired) and self.asker.can_ask)
 
     @property
     def _command(self) -> str:
