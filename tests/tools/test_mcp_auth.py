@@ -179,6 +179,19 @@ async def test_a_login_made_elsewhere_is_used_by_a_session_that_waits(
         assert waiting.finished == [waiting.questions[0].id]
 
 
+async def test_a_login_made_elsewhere_is_used_at_the_next_call(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    async with open_box(http(server), login_folder=folder) as box:
+        assert await ready(box) == "it needs you to log in; run `crow mcp login web`"
+        for _ in range(4):
+            assert (await box.run("web__whoami")).is_error
+        login = Login(account=Account(url=server.url), tokens={"access_token": "new"}, client={"client_id": "c"})
+        server.valid["new"] = ""
+        await anyio.to_thread.run_sync(LoginFolder(folder).write, login)
+        assert await box.run("web__whoami") == Outcome(text="you are new")
+
+
 async def test_two_sessions_ask_once(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
     browser = Browser()
     async with (

@@ -411,7 +411,13 @@ class ServerConnection:
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
         free = 1 if self.was_ready else 0
-        wait_s = 0.0 if self._failures <= free else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        # the user may log in elsewhere at any time, and a server that asks for a login costs nothing to try
+        has_login_problem = self._auth is not None and bool(self._auth.problem)
+        wait_s = (
+            0.0
+            if self._failures <= free or has_login_problem
+            else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        )
         self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
