@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import queue
 import threading
 import urllib.error
 import urllib.request
@@ -49,6 +50,8 @@ class OAuthServer:
         self.forms: list[dict[str, str]] = []
         self.authorizations: list[str | None] = []
         """The Authorization headers that reached the MCP server."""
+        self.events: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        """What the stream of the older SSE transport sends; None ends it."""
         self._codes: dict[str, dict[str, str]] = {}
         self._count = 0
 
@@ -131,6 +134,9 @@ class OAuthServer:
             case "server/discover":
                 result |= {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}}
                 result["serverInfo"] = {"name": "locked", "version": "1"}
+            case "initialize":
+                result |= {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+                result["serverInfo"] = {"name": "locked", "version": "1"}
             case "tools/list":
                 result["tools"] = [{"name": "whoami", "inputSchema": {"type": "object"}}]
             case "tools/call":
@@ -151,6 +157,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
+        if parts.path == "/sse":
+            return self.stream()
         if parts.path == "/mcp":
             return self.reply((405, {}, b""))
         return self.reply(self.state.answer(parts.path, values_in(parts.query)))
@@ -160,9 +168,28 @@ class Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/mcp":
             return self.reply(self.state.call(self.headers["Authorization"], json.loads(body)))
+        if path == "/messages":
+            message = json.loads(body)
+            status, headers, answer = self.state.call(self.headers["Authorization"], message)
+            if "id" in message and answer:
+                self.state.events.put(answer)
+            return self.reply((202 if answer else status, headers, b""))
         if self.headers["Content-Type"] == "application/json":
             return self.reply(self.state.answer(path, {"redirect_uri": json.loads(body)["redirect_uris"][0]}))
         return self.reply(self.state.answer(path, values_in(body)))
+
+    def stream(self) -> None:
+        """Speak the older SSE transport: answers of the MCP server come as events."""
+        status, headers, body = self.state.call(self.headers["Authorization"], {"method": "tools/list"})
+        if status != 200:
+            return self.reply((status, headers, body))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b"event: endpoint\ndata: /messages\n\n")
+        while (event := self.state.events.get()) is not None:
+            self.wfile.write(b"event: message\ndata: " + event + b"\n\n")
+        return None
 
     def reply(self, answer: Answer) -> None:
         status, headers, body = answer

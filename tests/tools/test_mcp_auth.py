@@ -213,6 +213,19 @@ async def test_two_accounts_at_one_url_have_their_own_logins(
     assert len(files_in(folder)) == 2
 
 
+async def test_a_server_with_the_older_transport_is_logged_in_to(
+    open_box: OpenBox, server: OAuthServer, folder: Path
+) -> None:
+    server.resource["resource"] = f"{server.base}/sse"
+    old = HttpServer(name="web", url=f"{server.base}/sse", transport="sse")
+    try:
+        async with open_box(old, elicitation=Browser(), login_folder=folder) as box:
+            assert await ready(box) == ""
+            assert (await box.run("web__whoami")).text.startswith("you are ")
+    finally:
+        server.events.put(None)
+
+
 # Refresh
 
 
@@ -505,12 +518,14 @@ async def test_an_answer_of_another_server_or_a_refusal_ends_the_login(
     assert server.forms == []
 
 
-async def test_an_error_page_with_a_token_in_it_is_not_repeated(
-    open_box: OpenBox, server: OAuthServer, folder: Path
+@pytest.mark.parametrize("body", [b'{"access_token": "s3cr3t", "token_type": "Mac"}', b'{"access_token": "s3cr3t"'])
+async def test_an_answer_with_a_token_in_it_is_not_repeated(
+    open_box: OpenBox, server: OAuthServer, folder: Path, body: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.answers["/token"] = lambda _: (200, {}, b'{"access_token": "very-secret-token", "token_type": "Mac"}')
+    server.answers["/token"] = lambda _: (200, {}, body)
     async with open_box(http(server), elicitation=Browser(), login_folder=folder) as box:
         assert await ready(box) == "the login failed: its authorization server gave an unusable token"
+    assert "s3cr3t" not in caplog.text
 
 
 async def test_the_headers_of_the_settings_reach_only_the_server(
