@@ -77,6 +77,7 @@ def http(server: OAuthServer, **oauth: Any) -> HttpServer:
 async def ready(box: Box) -> str:
     """Wait until the server has started or failed, and return why it failed."""
     await box.toolbox.wait_ready(120)
+    await box.toolbox.prompt("web:none")  # waits also for a server that has never worked
     (status,) = box.toolbox.servers()
     return status.detail if status.state == "failed" else ""
 
@@ -160,6 +161,19 @@ async def test_a_login_that_the_user_declines_is_asked_for_again_only_after_a_re
         await box.toolbox.restart("web")
         assert await ready(box) == ""
         assert len(browser.questions) == 2
+
+
+async def test_a_restart_during_a_login_asks_again(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
+    browser = Browser(lambda _: None)  # the user closes the page
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        with anyio.fail_after(60):
+            while not browser.questions:  # noqa: ASYNC110 - the question is asked by another task
+                await anyio.sleep(0.005)
+        browser.visits = visit
+        assert await box.toolbox.restart("web") == ("web",)
+        assert await ready(box) == ""
+    assert browser.finished == [question.id for question in browser.questions]
+    assert len(browser.questions) == 2
 
 
 async def test_a_login_made_elsewhere_is_used_by_a_session_that_waits(

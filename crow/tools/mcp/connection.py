@@ -142,6 +142,9 @@ class ServerConnection:
     _running: list[str] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
+    _login_question: anyio.CancelScope | None = None
+    """Set while the server cannot start before the user has logged in."""
+    _asks_again: bool = False
     _logged: int = 0
     _failures: int = 0
     _losses: int = 0
@@ -188,6 +191,10 @@ class ServerConnection:
             try:
                 await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
+                if self._asks_again and self._auth is not None:
+                    self._asks_again = False
+                    self._auth.reset()
+                    continue
                 await self._fail(self._describe_end(error))
                 await self._wanted.wait()
 
@@ -213,10 +220,13 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state."""
+        """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
         if self._auth is not None:
             self._auth.reset()
-        if self._state == "ready":
+        if self._login_question is not None:
+            self._asks_again = True
+            self._login_question.cancel()
+        elif self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
             self._restarting.set()
@@ -530,6 +540,8 @@ class ServerConnection:
         with anyio.CancelScope() as scope:
             if self._running:
                 self._questions[scope] = call_id
+            elif self._client is None:
+                self._login_question = scope
             try:
                 answer = await self.elicitation.elicit(page)
                 if answer.action != "accept":
@@ -538,6 +550,7 @@ class ServerConnection:
                 return "accept"
             finally:
                 self._questions.pop(scope, None)
+                self._login_question = None
                 with anyio.move_on_after(FINISH_S, shield=True):
                     await self.elicitation.finish_question(page.id)
         return "gone"
