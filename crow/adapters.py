@@ -245,16 +245,12 @@ def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
     return LoginFolder(login_folder(loaded.paths), mask_in_log).read(account_of(server))
 
 
-def write_login(loaded: Loaded, server: HttpServer, login: Login | None) -> None:
-    """Store a login, or remove it if None. Blocks. :raises OSError: the file cannot be written."""
+def remove_login(loaded: Loaded, server: HttpServer) -> None:
+    """Remove the stored login to a server. Blocks. :raises OSError: its file cannot be removed."""
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
-    folder = LoginFolder(login_folder(loaded.paths), mask_in_log)
-    if login is None:
-        folder.remove(account_of(server))
-    else:
-        folder.write(login)
+    LoginFolder(login_folder(loaded.paths)).remove(account_of(server))
 
 
 async def revoke_login(login: Login) -> bool:

@@ -7,7 +7,6 @@ import os
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -123,18 +122,14 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
     server = http_server(loaded, options.server)
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         raise ArgumentError(f"{server.name} has an Authorization header in the settings; remove it to log in instead.")
-    old = None
-    with suppress(ToolServerError):  # a damaged file is replaced
-        old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
-    await anyio.to_thread.run_sync(adapters.write_login, loaded, server, None)  # so that the server asks for a login
-    new = None
     try:
-        report = await try_one(loaded, server, TerminalAsker(opens_browser=options.browser))
-        new = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
-    finally:
-        if new is None and old is not None:
-            await anyio.to_thread.run_sync(adapters.write_login, loaded, server, old)
-    if new is None:
+        old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
+    except ToolServerError:  # a damaged file is of no use to anybody
+        old = None
+        await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
+    report = await try_one(loaded, server, TerminalAsker(opens_browser=options.browser))
+    new = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
+    if new is None or new == old:
         if report.problem:
             raise ToolServerError(f"{server.name}: {report.problem}")
         print(f"{server.name} asked for no login; it is ready.")
@@ -151,13 +146,13 @@ async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
     try:
         login = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     except ToolServerError as error:
-        await anyio.to_thread.run_sync(adapters.write_login, loaded, server, None)
+        await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
         print(f"Deleted the login of {server.name}. Its tokens were not revoked: {error}")
         return
     if login is None:
         print(f"Crow is not logged in to {server.name}.")
         return
-    await anyio.to_thread.run_sync(adapters.write_login, loaded, server, None)
+    await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
     try:
         if await adapters.revoke_login(login):
             print(f"Logged out of {server.name}: its tokens are revoked and deleted.")

@@ -246,6 +246,22 @@ def test_a_login_in_the_browser_is_kept_until_the_logout(
     assert [file for file in home.rglob("*") if file.is_file() and token in file.read_text("utf-8", "replace")] == []
 
 
+def test_another_login_replaces_the_one_before(
+    home: Path, capsys: pytest.CaptureFixture[str], server: OAuthServer
+) -> None:
+    (home / "config.toml").write_text(f'[mcp_servers.web]\nurl = "{server.url}"\n')
+    found = []
+    for _ in range(2):
+        assert log_in("web")[0] == 0
+        (file,) = (home / "mcp-logins").glob("*.json")
+        found.append(json.loads(file.read_text())["tokens"]["access_token"])
+    assert found[0] != found[1]
+    assert server.seen.count("/register") == 1
+    file.write_text("damaged")
+    assert mcp(capsys, "list")[1].endswith("is damaged; delete it and log in again\n")
+    assert log_in("web")[0] == 0
+
+
 def test_a_login_that_fails_leaves_the_one_before(
     home: Path, capsys: pytest.CaptureFixture[str], server: OAuthServer
 ) -> None:

@@ -59,14 +59,16 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 class ServerAuth(httpx2.Auth):
     """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
 
-    `hold` is entered while a token is got: a server that is starting is given more time. `problem` says why there is no
-    token that the server accepts; it is empty if all is well.
+    `hold` is entered while a token is got: a server that is starting is given more time. With `forces_login`, the stored
+    login is not used, so that the user is asked. `problem` says why there is no token that the server accepts; it is
+    empty if all is well.
     """
 
     server: HttpServer
     logins: LoginFolder
     asker: LoginAsker
     hold: Callable[[], AbstractContextManager[None]]
+    forces_login: bool = False
     problem: str = ""
     _login: Login | None = None
     _is_read: bool = False
@@ -117,6 +119,9 @@ class ServerAuth(httpx2.Auth):
         try:
             if not self._is_read:
                 self._login, self._is_read = await self._read(), True
+                if self.forces_login and self._login is not None:
+                    self._refused.add(self._login.token)
+                    self._login = None
             login = self._login
             if login is not None and ends_soon(login) and not self._must_wait() and not self._lock.locked():
                 async with self._lock:
@@ -147,7 +152,8 @@ class ServerAuth(httpx2.Auth):
                 elif self._must_wait():
                     raise ToolServerError(self.problem)
                 else:
-                    refreshed = None if is_second else await self._refreshed_after(request, response, stored)
+                    must_ask = is_second or self.forces_login
+                    refreshed = None if must_ask else await self._refreshed_after(request, response, stored)
                     was_asked = refreshed is None
                     login = refreshed or await self._new_login(request, response, stored)
                 self._login = login

@@ -67,7 +67,7 @@ class ToolSettings:
     user's own folders. Servers start in directories below the `server_places`, where only the user can write.
     Processes that tools start do not get the `keys`, and results do not show them. Logins to servers are kept in the
     `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker` asks the user to
-    log in; if None, the editor does.
+    log in, whether or not there is a login; if None, the editor asks, and only without a login.
     """
 
     start_timeout_s: float = 10.0

@@ -112,7 +112,7 @@ class ServerConnection:
     places: Sequence[Path] = ()
     logins: LoginFolder | None = None
     asker: LoginAsker | None = None
-    """Asks the user to log in. If None, the editor's elicitation is used."""
+    """Asks the user to log in, whether or not there is a login. If None, the editor asks, and only without a login."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -155,7 +155,11 @@ class ServerConnection:
     def __post_init__(self) -> None:
         if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
             self._auth = ServerAuth(
-                server=self.server, logins=self.logins, asker=self.asker or self, hold=self._without_deadline
+                server=self.server,
+                logins=self.logins,
+                asker=self.asker or self,
+                hold=self._without_deadline,
+                forces_login=self.asker is not None,
             )
 
     @property
