@@ -59,9 +59,9 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 class ServerAuth(httpx2.Auth):
     """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
 
-    `hold` is entered while a token is got: a server that is starting is given more time. With `forces_login`, the stored
-    login is not used, so that the user is asked. `problem` says why there is no token that the server accepts; it is
-    empty if all is well.
+    `hold` is entered while a token is got: a server that is starting is given more time. With `forces_login`, the
+    stored login is not used, so that the user is asked. `problem` says why there is no token that the server accepts;
+    it is empty if all is well.
     """
 
     server: HttpServer
