@@ -263,6 +263,17 @@ async def test_a_token_is_refreshed_without_the_user(
     assert ("Bearer " + before["tokens"]["access_token"] in server.authorizations[3:]) == (how == "refused")
 
 
+async def test_a_token_is_refreshed_again_and_again(open_box: OpenBox, server: OAuthServer, folder: Path) -> None:
+    browser, server.expires_in = Browser(), None
+    async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
+        assert await ready(box) == ""
+        for _ in range(3):
+            server.expire()
+            assert not (await box.run("web__whoami")).is_error
+    assert [form["grant_type"] for form in server.forms] == ["authorization_code", *["refresh_token"] * 3]
+    assert len(browser.questions) == 1
+
+
 async def test_sessions_that_refresh_at_once_use_each_refresh_token_once(
     open_box: OpenBox, server: OAuthServer, folder: Path
 ) -> None:

@@ -77,7 +77,7 @@ class ServerAuth(httpx2.Auth):
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _fresh: set[str] = field(default_factory=set)
-    """The token of the last refresh. If the server refuses it too, only a login helps."""
+    """The token of the last refresh, until the server has accepted it. If it refuses it, only a login helps."""
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
@@ -90,6 +90,7 @@ class ServerAuth(httpx2.Auth):
         self.problem, self._is_final, self._failed_at, self._is_read = "", False, -RETRY_S, False
         self._steps.clear()
         self._refused.clear()
+        self._fresh.clear()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         """See `httpx2.Auth`. A login that fails is no exception: the server's refusal is returned."""
@@ -113,6 +114,7 @@ class ServerAuth(httpx2.Auth):
             self._is_final = True
         elif response.is_success and token:
             self.problem = ""
+            self._fresh.discard(token)
 
     async def _token_for(self, request: httpx2.Request) -> str:
         """Add the token, refreshed if it ends soon. Return it; empty if there is none."""
