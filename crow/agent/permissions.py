@@ -33,7 +33,7 @@ ACCESSES: tuple[CommandAccess, ...] = get_args(CommandAccess)
 RULE = re.compile(r"([^()]+)(?:\((.*)\))?", re.DOTALL)
 TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
-WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall")
+WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
 SEARCHES = ("grep", "list_files")
 
 
@@ -452,6 +452,8 @@ def rule_words(rule: Rule) -> str:
         return f"every {rule.tool} call {place}"
     line = " ".join(rule.argument.split())
     shown = f"`{line if len(line) <= 60 else line[:57] + '...'}`"
+    if rule.tool == "sampling":
+        return f"requests of {shown} to your model {place}"
     limit = f" with access {rule.access}" if rule.access in ("read", "write") else ""
     return f"{rule.tool} of {shown} {place}" if rule.is_pattern else f"{shown}{limit} {place}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +19,13 @@ from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
+from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.mentions import Mention, attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
+from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
 from crow.agent.subagents import SubAgents
 from crow.agent.templates import ParsedCommand, fill_prompt
@@ -31,6 +35,7 @@ from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
+from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
 from crow.tools import Ports, ServerPrompt, ServerStatus
 
@@ -82,7 +87,19 @@ class TurnRunner:
             budget=self._budget,
             standby=self._make_standby,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
+        ports = Ports(
+            log=log,
+            plan=CurrentPlan(session.branch),
+            subagents=self.subagents,
+            elicitation=session.client,
+            sampler=ModelSampler(
+                session.branch,
+                session.client,
+                self._permissions,
+                self._budget,
+                lambda: session.adapters.model(session.branch.row.model),
+            ),
+        )
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
@@ -91,6 +108,8 @@ class TurnRunner:
             return await self._run_command(prompt.text, prompt.command)
         if prompt.called is not None:
             return await self._run_server_prompt(prompt, prompt.called)
+        if prompt.mentions:
+            return await self._run_with_resources(prompt)
         return await self._run_turn()
 
     async def end_turn(self, end: TurnEnd) -> None:
@@ -136,9 +155,12 @@ class TurnRunner:
         await self._budget.end_turn()
         return stop
 
-    async def _run_user(self, user: User) -> StopReason:
+    async def _run_user(self, user: User, unread: Sequence[str] = ()) -> StopReason:
+        """Store the prompt and answer it. `unread` says which resources could not be attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
         await self._branch.set_default_title()
+        for words in unread:
+            await self._session.report("A resource could not be attached", words)
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
@@ -156,6 +178,24 @@ class TurnRunner:
             self._branch.store_at_end([NewEntry(body=user)])
             raise
         return await self._run_user(replace(user, parts=parts, cut=await self._session.cut_for(parts)))
+
+    async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
+        """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
+        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
+        try:
+            parts, failures = await self.attach_resources(prompt.parts, prompt.mentions)
+        except BaseException:
+            self._branch.store_at_end([NewEntry(body=user)])
+            raise
+        user = replace(user, parts=parts, cut=await self._session.cut_for(parts))
+        return await self._run_user(user, failures)
+
+    async def attach_resources(
+        self, parts: Sequence[Part], mentions: Sequence[Mention]
+    ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+        """See :func:`crow.agent.mentions.attach_resources`."""
+        self._permissions.rules = self._adapters.settings().rules
+        return await attach_resources(parts, mentions, await self.tools.toolbox(), self._permissions.refusal)
 
     async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
         """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""
@@ -297,8 +337,29 @@ class TurnRunner:
             fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=hooks,
+            read_file=self._read_file,
         )
         return Compactor(gauge, model, helpers)
+
+    async def _read_file(self, path: str) -> str | None:
+        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read, or not
+        without asking the user."""
+        workspace = self._session.workspace
+        try:
+            resolved = workspace.resolve(path)
+            if not workspace.contains(resolved):
+                return None
+            if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
+                return None
+            call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
+            outcome = await (await self.tools.toolbox()).run(call, "", ignore)
+        except (CrowError, OSError, ValueError):
+            return None
+        return None if outcome.is_error or outcome.images else outcome.text
+
+
+async def ignore(_: str) -> None:
+    """Drop the output of a running call."""
 
 
 class CurrentPlan:

@@ -21,6 +21,7 @@ from crow.agent.branch import Branch, options_at
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
+from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import Rule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
@@ -59,9 +60,9 @@ class PendingPrompt:
     """A prompt from its submission to the end of its turn.
 
     `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
-    `ready` is set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under
-    `message_id`, for example because it waits for an earlier turn. `usage` is what the turn used; it is set when the
-    turn has ended, and None if the turn made no request.
+    `mentions` are the resources of servers that the text mentions. `ready` is set when the parts are complete.
+    `in_inbox` means that the prompt is in the store's inbox under `message_id`, for example because it waits for an
+    earlier turn. `usage` is what the turn used, set at its end; None if the turn made no request.
     """
 
     parts: Sequence[Part]
@@ -69,6 +70,7 @@ class PendingPrompt:
     message_id: str
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
+    mentions: tuple[Mention, ...] = ()
     metadata: JsonObject = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     in_inbox: bool = False
@@ -78,6 +80,11 @@ class PendingPrompt:
     stop: StopReason = "end_turn"
     error: Exception | None = None
     usage: Usage | None = None
+
+    @property
+    def needs_servers(self) -> bool:
+        """Whether MCP servers add to the prompt. It is stored after they have done so."""
+        return self.called is not None or bool(self.mentions)
 
     @property
     def is_only_in_memory(self) -> bool:
@@ -160,6 +167,8 @@ class Session:
         )
         if self.servers:
             prompt.called = parse_prompt_call(text)
+            if prompt.command is None and prompt.called is None:
+                prompt.mentions = self._mentions(parts)
         if self._runner is not None:
             self._runner.cancel_preparation()
         self._queue.append(prompt)
@@ -175,7 +184,7 @@ class Session:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
                 prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
-                prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
+                prompt.in_inbox = prompt.needs_servers or self.closing or self._queue[0] is not prompt
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
@@ -191,6 +200,9 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
+        return find_mentions(parts, [server.name for server in self.servers])
 
     def _rules(self) -> tuple[Rule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
@@ -215,6 +227,11 @@ class Session:
             return False
         message_id = new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
+        mentions = self._mentions(parts)
+        if mentions and self._runner is not None:
+            parts, failures = await self._runner.attach_resources(parts, mentions)
+            for words in failures:
+                await self.report("A resource could not be attached", words)
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
@@ -400,9 +417,9 @@ class Session:
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
                 row = branch.row
-            # A command is stored later, with its answer. A server's prompt is stored later, after the server has filled
-            # it in.
-            if prompt.command is not None or prompt.called is not None:
+            # A command is stored later, with its answer. A prompt to which servers add is stored after they have done
+            # so.
+            if prompt.command is not None or prompt.needs_servers:
                 moved = await branch.claim(None)
             else:
                 parts = None if prompt.in_inbox else prompt.parts

@@ -40,7 +40,7 @@ from crow.domain.errors import StoreError
 from crow.domain.events import CallAnnounced, CallEnded, CallProgressed
 from crow.domain.messages import ToolCall
 from crow.store import SessionChanges
-from crow.tools import Outcome, PlannedCall, Toolbox, Workspace
+from crow.tools import Outcome, PlannedCall, SamplingRequest, Toolbox, Workspace
 
 CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
@@ -294,11 +294,30 @@ class Permissions:
             plan = replace(plan, other_paths=others, has_unknown_names=not is_complete)
         return replace(plan, excluded=excluded_paths(name, rules))
 
+    async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
+        """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
+        row = self._branch.row
+        plan = await self.complete(call, plan)
+        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        return decision.words if isinstance(decision, Refuse) else ""
+
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
         decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
+
+    async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
+        """Decide whether the model may answer a server. `text` is what the model would be sent."""
+        plan = PlannedCall(
+            announcement=request.announcement,
+            access="external",
+            rule_tool="sampling",
+            argument=request.prefix,
+            is_read_only=request.is_read_only,
+            review_text=text,
+        )
+        return await self.judge(request.call, ToolCall(id="", name=request.name, arguments=request.arguments), plan)
 
     async def _ask(self, ref: CallRef, call: ToolCall, plan: PlannedCall, ask: Ask) -> Allow | Refuse | None:
         can_last = not plan.is_protected and not plan.asks_once and ask.doubtful is None

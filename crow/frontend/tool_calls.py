@@ -207,6 +207,10 @@ def question_contents(
     match plan.access:
         case "execute" if plan.argument is not None:
             add(plan.argument, "sh")
+        case "external" if plan.review_text:
+            server = in_title(title_line(plan.argument or name))
+            blocks.append(f"MCP server {server} asks your model to answer this, and gets the answer:")
+            add(plan.review_text)
         case "external":
             inner = parsed_arguments(arguments)
             blocks.append(f"It calls {in_title(title_line(plan.rule_tool or name))} with:")

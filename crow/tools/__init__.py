@@ -7,9 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from crow.domain.entries import Announcement, Attachment, PlanItem
+from crow.domain.entries import Announcement, Attachment, CallRef, PlanItem
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind
-from crow.domain.messages import Image, JsonObject, Part, ToolCall, ToolSpec, Usage
+from crow.domain.messages import (
+    AssistantMessage,
+    Image,
+    JsonObject,
+    Part,
+    ToolCall,
+    ToolSpec,
+    Usage,
+    UserMessage,
+)
 from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
@@ -150,13 +159,14 @@ class SkillInfo:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
-    starts again. `losses` is how often the server ended after it had worked, and `loss` says why it ended the last
-    time."""
+    starts again. `resources` counts templates, too. `losses` is how often the server ended after it had worked, and
+    `loss` says why it ended the last time."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
     detail: str = ""
     tools: int = 0
+    resources: int = 0
     losses: int = 0
     loss: str = ""
 
@@ -469,14 +479,63 @@ class ElicitationHandler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRequest:
+    """An MCP server asks the session's model for an answer, while a call of the server runs.
+
+    `prefix` is the server's name in permission rules: `sampling(prefix)`. `call`, `name`, `arguments` and
+    `announcement` are those of the running call. The `messages` alternate between the roles. The answer ends before the
+    first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
+    """
+
+    server: str
+    prefix: str
+    call: CallRef
+    name: str
+    arguments: str
+    announcement: Announcement
+    system: str
+    messages: tuple[UserMessage | AssistantMessage, ...]
+    max_tokens: int
+    stop_sequences: tuple[str, ...] = ()
+    is_read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingAnswer:
+    """The model's answer to a server. `model` is the model's name."""
+
+    text: str
+    model: str
+    stop: Literal["end", "length", "stop_sequence"] = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRefusal:
+    """Why a server gets no answer of the model. `is_users`: the user did not allow it."""
+
+    words: str
+    is_users: bool = False
+
+
+class Sampler(Protocol):
+    """Lets the session's model answer MCP servers."""
+
+    async def sample(
+        self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
+    ) -> SamplingAnswer | SamplingRefusal:
+        """Ask the user, and then the model. `on_progress` is called with the number of characters so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
-    from servers are declined."""
+    from servers are declined; without `sampler`, servers cannot use the model."""
 
     log: Log
     plan: Plan
     subagents: SubagentRunner | None = None
     elicitation: ElicitationHandler | None = None
+    sampler: Sampler | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,10 @@ async def mcp(context: CommandContext, argument: str) -> str:
 
 def state_of(server: ServerStatus) -> str:
     if server.state == "ready":
-        return f"ready, {server.tools} tool{'s' * (server.tools != 1)}"
+        counts = [f"{server.tools} tool{'s' * (server.tools != 1)}"]
+        if server.resources:
+            counts.append(f"{server.resources} resource{'s' * (server.resources != 1)}")
+        return ", ".join(["ready", *counts])
     if not server.detail:
         return server.state
     return f"failed: {server.detail}" if server.state == "failed" else f"restarting after a failure: {server.detail}"

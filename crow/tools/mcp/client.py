@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +57,25 @@ CALL_TOOL = tool_spec(
     name=argument("string", "The exact name of the tool."),
     arguments=argument("object", "Its arguments, as its schema says."),
 )
+LIST_RESOURCES = tool_spec(
+    "list_resources",
+    "List what MCP servers offer to read, such as documents and records: URIs, and templates of URIs whose variables "
+    "you fill in. Read one with read_resource.",
+    server=argument("string", "Only the resources of this server."),
+    query=argument("string", "Words that the URI, name or description must contain.", maxLength=300),
+    template=argument("string", "A template of the server: list values for one of its variables instead."),
+    variable=argument("string", "The variable of the template."),
+    value=argument("string", "The beginning of the value.", maxLength=300),
+)
+READ_RESOURCE = tool_spec(
+    "read_resource",
+    "Read a resource of an MCP server.",
+    required="server uri",
+    server=argument("string", "The server, as list_resources names it."),
+    uri=argument("string", "The URI of the resource, without variables."),
+)
+RESOURCE_TOOLS = {spec.name: spec for spec in (LIST_RESOURCES, READ_RESOURCE)}
+"""The tools for resources. They are offered while a server has resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +172,7 @@ async def open_connections(
             call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             elicitation=ports.elicitation,
+            sampler=ports.sampler,
             places=settings.server_places,
             logins=logins,
             asker=settings.asker,
@@ -268,7 +289,8 @@ class McpToolbox:
         weights = accumulate(tool.weight for tool in external[: self._settings.offered])
         offered = sum(weight <= OFFERED_CHARS for weight in weights)
         finding = (FIND_TOOLS, CALL_TOOL) if offered < len(external) else ()
-        return (*own, *finding, *(tool.spec for tool in external[:offered]))
+        reading = RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
+        return (*own, *reading, *finding, *(tool.spec for tool in external[:offered]))
 
     def servers(self) -> tuple[tools.ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -312,8 +334,7 @@ class McpToolbox:
         awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
         with anyio.move_on_after(timeout_s):
             for connection in awaited:
-                if not connection.settled.is_set():
-                    await connection.settled.wait()
+                await connection.listed()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`. Returns when the servers are ready or have failed."""
@@ -357,16 +378,18 @@ class McpToolbox:
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
                 return replace(await self._plan(inner), rule_tool=inner.name)
+            if call.name in RESOURCE_TOOLS and self._connections:
+                return await self._plan_reading(call)
         except ArgumentError as error:
-            is_search = call.name == FIND_TOOLS.name
+            is_search = call.name in (FIND_TOOLS.name, LIST_RESOURCES.name)
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
             return tools.PlannedCall(
                 announcement=announcement, access="none" if is_search else "external", fault=str(error)
             )
         found = await self._find(call.name)
-        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
+        unknown = Announcement(title=in_title(call.name))
         return tools.PlannedCall(
-            announcement=Announcement(title=title),
+            announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
@@ -386,6 +409,8 @@ class McpToolbox:
                 from crow.tools.mcp.listing import find_tools
 
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
+            if call.name in RESOURCE_TOOLS and self._connections:
+                return await self._read(call, call_id)
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
         except ArgumentError as error:
@@ -396,6 +421,55 @@ class McpToolbox:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
+
+    async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
+        """Plan a call that lists or reads resources. Reading counts as a tool `read_resource` of the server.
+
+        :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
+        """
+        arguments = resource_arguments(call)
+        subject = arguments.get("uri") or arguments.get("template")
+        if subject is None:
+            self._readable(arguments.get("server"))
+            announcement = Announcement(title="List resources", kind="search")
+            return tools.PlannedCall(announcement=announcement, access="none")
+        (connection,) = self._readable(arguments["server"])
+        return tools.PlannedCall(
+            announcement=connection.announce(subject, "read"),
+            access="external",
+            rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
+            narrower_arguments=(subject,),
+            is_read_only=connection.is_reading_read_only,
+        )
+
+    async def _read(self, call: ToolCall, call_id: str) -> tools.Outcome:
+        """List or read resources. :raises ~crow.domain.errors.ArgumentError: see `_plan_reading`."""
+        from crow.tools.mcp.resources import describe_resources
+
+        arguments = resource_arguments(call)
+        readable = self._readable(arguments.get("server"))
+        if "uri" in arguments:
+            return await readable[0].read_resource(arguments["uri"], call_id)
+        if "template" in arguments:
+            return await readable[0].complete(arguments["template"], arguments["variable"], arguments.get("value", ""))
+        listed = {connection.prefix: connection.resources for connection in readable}
+        return tools.Outcome(text=describe_resources(listed, arguments.get("query", "")))
+
+    def _readable(self, server: str | None) -> list[ServerConnection]:
+        """The server with this name, or all servers that have resources.
+
+        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings keep it from being
+            read.
+        """
+        if server is None:
+            return [connection for connection in self._connections if connection.offers_resources]
+        for connection in self._connections:
+            if server in (connection.prefix, connection.name):
+                if not connection.may_be_read:
+                    raise ArgumentError(f"The user's settings do not let you read resources of {connection.name}.")
+                return [connection]
+        names = ", ".join(connection.prefix for connection in self._connections if connection.offers_resources)
+        raise ArgumentError(f'No MCP server "{server}" has resources. Servers with resources: {names or "none"}.')
 
     def _ready(self) -> list[ServerConnection]:
         return [connection for connection in self._connections if connection.status.state == "ready"]
@@ -520,6 +594,27 @@ def query_of(call: ToolCall) -> str:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
     return query
+
+
+def resource_arguments(call: ToolCall) -> dict[str, str]:
+    """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: they are
+    invalid."""
+    from crow.tools.mcp.listing import checked_uri
+
+    if call.fault is not None:
+        raise ArgumentError(call.fault)
+    spec = RESOURCE_TOOLS[call.name]
+    arguments: dict[str, str] = dict(check(call.name, spec.input_schema, parse(call.name, call.arguments)))
+    try:
+        if "uri" in arguments or "template" in arguments:
+            checked_uri(arguments.get("uri", arguments.get("template")))
+    except ArgumentError as error:
+        raise ArgumentError(f"{call.name}: {error}") from None
+    if "template" in arguments and not {"server", "variable"} <= arguments.keys():
+        raise ArgumentError(f"{call.name}: with a template, server and variable are needed too")
+    if re.search(r"[{}]", arguments.get("uri", "")):
+        raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
+    return arguments
 
 
 def inner_call(call: ToolCall) -> ToolCall:
