@@ -211,6 +211,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     words = "openai prints these messages as a JSON array, as in a Chat Completions request"
     show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
+    show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
     search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
@@ -218,6 +219,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     stats.add_argument(
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
+    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
     for each in (search, stats):
         add_limits(each)
 

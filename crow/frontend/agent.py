@@ -29,10 +29,11 @@ from crow.frontend.params import (
     session_metadata,
     trace_context,
     wants_archived,
+    wants_full_replay,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import usage_object
+from crow.frontend.updates import ReplayLimits, usage_object
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,9 @@ class AcpAgent:
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
+        self._loading: dict[RequestId, object] = {}
+        """The session that each `session/load` request loads."""
+
         self._last_message_at = asyncio.get_running_loop().time()
         self._methods: dict[str, Method] = {
             "initialize": self._initialize,
@@ -235,11 +239,17 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        store = await self._sessions.store()
-        async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
-            session = opened.session
-            await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
-            return self._sessions.introduce(opened)
+        limits = ReplayLimits(is_full=wants_full_replay(params))
+        self._loading[params.request_id] = params["sessionId"]
+        try:
+            store = await self._sessions.store()
+            async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
+                session = opened.session
+                history = store.history(session.id, result_bytes=limits.result_bytes)
+                await opened.client.replay(history, is_running=session.busy or session.owes, limits=limits)
+                return self._sessions.introduce(opened)
+        finally:
+            del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
@@ -260,10 +270,23 @@ class AcpAgent:
             limit = max(1, limit // 8)
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
-        await self._sessions.close(params["sessionId"])
+        was_loading = self._cancel_loading(params["sessionId"])
+        try:
+            await self._sessions.close(params["sessionId"])
+        except NoSuchSession:
+            if not was_loading:  # a load that is cancelled closes the session itself
+                raise
         return {}
 
+    def _cancel_loading(self, session_id: str) -> bool:
+        """Cancels the requests that load this session. Returns whether there were any."""
+        loading = [request_id for request_id, loaded in self._loading.items() if loaded == session_id]
+        for request_id in loading:
+            self._cancel_by_id.get(request_id, lambda: None)()
+        return bool(loading)
+
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
+        self._cancel_loading(params["sessionId"])
         await self._sessions.delete(params["sessionId"])
         self.idle.tidy_soon()
         return {}

@@ -19,7 +19,7 @@ from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
+from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, Update
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
@@ -159,14 +159,16 @@ class SessionClient:
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
             await self._send_all((*self._live.updates(event), *extra))
 
-    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
-        """Sends a stored history.
+    async def replay(
+        self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool, limits: ReplayLimits | None = None
+    ) -> None:
+        """Sends a stored history, within `limits`.
 
         If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
         message and calls are sent.
         """
         async with self._updating:
-            replay, updates = Replay(), ReplayUpdates(self._caps)
+            replay, updates = Replay(), ReplayUpdates(self._caps, limits)
             ended: set[CallRef] = set()
             message_id = ""
             async for batch in history:

@@ -173,6 +173,17 @@ def wants_archived(params: Mapping[str, Any]) -> bool:
     return _crow_meta(params).get("archived") is True
 
 
+def wants_full_replay(params: Mapping[str, Any]) -> bool:
+    """`_meta.crow.replay`: whether `session/load` sends tool results as they are, however long the session is.
+
+    :raises ArgumentError: it is neither "full" nor "short".
+    """
+    replay = _crow_meta(params).get("replay")
+    if replay not in (None, "full", "short"):
+        raise ArgumentError(f'_meta.crow.replay is {describe(replay)}; expected "full", or "short" as without it.')
+    return replay == "full"
+
+
 def _server(where: str, entry: object) -> McpServer:
     if not isinstance(entry, dict):
         raise ArgumentError(f"{where} is {describe(entry)}; expected an object with name and command or url.")

@@ -16,6 +16,7 @@ from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import (
+    CallLimits,
     Fields,
     call_fields,
     diff_contents,
@@ -36,6 +37,14 @@ NOTICE_CHARS = 500
 
 STEP_CHARS = 1_000
 """At most this many characters of a step of the plan are shown."""
+
+REPLAY_RESULTS_BYTES = 6_000_000
+"""A replay sends about this many bytes of tool results in total."""
+
+REPLAY_RESULT_BYTES = 400
+"""However long the history is, this many bytes of each tool result are sent."""
+
+REPLAY_ANSWER_BYTES = 10_000_000
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -269,6 +278,30 @@ class LiveUpdates:
         return self._remark(self._new_id(), f"({words})")
 
 
+class ReplayLimits:
+    """How much of each call a replay sends. The more entries the history has, the less.
+
+    With `is_full`, a client asked for everything.
+    """
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self._is_full = is_full
+        self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
+        self.answer_bytes = REPLAY_ANSWER_BYTES
+        """The answer of a slash command has at most this many bytes."""
+
+    def result_bytes(self, entries: int) -> int | None:
+        """Sets the limits for a history of so many entries. Returns the most bytes of each tool result to read; None
+        for all of it."""
+        most = REPLAY_RESULTS_BYTES * 3 // max(1, entries)  # about every third entry is a result
+        if self._is_full or most >= tool_calls.STANDARD.text:
+            return None
+        most = max(REPLAY_RESULT_BYTES, most)
+        self.calls = tool_calls.short_limits(most)
+        self.answer_bytes = max(2_000, 4 * most)
+        return most
+
+
 class ReplayUpdates:
     """Converts a stored history into updates for one client.
 
@@ -276,8 +309,9 @@ class ReplayUpdates:
     turn showed nothing, a remark is added at its end.
     """
 
-    def __init__(self, caps: ClientCapabilities) -> None:
+    def __init__(self, caps: ClientCapabilities, limits: ReplayLimits | None = None) -> None:
         self._caps = caps
+        self._limits = limits or ReplayLimits()
         self._announced: dict[CallRef, events.CallAnnounced] = {}
         self._is_answered = True
 
@@ -308,14 +342,15 @@ class ReplayUpdates:
                 return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
-                return _finished_call(result, arguments=None if announced is None else announced.arguments)
+                arguments = None if announced is None else announced.arguments
+                return _finished_call(result, arguments=arguments, limits=self._limits.calls)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
                 typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
-                return (*typed, *_text_updates(message_id, safe(answer)))
+                return (*typed, *_text_updates(message_id, safe(limit_text(answer, self._limits.answer_bytes))))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
@@ -332,8 +367,11 @@ class ReplayUpdates:
         announcement = announced.announcement
         if announcement == Announcement(title=announced.name):  # an older version stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
-        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        content = [*diff_contents(announcement.diffs), text_content(shown_text(event.text))]
+        limits = self._limits.calls
+        fields = call_fields(
+            event.call.call_id, announcement, name=announced.name, arguments=announced.arguments, limits=limits
+        )
+        content = [*diff_contents(announcement.diffs, limits.diffs), text_content(shown_text(event.text))]
         return (_update("tool_call", status="failed") | fields | {"content": content},)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
@@ -444,13 +482,17 @@ def _final_status(result: ToolResult) -> str:
     return "failed" if result.is_error else "completed"
 
 
-def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
+def _finished_call(
+    result: ToolResult, *, arguments: str | None = None, limits: CallLimits = tool_calls.STANDARD
+) -> tuple[Update, ...]:
     """A call that the client does not know yet, with its result."""
-    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = (
-        _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
-    )
-    return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
+    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
+    content = tool_calls.result_contents(result, limits)
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
+    # A client that shows no content shows the raw output instead.
+    has_text = limits.repeats_output or not content
+    output = tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
+    return (update | output, *plan_updates(result.plan))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
