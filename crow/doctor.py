@@ -398,6 +398,7 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
             report(Finding(check, "ok", _count(server.tools, "tool", "tools")))
         else:
             advice = "Run its command by hand: is it installed, and does it need variables or a network?"
+            advice = "" if "crow mcp login" in server.detail else advice
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 

@@ -114,6 +114,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
     )
     _add_json(models)
+    mcp = add("mcp", _mcp, "list, add, remove and try MCP servers, and log in to them")
+    if "mcp" in arguments:
+        _add_mcp_commands(mcp)
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument(
@@ -269,6 +272,43 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         _add_json(each, default=argparse.SUPPRESS)
 
 
+def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(mcp="list", json=False)
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    def add(name: str, words: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(mcp=name)
+        return added
+
+    _add_json(add("list", "list the servers in config.toml; the same as crow mcp"), default=argparse.SUPPRESS)
+    adding = add("add", "add a server to config.toml")
+    adding.epilog = "Example: crow mcp add files -- npx -y some-server --root /srv"
+    adding.add_argument("name", metavar="NAME", help="a name for the server")
+    adding.add_argument("target", metavar="URL|COMMAND", help="its URL, or the program to start")
+    adding.add_argument("args", metavar="ARG", nargs="*", help="the program's arguments; write -- before the program")
+    for flag, value, words in (
+        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of yours"),
+        ("--header", "NAME:VALUE", "an HTTP header for the URL; ${NAME} stands for an environment variable"),
+    ):
+        adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
+    adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
+    adding.add_argument("--sandbox", choices=("read", "write"), help="confine the program like a shell command")
+    adding.add_argument("--replace", action="store_true", help="replace a server with this name")
+    add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
+    login = add("login", "log in to a server, in the browser")
+    login.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="only print the address of the login page"
+    )
+    logout = add("logout", "revoke and delete the tokens of a login")
+    for each in (login, logout):
+        each.add_argument("server", metavar="NAME|URL", help="a server in config.toml, or the URL of another one")
+    test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
+    test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
+    _add_json(test, default=argparse.SUPPRESS)
+    _add_json(parser, default=argparse.SUPPRESS)
+
+
 def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
     parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
 
@@ -417,6 +457,26 @@ def _models(options: argparse.Namespace) -> None:
     from crow.cli.checks import print_models
 
     _run_async(print_models(_load(options), options))
+
+
+def _mcp(options: argparse.Namespace) -> int | None:
+    from crow.cli import mcp
+
+    loaded = _load_and_log(options)
+    match options.mcp:
+        case "add":
+            mcp.add_server(loaded, options)
+        case "remove":
+            mcp.remove(loaded, options)
+        case "login":
+            return _run_async(mcp.log_in(loaded, options))
+        case "logout":
+            _run_async(mcp.log_out(loaded, options))
+        case "test":
+            return _run_async(mcp.try_servers(loaded, options))
+        case _:
+            mcp.list_servers(loaded, options)
+    return None
 
 
 def _trace(options: argparse.Namespace) -> int:

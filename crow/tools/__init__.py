@@ -613,6 +613,25 @@ class StdioServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthOptions:
+    """The user's options for logging in to an MCP server; what is empty or 0 is found out or chosen.
+
+    `login` is what the user passes to `crow mcp login`; if empty, the server's URL. `account` tells two logins at one
+    URL apart. A client that was registered by hand has an id and perhaps a secret, which only `issuer` gets. Otherwise,
+    `client_metadata_url` is the id, if the authorization server accepts such ids. The browser comes back to
+    `redirect_port` of this machine.
+    """
+
+    login: str = ""
+    account: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    client_metadata_url: str = ""
+    issuer: str = ""
+    redirect_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
     """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
 
@@ -621,12 +640,69 @@ class HttpServer:
     headers: tuple[tuple[str, str], ...] = ()
     transport: Literal["http", "sse"] = "http"
     options: ServerOptions = ServerOptions()
+    oauth: OAuthOptions = OAuthOptions()
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
 
 THE_WORKSPACE = "\0workspace\0"
 """Stands for the session's working directory. No real argument or variable can contain it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginQuestion:
+    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+
+    `wait` returns when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
+    returns whether that URL belongs to this login.
+    """
+
+    server: str
+    server_host: str
+    page: str
+    place: str
+    wait: Callable[[], Awaitable[None]]
+    take: Callable[[str], bool]
+
+
+class LoginAsker(Protocol):
+    """Asks the user to log in to MCP servers."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is somebody to ask."""
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
+        ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerListing:
+    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+
+    kind: str
+    names: Sequence[str] = ()
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """The result of trying an MCP server.
+
+    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
+    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    """
+
+    name: str
+    seconds: float
+    problem: str = ""
+    implementation: str = ""
+    protocol: str = ""
+    listings: Sequence[ServerListing] = ()
+    offered: Sequence[str] = ()
+    faults: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,9 +25,12 @@ async def refused(agent: CrowProcess, method: str, params: Any) -> tuple[int, st
 
 
 async def listed(agent: CrowProcess, **params: Any) -> list[tuple[str, bool]]:
-    """The listed sessions: their titles, and whether they are archived."""
+    """The listed sessions: their titles, and whether they are archived. Only a client that asks is told."""
     sessions = (await agent.request("session/list", params))["sessions"]
-    return [(one.get("title"), one["archived"]) for one in sessions]
+    if "archived" in params:
+        return [(one.get("title"), one["archived"]) for one in sessions]
+    assert not any("archived" in one for one in sessions)
+    return [(one.get("title"), params.get("_meta", {}).get("crow", {}).get("archived", False)) for one in sessions]
 
 
 def rows(home: Path) -> list[tuple[Any, ...]]:

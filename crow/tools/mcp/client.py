@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from crow.tools.agents import find_agents
 from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
+from crow.tools.mcp.logins import LoginFolder
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
@@ -84,7 +86,9 @@ class ToolSettings:
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
     `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
-    user can write. Processes that tools start do not get the `keys`, and results do not show them.
+    user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
+    are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
+    asks the user to log in, whether or not there is a login; if None, the editor asks, and only without a login.
     """
 
     start_timeout_s: float = 10.0
@@ -95,6 +99,9 @@ class ToolSettings:
     server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
+    login_folder: Path | None = None
+    on_secrets: Callable[[Iterable[str]], None] | None = None
+    asker: tools.LoginAsker | None = None
 
 
 @asynccontextmanager
@@ -113,7 +120,10 @@ async def open_toolbox(
     changes.
     """
     settings = settings or ToolSettings()
-    connections = await open_connections(workspace, ports, servers, settings, on_change) if servers else ()
+    logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
+    if logins is not None:
+        settings = replace(settings, keys=partial(keys_with_tokens, settings.keys, logins))
+    connections = await open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
@@ -147,6 +157,7 @@ async def open_connections(
     servers: Sequence[tools.McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
+    logins: LoginFolder | None,
 ) -> Sequence[ServerConnection]:
     """One connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
@@ -165,9 +176,17 @@ async def open_connections(
             elicitation=ports.elicitation,
             sampler=ports.sampler,
             places=settings.server_places,
+            logins=logins,
+            asker=settings.asker,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
+
+
+def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
+    """The keys and the tokens of servers, which results must not show either."""
+    found = keys()
+    return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
 
 def import_sdk() -> None:
