@@ -6,21 +6,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import anyio
 import anyio.to_thread
-import httpx2
 import mcp_types as mcp
 from mcp.client import Client
 from mcp.client.session import ClientRequestContext, IncomingMessage
-from mcp.client.sse import sse_client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, SubscriptionLost, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -55,6 +51,7 @@ from crow.tools.mcp.calls import (
     parts_of,
     report_progress,
 )
+from crow.tools.mcp.http import http_transport
 from crow.tools.mcp.listing import (
     Changes,
     ExternalTool,
@@ -67,7 +64,7 @@ from crow.tools.mcp.listing import (
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
 from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
-from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LINE_BYTES, LOGGED_LINES, ServerProcess
+from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
 logger = logging.getLogger(__name__)
@@ -75,8 +72,6 @@ logger = logging.getLogger(__name__)
 OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
-HTTP_S = 30.0
-HTTP_READ_S = 300.0
 MAX_CALLS = 32
 """How many calls of one server run at once; the others wait in order."""
 
@@ -365,19 +360,8 @@ class ServerConnection:
             case StdioServer() as server:
                 self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
-            case HttpServer(transport="sse", url=url, headers=headers):
-                return sse_client(
-                    url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=self._auth
-                )
-            case HttpServer(url=url, headers=headers):
-                timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
-                hooks = {"response": [limit_body]}
-                # a small compressed body could grow without limit
-                plain = {"Accept-Encoding": "identity", **dict(headers)}
-                make = partial(httpx2.AsyncClient, headers=plain, timeout=timeout, event_hooks=hooks, auth=self._auth)
-                # making the client reads the system's certificates, which would block the event loop for 25 ms
-                http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
-                return streamable_http_client(url, http_client=http, max_sse_event_size=LINE_BYTES)
+            case HttpServer() as server:
+                return await http_transport(server, self._auth, stack)
 
     async def _follow(self, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
@@ -726,35 +710,6 @@ def sends_changes(client: Client) -> bool:
     capabilities = (offered.tools, offered.prompts, offered.resources)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
-
-
-async def limit_body(response: httpx2.Response) -> None:
-    """Let a response that is not a stream of events have at most `LINE_BYTES`. The library limits streams itself."""
-    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        response.stream = LimitedBody(response)
-
-
-class LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response, which ends with an error if it is too large or compressed."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
-        self._body = response.stream
-        self._encoding = response.headers.get("content-encoding", "identity").lower()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """:raises httpx2.StreamError: the body is too large or compressed."""
-        if self._encoding != "identity":
-            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow asked for plain text")
-        size = 0
-        async for chunk in self._body:
-            size += len(chunk)
-            if size > LINE_BYTES:
-                raise httpx2.StreamError(f"it has more than {LINE_BYTES:,} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
 
 
 async def first_of(*events: anyio.Event) -> None:
