@@ -218,6 +218,18 @@ async def test_an_image_that_the_server_refuses_is_left_out(crow: StartCrow, pla
         assert agent.text(session) == PLAIN
 
 
+async def test_odd_tools_of_an_mcp_server_do_not_make_the_server_refuse_prompts(
+    crow: StartCrow, place: Path, llama: str
+) -> None:
+    arguments = [str(ROOT / "tests/tools/servers/various.py"), "faulty"]
+    server = {"name": "odd", "command": sys.executable, "args": arguments, "env": []}
+    async with crow(env=served(llama)) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place, mcpServers=[server])
+        assert await agent.prompt(session, "Hello.") == {"stopReason": "end_turn"}
+        assert agent.text(session) == PLAIN
+
+
 async def test_a_server_without_templates_is_named_as_unable_to_call_tools(
     crow: StartCrow, place: Path, run_llama: RunLlama
 ) -> None:

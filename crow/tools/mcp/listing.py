@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from crow.domain.messages import ToolSpec
 from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
+from crow.tools.mcp.schemas import plain_schema
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +198,8 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object`."""
+    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object` and
+    rewrites the schema so that every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -214,6 +216,7 @@ def tool_fault(tool: object) -> str | None:
         return (
             f"its inputSchema has {size:,} characters, more than {SCHEMA_CHARS:,}, and would fill the model's context"
         )
+    tool["inputSchema"] = plain_schema(schema)
     try:
         mcp.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:
