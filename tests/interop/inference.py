@@ -239,17 +239,22 @@ async def test_a_server_without_templates_is_named_as_unable_to_call_tools(
             session = await agent.new_session(place)
             with pytest.raises(RpcError) as failed:
                 await agent.prompt(session, "Hello.")
-            assert "jinja" in str(failed.value)
+            assert "start the server with this flag" in str(failed.value)
+            assert agent.updates(session, "agent_message_chunk") == []  # crow did not try again
 
 
 def test_doctor_and_models_speak_with_the_server(home: Path, llama: str) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)} | served(llama)
     home.mkdir()
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, model: str = "tiny") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "crow", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd=home)
+        more = {"CROW_MODEL": model}
+        return subprocess.run(command, env=env | more, capture_output=True, text=True, timeout=60, cwd=home)
 
+    unknown = run("doctor", model="other")  # this server answers all the same
+    assert "the endpoint does not list other" in unknown.stdout
+    assert "Did you mean tiny?" in unknown.stdout
     done = run("doctor")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "16,384 tokens" in done.stdout
