@@ -105,6 +105,35 @@ async def test_calls_that_the_server_parses_run_and_their_results_go_back(
         assert finished.count("completed") == tools
 
 
+async def test_sessions_at_once_share_the_server_and_each_gets_its_own_usage(
+    crow: StartCrow, place: Path, llama: str
+) -> None:
+    async with crow(env=served(llama)) as agent:
+        await agent.initialize()
+        prompts = ("Hello.", "Read it.", "Think.", "Hello again.")
+        sessions = [await agent.new_session(place) for _ in prompts]
+        before = Ledger.read(llama)
+        calls = [await agent.start_prompt(*each) for each in zip(sessions, prompts, strict=True)]
+        assert [await call.result() for call in calls] == [{"stopReason": "end_turn"}] * 4
+        used = [agent.usage(call) for call in calls]
+        assert {name: sum(each[name] for each in used) for name in used[0]} == Ledger.read(llama).usage_since(before)
+        said = [PLAIN, "Looking.\nIt is a nest.", "Because of the twigs.", PLAIN]
+        assert [agent.text(session) for session in sessions] == said
+
+
+@pytest.mark.parametrize("level", ["high", "off"])
+async def test_a_thought_level_does_not_make_the_server_refuse_prompts(
+    crow: StartCrow, place: Path, llama: str, level: str
+) -> None:
+    async with crow(env=served(llama)) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        option = {"sessionId": session, "configId": "thought_level", "value": level}
+        await agent.request("session/set_config_option", option)
+        assert await agent.prompt(session, "Hello.") == {"stopReason": "end_turn"}
+        assert agent.text(session) == PLAIN
+
+
 async def test_reasoning_is_shown_as_a_thought(crow: StartCrow, place: Path, llama: str) -> None:
     async with crow(env=served(llama)) as agent:
         await agent.initialize()
@@ -216,6 +245,8 @@ async def test_an_image_that_the_server_refuses_is_left_out(crow: StartCrow, pla
         answer = await agent.request("session/prompt", {"sessionId": session, "prompt": prompt})
         assert answer["stopReason"] == "end_turn"
         assert agent.text(session) == PLAIN
+        await agent.prompt(session, "/context")
+        assert "image input is not supported" in agent.text(session)
 
 
 async def test_odd_tools_of_an_mcp_server_do_not_make_the_server_refuse_prompts(
