@@ -269,6 +269,21 @@ async def test_a_cancel_at_any_event_of_the_next_turn_neither_loses_the_summary_
         assert [event.status for event in changes][-2:] == ["in_progress", "completed"]
 
 
+@pytest.mark.parametrize("moment", range(16))
+async def test_a_prompt_at_any_moment_of_the_preparation_counts_each_request_once(tmp_path: Path, moment: int) -> None:
+    model = ScriptedModel(*TALK, GOOD, DONE, DONE, info=INFO)
+    async with idle(tmp_path, model) as run:
+        for _ in range(moment):
+            await anyio.lowlevel.checkpoint()
+        run.session.rest_s = 60
+        await run.session.prompt(text("Go on."))
+        await run.session.prompt(text("And on."))
+        assert summaries(model) <= 1
+        assert len(await checkpoints(run)) <= summaries(model)
+        (total,) = await run.store.usage_by_model("s1")
+        assert total.requests == len(model.requests)
+
+
 async def test_prompts_that_arrive_while_the_summary_is_stored_change_nothing(tmp_path: Path) -> None:
     class Eager(NoteTaker):
         """Sends another prompt, and then a fork, while the checkpoint is written."""
