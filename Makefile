@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
-interop: interop-sdk interop-acp-check interop-gateway ## try crow with published programs of others, on the loopback
+interop: interop-sdk interop-acp-check interop-gateway interop-llama ## try crow with published programs of others, on the loopback
 
 # The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
 interop-sdk: $(READY)
@@ -65,17 +65,26 @@ interop-acp-check: $(READY)
 	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
 	AGENT_MJS=$(CURDIR)/build/interop/agent.mjs $(BIN)/pytest tests/interop/acp_check.py
 
-# The LiteLLM proxy, in a virtual environment of its own.
-GATEWAY := .venv-interop
+# The LiteLLM proxy and the server of llama.cpp, in a virtual environment of their own.
+SERVERS := .venv-interop
+INSTALL_SERVER = test -x $(SERVERS)/bin/python || $(MAKE_VENV) $(SERVERS); $(subst $(BIN)/python,$(SERVERS)/bin/python,$(INSTALL))
 
-$(GATEWAY)/.ready:
-	@echo "installing the gateway into $(GATEWAY) ..."
-	@test -x $(GATEWAY)/bin/python || $(MAKE_VENV) $(GATEWAY)
-	@$(subst $(BIN)/python,$(GATEWAY)/bin/python,$(INSTALL)) 'litellm[proxy]==1.106.2'
+$(SERVERS)/.ready:
+	@echo "installing the LiteLLM proxy into $(SERVERS) ..."
+	@$(INSTALL_SERVER) 'litellm[proxy]==1.106.2'
 	@touch $@
 
-interop-gateway: $(READY) $(GATEWAY)/.ready
-	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+$(SERVERS)/.llama:
+	@echo "installing the server of llama.cpp into $(SERVERS) ..."
+	@$(INSTALL_SERVER) xllamacpp==2026.10.11549 gguf==0.19.0
+	@touch $@
+
+interop-gateway: $(READY) $(SERVERS)/.ready
+	CROW_GATEWAY=$(CURDIR)/$(SERVERS)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+# A real inference server: its own tokens, streams, parser of tool calls, limits and usage. Its model is written by the test.
+interop-llama: $(READY) $(SERVERS)/.llama
+	CROW_LLAMA=$(CURDIR)/$(SERVERS)/bin/python $(BIN)/pytest tests/interop/inference.py
 
 # The official conformance suite of MCP, on Node 22 from npm. SCENARIOS="NAME ..." runs only those.
 conformance: $(READY) ## run the official conformance suite of MCP against crow: needs Node and npm
@@ -115,5 +124,5 @@ build: $(READY) ## build the source distribution and the wheel into dist/
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv $(GATEWAY) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
-"""While a summary is written between two turns, crow looks this often (in seconds) whether another process has used the
-session. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+"""While a summary is written between two turns, crow looks this often (in seconds) whether the session has changed.
+This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -152,6 +152,7 @@ class TurnRunner:
         try:
             stop = await self.turn.run()
         finally:
+            self._prepared = compactor.prepared  # if the turn ended before its first request, the next one can use it
             if compactor.model is not model:  # a fallback has answered, and the next turn is not for that model
                 self._compactor = None
         await self._budget.end_turn()
@@ -232,7 +233,7 @@ class TurnRunner:
         """
         compactor = self._compactor
         level = None if compactor is None else compactor.gauge.early_level()
-        if compactor is None or level is None:
+        if compactor is None or level is None or self._budget.is_spent():
             return
         used, checkpoint = compactor.gauge.used(), self._branch.projection.checkpoint
         place: Place = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
@@ -247,21 +248,24 @@ class TurnRunner:
         if self._preparation is not None:
             self._preparation.cancel()
 
-    async def end_preparation(self) -> None:
-        """Stop writing a summary, and wait until the request is closed and its usage is known."""
-        if self._preparation is not None:
-            self._preparation.cancel()
-            await self._preparation.wait()
+    async def end_background(self) -> None:
+        """Stop writing a summary and a title, and wait until the requests are closed and their usage is known."""
+        tasks = [task for task in (self._preparation, self._titling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await task.wait()
 
     async def _prepare_checkpoint(self, compactor: Compactor, place: Place) -> None:
+        model = self._branch.row.model
         await anyio.sleep(self._session.rest_s)
         try:
-            if await self._is_used_elsewhere():
+            if await self._has_changed(model):
                 return
             self._attempted_at = place
             self._next_attempt = compactor.gauge.used() + compactor.gauge.limits().room // 10
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, tasks.cancel_scope)
+                tasks.start_soon(self._watch, model, tasks.cancel_scope)
                 self._prepared = await compactor.prepare()
                 tasks.cancel_scope.cancel()
             await self._branch.store_requests()
@@ -270,19 +274,20 @@ class TurnRunner:
         except Exception:
             logger.exception("Session %s: no summary could be written early", self._branch.row.id)
 
-    async def _watch(self, scope: anyio.CancelScope) -> None:
-        """Cancel `scope` as soon as another process uses the session."""
-        while not await self._is_used_elsewhere():  # noqa: ASYNC110  # other processes set no event here
+    async def _watch(self, model: str, scope: anyio.CancelScope) -> None:
+        """Cancel `scope` as soon as the summary would not be used any more."""
+        while not await self._has_changed(model):  # noqa: ASYNC110  # other processes set no event here
             await anyio.sleep(WATCH_S)
         scope.cancel()
 
-    async def _is_used_elsewhere(self) -> bool:
-        """Whether another process runs a turn or has added entries. Also true if the store does not say."""
+    async def _has_changed(self, model: str) -> bool:
+        """Whether another process runs a turn or has added entries, or the user has chosen another model than `model`.
+        Also true if the store does not say."""
         try:
             row = await self._adapters.store.session(self._branch.row.id)
         except StoreError:
             return True
-        return row.state != "idle" or row.leaf != self._branch.leaf
+        return row.state != "idle" or row.leaf != self._branch.leaf or row.model != model
 
     def prefetch(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""
@@ -290,7 +295,7 @@ class TurnRunner:
 
     def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
         """After the session's first turn, let a small model write the title, if the user has set one."""
-        name = self._adapters.settings().title_model
+        name = "" if self._budget.is_spent() else self._adapters.settings().title_model
         prompt = untitled_prompt(self._branch) if name else None
         if prompt is not None and prompt.message_id != self._titled:
             self._titled = prompt.message_id
@@ -298,12 +303,6 @@ class TurnRunner:
                 self._titling.cancel()
             open_model = partial(self._adapters.model, name)
             self._titling = BackgroundTask(tasks, partial(write_title, self._branch, prompt, open_model))
-
-    def close(self) -> None:
-        """End the work in the background, and close the tools."""
-        if self._titling is not None:
-            self._titling.cancel()
-        self.tools.close()
 
     async def _look_up(self) -> None:
         """Read the instruction files and the skills while the servers start. Afterwards, look up what crow has learned

@@ -338,10 +338,10 @@ class Session:
                     else:
                         await self._wait_for_prompt()
                 if self._runner is not None:
-                    await self._runner.end_preparation()
+                    await self._runner.end_background()
                 await self.branch.close()
                 if self._runner is not None:
-                    self._runner.close()
+                    self._runner.tools.close()
                 self.tools_wanted.set()
             await self.workspace.close()
         finally:

@@ -125,9 +125,12 @@ class Compactor:
         :raises ~crow.domain.errors.TurnError: the request cannot be made to fit, or the context fills up again soon
             after each pass.
         """
-        prepared, self.prepared = self.prepared, None
-        if prepared is not None and await self._use(prepared):
-            return
+        if self.prepared is not None:
+            is_used = await self._use(self.prepared)
+            # after a cancel or an error this line is not reached, and the next turn can use the checkpoint
+            self.prepared = None
+            if is_used:
+                return
         if not self._settings.auto or not self.gauge.is_full():
             return
         self.gauge.context_window.test_if_due(self.model.info)

@@ -26,6 +26,7 @@ from crow.domain.messages import ToolSpec
 from crow.domain.rendering import on_one_line, safe
 from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
+from crow.tools.mcp.schemas import plain_schema
 
 logger = logging.getLogger(__name__)
 
@@ -256,7 +257,8 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object`."""
+    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object` and
+    rewrites the schema so that every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -273,6 +275,7 @@ def tool_fault(tool: object) -> str | None:
         return (
             f"its inputSchema has {size:,} characters, more than {SCHEMA_CHARS:,}, and would fill the model's context"
         )
+    tool["inputSchema"] = plain_schema(schema)
     try:
         mcp.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:
