@@ -88,8 +88,9 @@ soak-parser: $(READY)
 soak-shown: $(READY)
 	$(BIN)/python -m tests.soak.shown
 
+# POINTS decision points (1000000) from SEED (1), on all cores or PROCESSES.
 soak-compaction: $(READY)
-	$(BIN)/python -m tests.soak.compaction
+	$(BIN)/python -m tests.soak.compaction $(or $(POINTS),1000000) $(or $(SEED),1) $(PROCESSES)
 
 # SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1).
 soak-accounts: $(READY)

@@ -24,9 +24,9 @@ __all__ = ["rows_of"]
 SESSIONS = 50
 
 
-async def measure(directory: Path, sessions: int) -> Prefixes:
+async def measure(directory: Path, sessions: int, *, changes: bool = True) -> Prefixes:
     home, work = directory / "home", directory / "work"
-    work.mkdir()
+    work.mkdir(parents=True)
     model = CachingEndpoint(home / "crow.db")
     async with model.endpoint as endpoint:
         write_config(home, endpoint.base_url)
@@ -41,7 +41,7 @@ async def measure(directory: Path, sessions: int) -> Prefixes:
             agent.checks_schema = False
             await agent.initialize()
             for seed in range(sessions):
-                await run_session(agent, model, work / str(seed), seed)
+                await run_session(agent, model, work / str(seed), seed, changes=changes)
                 agent.log.clear()
     return model.found
 
