@@ -74,6 +74,12 @@ UPDATE = (
 MARK = re.compile(r"(?:^|(?<=\r))(?=[^\S\n]*\[(?:user|assistant|result|calls)\b)", re.MULTILINE | re.IGNORECASE)
 """The beginning of a line that starts like a message of a transcript."""
 
+FRAME = re.compile(
+    r"(?:^|(?<=\r))(?=[^\S\n]*(?:</?(?:message|skill|file_*)\b|## Messages of the user, word for word))",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""The beginning of a line that looks like a part of a checkpoint which crow writes, such as a message of the user."""
+
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
 NOTE_CHARS = 200
@@ -150,7 +156,8 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
     for calls, (method, asked, request) in enumerate(requests, 1):
         answer = await ask(asked, request, job)
         if answer is not None and is_complete(answer, job.budget):
-            return Summary(text=answer.text.strip(), method=method, model_calls=calls, model=asked.info.name)
+            text = FRAME.sub("> ", answer.text.strip())
+            return Summary(text=text, method=method, model_calls=calls, model=asked.info.name)
         await job.show("")
     text = notes(job.previous, job.messages[2 if job.previous else 1 :], job.budget)
     return Summary(text=text, method="fallback", model_calls=len(requests))
@@ -263,7 +270,8 @@ async def ask(model: Model, request: Request, job: SummaryJob) -> Answer | None:
 def is_complete(answer: Answer, budget: int) -> bool:
     """Whether an answer is a whole summary within its budget, and nothing else."""
     text = answer.text.strip()
-    return bool(text) and not answer.calls and answer.finish == "stop" and estimate_text(text) <= budget
+    is_whole = bool(text) and not answer.calls and answer.finish == "stop"
+    return is_whole and estimate_text(FRAME.sub("> ", text)) <= budget
 
 
 def serialised(message: Message) -> str:
