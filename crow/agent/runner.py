@@ -12,8 +12,9 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
-from crow.agent import WaitableToolbox, new_message_id
+from crow.agent import WaitableToolbox
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import OfferedAgents
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -91,6 +92,7 @@ class TurnRunner:
             log=log,
             plan=CurrentPlan(session.branch),
             subagents=self.subagents,
+            agents=OfferedAgents(adapters=session.adapters, permissions=self._permissions),
             elicitation=session.client,
             sampler=ModelSampler(
                 session.branch,
@@ -105,7 +107,7 @@ class TurnRunner:
     async def run(self, prompt: PendingPrompt) -> StopReason:
         """Run a claimed prompt or command until it ends, and return its stop reason."""
         if prompt.command is not None:
-            return await self._run_command(prompt.text, prompt.command)
+            return await self._run_command(prompt, prompt.command)
         if prompt.called is not None:
             return await self._run_server_prompt(prompt, prompt.called)
         if prompt.mentions:
@@ -197,8 +199,8 @@ class TurnRunner:
         self._permissions.rules = self._adapters.settings().rules
         return await attach_resources(parts, mentions, await self.tools.toolbox(), self._permissions.refusal)
 
-    async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
-        """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""
+    async def _run_command(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
+        """Answer the command `typed`. Then run the follow-up that the command asks for."""
 
         async def compactor() -> Compactor:
             return (await self._prepare())[0]
@@ -219,7 +221,7 @@ class TurnRunner:
             instructions=lambda: self._briefing.sources,
             user_instructions=self._adapters.user_instructions,
         )
-        body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
+        body = Command(text=prompt.text, answer=await answer(context, typed), message_id=prompt.message_id)
         (entry,) = await self._branch.record([NewEntry(body=body)])
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 

@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from crow.agent import Adapters, Client, new_message_id
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import Speciality
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.hooks import BranchHooks
@@ -78,13 +79,14 @@ class SubAgents:
             return await self._delegate(task, toolbox, on_output)
 
     async def _delegate(self, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
-        tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
+        kind = await self._kind(task)
+        tools = ToolSubset(toolbox, allowed_specs(kind.specs(toolbox.specs()), task.tools))
         client = SubAgentClient(self.client, self.log, on_output)
-        client.branch = branch = await self._open(task, client)
+        client.branch = branch = await self._open(task, client, kind)
         self.running.add(branch.row.id)
         cost = branch.row.cost
         try:
-            end = await self._run(branch, task, tools)
+            end = await self._run(branch, task, tools, kind.permissions(self.permissions))
             spent = round(branch.row.cost - cost, 12)
             return client.result(branch.row.id, end, branch.turn_usage, spent or None)
         finally:
@@ -100,7 +102,17 @@ class SubAgents:
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
 
-    async def _open(self, task: Task, client: Client) -> Branch:
+    async def _kind(self, task: Task) -> Speciality:
+        """Return what the kind of a task sets. A resumed task keeps its kind; if there is no such task, `_open` raises
+        the error."""
+        if task.resume is None:
+            return Speciality.of(task, self.adapters.models)
+        try:
+            return Speciality.stored((await self.adapters.store.session(task.resume)).config)
+        except NoSuchSession:
+            return Speciality()
+
+    async def _open(self, task: Task, client: Client, kind: Speciality) -> Branch:
         """Open the branch of a new task, or of the task to resume.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
@@ -108,13 +120,14 @@ class SubAgents:
         store, row = self.adapters.store, self.parent.row
         extra = row.config.get("system_prompt_append")
         append = f"{extra}\n\n{ROLE}" if isinstance(extra, str) and extra else ROLE
-        config = {**row.config, "system_prompt_append": append}
+        config = kind.config({**row.config, "system_prompt_append": append})
+        mode, model = kind.mode_in(row.mode), kind.model or row.model
         if task.resume is None:
             new = NewSession(
                 id=f"task-{secrets.token_hex(8)}",
                 cwd=row.cwd,
-                model=row.model,
-                mode=row.mode,
+                model=model,
+                mode=mode,
                 additional_directories=row.additional_directories,
                 config=config,
                 parent_id=row.id,
@@ -132,10 +145,10 @@ class SubAgents:
         if tail.row.parent_id != row.id:
             raise unknown
         branch = Branch(store, client, tail)
-        await branch.change(SessionChanges(mode=row.mode, model=row.model, config=config))
+        await branch.change(SessionChanges(mode=mode, model=model, config=config))
         return branch
 
-    async def _run(self, branch: Branch, task: Task, tools: ToolSubset) -> TurnEnd:
+    async def _run(self, branch: Branch, task: Task, tools: ToolSubset, permissions: Permissions) -> TurnEnd:
         """Run one turn on the branch, and end it even if it is cancelled or fails."""
         with anyio.CancelScope(shield=True):
             await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
@@ -144,7 +157,7 @@ class SubAgents:
         try:
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
-            await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
+            await anyio.to_thread.run_sync(briefing.read, permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             hooks = self.hooks(branch)
             compactor = await self.compactor(branch, model, briefing, hooks)
@@ -154,7 +167,7 @@ class SubAgents:
                 compactor,
                 tools,
                 briefing=briefing,
-                permissions=self.permissions,
+                permissions=permissions,
                 hooks=hooks,
                 steps=steps,
                 budget=self.budget,
@@ -179,6 +192,7 @@ class ToolSubset:
         self._specs = tuple(specs)
         self._names = frozenset(spec.name for spec in specs)
         self.servers = toolbox.servers
+        self.agents = toolbox.agents
         self.restart = toolbox.restart
         self.prepare = toolbox.prepare
         self.run = toolbox.run

@@ -19,7 +19,7 @@ from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
+from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, Update
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
@@ -159,14 +159,16 @@ class SessionClient:
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
             await self._send_all((*self._live.updates(event), *extra))
 
-    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
-        """Sends a stored history.
+    async def replay(
+        self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool, limits: ReplayLimits | None = None
+    ) -> None:
+        """Sends a stored history, within `limits`.
 
         If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
         message and calls are sent.
         """
         async with self._updating:
-            replay, updates = Replay(), ReplayUpdates(self._caps)
+            replay, updates = Replay(), ReplayUpdates(self._caps, limits)
             ended: set[CallRef] = set()
             message_id = ""
             async for batch in history:
@@ -203,7 +205,7 @@ class SessionClient:
         offered = [option["optionId"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return permission_answer(await self._connection.request("session/request_permission", params), offered)
+                return permission_answer(await self._request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
         except ConnectionError:
@@ -249,7 +251,7 @@ class SessionClient:
             self._page_ids.add(params["elicitationId"])
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return elicitation_answer(await self._connection.request("elicitation/create", params))
+                return elicitation_answer(await self._request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
@@ -259,6 +261,9 @@ class SessionClient:
         if question_id in self._page_ids:
             self._page_ids.discard(question_id)
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
         for update in updates:

@@ -89,11 +89,12 @@ class SchemaChecker:
 def check_update(update: Any, message: Any = None) -> None:
     """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-    if kind not in _update_kinds():
+    file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
+    if kind not in _update_kinds(file):
         raise violation(message or update, f"there is no update of kind {kind!r}")
     if _is_plain_chunk(update):
         return
-    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds()[kind]}", update, strict=True)
+    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds(file)[kind]}", update, strict=True, file=file)
     if errors:
         raise violation(message or update, errors)
 
@@ -111,6 +112,51 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
         errors = _errors(name, value, strict=True, file=UNSTABLE)
     if errors:
         raise violation(message, errors)
+
+
+def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
+    """What the definition `name` does not allow in `value`. With `strict`, unknown members are not allowed.
+
+    A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
+    """
+    found: tuple[str, ...] = ()
+    for file in (STABLE, UNSTABLE):
+        place = _place(name, file)
+        if place is not None:
+            errors = tuple(
+                f"{error.json_path}: {error.message[:300]}"
+                for error in _validator(place, strict=strict, file=file).iter_errors(value)
+            )
+            if not errors:
+                return ()
+            found = found or errors
+    return found
+
+
+def definition(receiver: Side, method: str, kind: str) -> str | None:
+    """The definition of the parameters or result of a method that `receiver` serves, stable or not.
+
+    `kind` is Request, Response or Notification.
+    """
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        name = methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+        if name is not None:
+            return name
+    return None
+
+
+def update_kinds() -> tuple[str, ...]:
+    """The kinds of `session/update`, stable or not."""
+    return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
+
+
+def _place(name: str, file: str) -> str | None:
+    """Where the schema in `file` has the definition `name`."""
+    base, _, kind = name.partition("/")
+    if not kind:
+        return name if name in _definitions(file) else None
+    kinds = _update_kinds(file)
+    return f"{base}/oneOf/{kinds[kind]}" if kind in kinds else None
 
 
 def violation(message: Any, problem: str) -> Violation:
@@ -147,8 +193,10 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable method that crow serves
-    return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
+            return name
+    return None
 
 
 @cache
@@ -177,9 +225,9 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 
 @cache
-def _update_kinds() -> dict[str, int]:
+def _update_kinds(file: str = STABLE) -> dict[str, int]:
     """Maps each kind of update to its index in the schema's union of update types."""
-    variants = _definitions(STABLE)["SessionUpdate"]["oneOf"]
+    variants = _definitions(file)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 
 
