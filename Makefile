@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,8 +105,9 @@ soak-parser: $(READY)
 soak-shown: $(READY)
 	$(BIN)/python -m tests.soak.shown
 
+# POINTS decision points (1000000) from SEED (1), on all cores or PROCESSES.
 soak-compaction: $(READY)
-	$(BIN)/python -m tests.soak.compaction
+	$(BIN)/python -m tests.soak.compaction $(or $(POINTS),1000000) $(or $(SEED),1) $(PROCESSES)
 
 # SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1).
 soak-accounts: $(READY)
@@ -118,6 +119,9 @@ soak-wire: $(READY)
 
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks
+
+eval: $(READY) ## measure summaries of the model at CROW_EVAL_BASE_URL
+	$(BIN)/python -m benchmarks.summaries
 
 build: $(READY) ## build the source distribution and the wheel into dist/
 	rm -rf dist
