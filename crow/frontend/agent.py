@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
 
 from crow import __version__
+from crow.domain.entries import Entry
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
@@ -58,6 +60,9 @@ ID_BYTES = 1_000
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
 """How long unfinished requests may still run after the end of stdin."""
+
+SHORT_ENTRIES = 30
+"""A load of so many entries goes on if the session is closed meanwhile, since it takes only a moment."""
 
 CLOSE_S = 0.8
 """Time limit for closing everything. What still runs after that is cancelled."""
@@ -138,9 +143,7 @@ class AcpAgent:
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
-        self._loading: dict[RequestId, object] = {}
-        """The session that each `session/load` request loads."""
-
+        self._loading: dict[RequestId, Load] = {}
         self._last_message_at = asyncio.get_running_loop().time()
         self._methods: dict[str, Method] = {
             "initialize": self._initialize,
@@ -316,12 +319,12 @@ class AcpAgent:
     async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
         """Opens a stored session and sends its history. Closing or deleting the session ends this."""
         limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
-        self._loading[params.request_id] = session_id
+        self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
         try:
             store = await self._sessions.store()
             async with self._sessions.reopened(session_id, request) as opened:
                 session = opened.session
-                history = store.history(session.id, result_bytes=limits.result_bytes)
+                history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
                 await opened.client.replay(history, is_running=session.busy or session.owes, limits=limits)
                 yield opened
         finally:
@@ -356,11 +359,14 @@ class AcpAgent:
         return {}
 
     def _cancel_loading(self, session_id: str) -> bool:
-        """Cancels the requests that load this session. Returns whether there were any."""
-        loading = [request_id for request_id, loaded in self._loading.items() if loaded == session_id]
-        for request_id in loading:
-            self._cancel_by_id.get(request_id, lambda: None)()
-        return bool(loading)
+        """Ends the requests that load this session, unless its history is short. Returns whether there were any."""
+        loads = [load for load in self._loading.values() if load.session_id == session_id]
+        for load in loads:
+            load.end()
+        return bool(loads)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        self._cancel_by_id.get(request_id, lambda: None)()
 
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
         self._cancel_loading(params["sessionId"])
@@ -455,3 +461,29 @@ def error_response(error: CrowError) -> RequestError:
             return request_error(AUTH_REQUIRED, str(error), authRequired=True)
         case _:
             return request_error(INTERNAL_ERROR, str(error))
+
+
+class Load:
+    """A request that loads a session. `cancel` cancels it."""
+
+    def __init__(self, session_id: str, cancel: Callable[[], None]) -> None:
+        self.session_id = session_id
+        self._cancel = cancel
+        self._is_long = False
+        self._is_unwanted = False
+
+    async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
+        """The same history. It is long when it goes on after `SHORT_ENTRIES`."""
+        count = 0
+        async for batch in history:
+            self._is_long = count >= SHORT_ENTRIES
+            if self._is_long and self._is_unwanted:
+                self._cancel()
+            yield batch
+            count += len(batch)
+
+    def end(self) -> None:
+        """Cancel the request now if the history is long, else as soon as it turns out to be long."""
+        self._is_unwanted = True
+        if self._is_long:
+            self._cancel()
