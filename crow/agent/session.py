@@ -249,6 +249,14 @@ class Session:
         else:
             prompt.scope.cancel()
 
+    def cancel_subagent(self, task_id: str) -> bool:
+        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        return self._runner is not None and self._runner.subagents.cancel(task_id)
+
+    def has_subagent(self, task_id: str) -> bool:
+        """Whether this sub-agent of the session runs here."""
+        return self._runner is not None and task_id in self._runner.subagents.running
+
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())

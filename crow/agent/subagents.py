@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.to_thread
 
-from crow.agent import Adapters, Client, new_message_id
+from crow.agent import SUBAGENT_ROLE, Adapters, Client, PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.accounts import Budget
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
@@ -22,9 +22,23 @@ from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
 from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Assistant, Entry, Started, ToolResult, TurnEnd
-from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
-from crow.domain.events import CallAnnounced, CallEnded, CallProgressed, ElicitationKind, EntryStored, Event, TextShown
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, SessionBusy, StoreError
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    Elicitation,
+    ElicitationAnswer,
+    ElicitationKind,
+    EntryStored,
+    Event,
+    SessionMessage,
+    SubagentChanged,
+    SubagentLinked,
+    TextShown,
+)
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
+from crow.domain.subagents import answer_id, order_id
 from crow.llm import Model
 from crow.store import NewSession, SessionChanges
 from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox, Workspace
@@ -38,19 +52,24 @@ a holder of slots."""
 
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000
-ROLE = (
-    "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
-    "Answer with all that it needs to know, and do not ask back."
-)
+END_S = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunningTask:
+    """A sub-agent at work. Cancelling `scope` ends its work, but not the turn that gave it the order."""
+
+    branch: Branch
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubAgents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
-    A task's conversation is stored like a session, with `parent_id`. Its calls are announced under the session's id,
-    and the session's permissions apply to them. `running` holds the ids of the tasks that run now. `started` counts
-    the tasks of each turn.
+    A task's conversation is stored like a session, with `parent_id`, and the session's permissions apply to its calls.
+    An editor that shows sub-agents sees it as a session of its own. For other editors, its calls are announced under
+    the session's id. `running` has the tasks that run now, by their ids. `started` counts the tasks of each turn.
     """
 
     adapters: Adapters
@@ -63,10 +82,10 @@ class SubAgents:
     compactor: Callable[[Branch, Model, Briefing, BranchHooks], Awaitable[Compactor]]
     budget: Budget
     standby: Callable[[Branch], Standby]
-    running: set[str] = field(default_factory=set)
+    running: dict[str, RunningTask] = field(default_factory=dict)
     started: Counter[int] = field(default_factory=Counter)
 
-    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:  # noqa: ARG002
+    async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """See :class:`crow.tools.SubagentRunner`."""
         turn = self.parent.turn
         if self.started[turn] >= TASKS_PER_TURN:
@@ -75,20 +94,33 @@ class SubAgents:
             )
         self.started[turn] += 1
         async with SLOTS.slot(self.parent):
-            return await self._delegate(task, toolbox, on_output)
+            return await self._delegate(call_id, task, toolbox, on_output)
 
-    async def _delegate(self, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
+    def cancel(self, task_id: str) -> bool:
+        """Cancel the work of one sub-agent. Returns False if it does not run."""
+        running = self.running.get(task_id)
+        if running is not None:
+            running.scope.cancel()
+        return running is not None
+
+    async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
-        client = SubAgentClient(self.client, self.log, on_output)
+        client: SubAgentClient
+        if self.client.shows_subagents:
+            client = ShownSubAgentClient(self.client, self.log, call_id)
+        else:
+            client = SubAgentClient(self.client, self.log, on_output)
         client.branch = branch = await self._open(task, client)
-        self.running.add(branch.row.id)
+        running = self.running[branch.row.id] = RunningTask(branch=branch)
         cost = branch.row.cost
         try:
-            end = await self._run(branch, task, tools)
+            with running.scope:
+                await self._run(branch, task, tools, client)
             spent = round(branch.row.cost - cost, 12)
-            return client.result(branch.row.id, end, branch.turn_usage, spent or None)
+            return client.result(branch.row.id, branch.turn_usage, spent or None)
         finally:
-            self.running.discard(branch.row.id)
+            self.running.pop(branch.row.id, None)
+            client.close()
             self.log.forget(client.answers)
             await self._count(branch)
 
@@ -107,7 +139,7 @@ class SubAgents:
         """
         store, row = self.adapters.store, self.parent.row
         extra = row.config.get("system_prompt_append")
-        append = f"{extra}\n\n{ROLE}" if isinstance(extra, str) and extra else ROLE
+        append = f"{extra}\n\n{SUBAGENT_ROLE}" if isinstance(extra, str) and extra else SUBAGENT_ROLE
         config = {**row.config, "system_prompt_append": append}
         if task.resume is None:
             new = NewSession(
@@ -135,16 +167,21 @@ class SubAgents:
         await branch.change(SessionChanges(mode=row.mode, model=row.model, config=config))
         return branch
 
-    async def _run(self, branch: Branch, task: Task, tools: ToolSubset) -> TurnEnd:
+    async def _run(self, branch: Branch, task: Task, tools: ToolSubset, client: SubAgentClient) -> None:
         """Run one turn on the branch, and end it even if it is cancelled or fails."""
-        with anyio.CancelScope(shield=True):
-            await branch.claim(new_message_id(), parts=(Text(text=task.prompt),))
-        turn: Turn | None = None
-        end = TurnEnd(stop="error", detail="Internal error")
         try:
+            with anyio.CancelScope(shield=True):
+                await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
+        except SessionBusy as error:
+            raise ArgumentError(f"task: {branch.row.id} is in use: {error}") from error
+        turn: Turn | None = None
+        client.end = TurnEnd(stop="error", detail="Internal error")
+        try:
+            await client.begin(branch, task.prompt)
+            permissions = client.permissions(self.permissions, self.parent, self.workspace)
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
-            await anyio.to_thread.run_sync(briefing.read, self.permissions.may_read())
+            await anyio.to_thread.run_sync(briefing.read, permissions.may_read())
             await briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
             hooks = self.hooks(branch)
             compactor = await self.compactor(branch, model, briefing, hooks)
@@ -154,21 +191,21 @@ class SubAgents:
                 compactor,
                 tools,
                 briefing=briefing,
-                permissions=self.permissions,
+                permissions=permissions,
                 hooks=hooks,
                 steps=steps,
                 budget=self.budget,
                 standby=self.standby(branch),
             )
-            end = TurnEnd(stop=await turn.run())
+            client.end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
-            end = TurnEnd(stop="cancelled")
+            client.end = TurnEnd(stop="cancelled")
             raise
         except CrowError as error:
-            end = TurnEnd(stop="error", detail=str(error))
+            client.end = TurnEnd(stop="error", detail=str(error))
         finally:
-            await (branch.end_turn(end) if turn is None else turn.end(end))
-        return end
+            await (branch.end_turn(client.end) if turn is None else turn.end(client.end))
+            await client.finish(branch)
 
 
 class ToolSubset:
@@ -204,13 +241,11 @@ class SubAgentClient:
     """The client of a sub-agent. It passes on the sub-agent's calls, and shows its text as progress of the call that
     started the task."""
 
-    def __init__(self, client: Client, log: BranchLog, on_output: OnOutput) -> None:
-        self.ask = client.ask
-        self.elicit = client.elicit
-        self.finish_question = client.finish_question
-        self.takes_notices = False
+    def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
         self.answers: list[int] = []
         self.branch: Branch | None = None
+        self.end = TurnEnd(stop="error", detail="Internal error")
+        self.message_id = new_message_id()
         self._client = client
         self._log = log
         self._on_output = on_output
@@ -218,6 +253,49 @@ class SubAgentClient:
         self._text = ""
         self._answer = ""
         self._shown_at = 0.0
+
+    @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return False
+
+    @property
+    def shows_subagents(self) -> bool:
+        """See :class:`crow.agent.Client`. A sub-agent has no sub-agents."""
+        return False
+
+    def open_subagent(self, session_id: str) -> Client:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return self
+
+    def close_subagent(self, session_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
+        """See :class:`crow.agent.Client`."""
+        return await self._client.ask(question)
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """See :class:`crow.agent.Client`."""
+        return await self._client.elicit(question)
+
+    async def finish_question(self, question_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+        await self._client.finish_question(question_id)
+
+    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:  # noqa: ARG002
+        """What the sub-agent may do. The mode and the rules are always those of its session, whose permissions are
+        `shared`."""
+        return shared
+
+    async def begin(self, branch: Branch, prompt: str) -> None:
+        """Show that the sub-agent has got its order and starts to work."""
+
+    async def finish(self, branch: Branch) -> None:
+        """Show how the work has ended. Cancellation does not interrupt this."""
+
+    def close(self) -> None:
+        """Forget the sub-agent."""
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
@@ -251,13 +329,15 @@ class SubAgentClient:
             self._answer = entry.body.text
 
     async def _show(self) -> None:
+        if self._on_output is None:
+            return
         self._shown_at = time.monotonic()
         text = "\n".join([*self._lines[-50:], self._text.strip()]).strip()
         await self._on_output(text[-PROGRESS_CHARS:])
 
-    def result(self, task_id: str, end: TurnEnd, usage: Usage | None, cost: float | None) -> SubagentResult:
+    def result(self, task_id: str, usage: Usage | None, cost: float | None) -> SubagentResult:
         """The result of the task, for the agent that delegated it. `usage` and `cost` (USD) are for this run only."""
-        text = self._answer
+        text, end = self._answer, self.end
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {end.detail}".strip()
         elif end.stop != "end_turn":
@@ -270,6 +350,87 @@ class SubAgentClient:
             usage=usage,
             cost=cost,
         )
+
+
+class ShownSubAgentClient(SubAgentClient):
+    """The client of a sub-agent that the editor shows as a session of its own."""
+
+    def __init__(self, client: Client, log: BranchLog, call_id: str) -> None:
+        super().__init__(client, log, None)
+        self.message_id = order_id(call_id)
+        self._call_id = call_id
+        self._session: Client | None = None
+        self._asking = 0
+
+    @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return self._client.takes_notices
+
+    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:
+        """See :class:`SubAgentClient`. The user is asked in the sub-agent's session."""
+        return Permissions(parent, self, workspace, shared.rules)
+
+    async def begin(self, branch: Branch, prompt: str) -> None:
+        """See :class:`SubAgentClient`. The sub-agent is announced before anything else names it."""
+        session_id, parent_id = branch.row.id, branch.row.parent_id or ""
+        await self._client.publish(SubagentChanged(session_id=session_id, title=branch.row.title or ""))
+        self._session = self._client.open_subagent(session_id)
+        order = SessionMessage(message_id=self.message_id, sender=parent_id, recipient=session_id, text=prompt)
+        await self._client.publish(order)
+        await self._session.publish(order)
+        await self._client.publish(SubagentChanged(session_id=session_id, state="running"))
+        await self._client.publish(SubagentLinked(call_id=self._call_id, session_id=session_id))
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`."""
+        if isinstance(event, EntryStored):
+            self._add(event.entry)
+        if self._session is not None:
+            await self._session.publish(event)
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
+        """See :class:`crow.agent.Client`. Meanwhile, the sub-agent waits for the user."""
+        assert self._session is not None, "a running sub-agent was announced"
+        assert self.branch is not None, "the branch is set before the turn runs"
+        session_id = self.branch.row.id
+        self._asking += 1
+        try:
+            if self._asking == 1:
+                await self._client.publish(SubagentChanged(session_id=session_id, state="requires_action"))
+            answer = await self._session.ask(question)
+        finally:
+            self._asking -= 1
+        if not self._asking:
+            await self._client.publish(SubagentChanged(session_id=session_id, state="running"))
+        return answer
+
+    async def finish(self, branch: Branch) -> None:
+        """See :class:`SubAgentClient`."""
+        if self._session is None:  # it was cancelled before it was announced
+            return
+        session_id, parent_id = branch.row.id, branch.row.parent_id or ""
+        if self.end.stop == "end_turn" and self._answer:
+            answer = SessionMessage(
+                message_id=answer_id(self._call_id), sender=session_id, recipient=parent_id, text=self._answer
+            )
+            with anyio.move_on_after(END_S, shield=True):
+                await self._session.publish(answer)
+        with anyio.move_on_after(END_S, shield=True):
+            await self._client.publish(
+                SubagentChanged(
+                    session_id=session_id,
+                    state="idle",
+                    stop=self.end.stop,
+                    detail=self.end.detail,
+                    usage=branch.turn_usage,
+                )
+            )
+
+    def close(self) -> None:
+        """See :class:`SubAgentClient`."""
+        if self.branch is not None:
+            self._client.close_subagent(self.branch.row.id)
 
 
 def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:

@@ -31,6 +31,7 @@ from crow.frontend.params import (
     wants_archived,
 )
 from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
+from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import usage_object
 
@@ -131,7 +132,7 @@ class AcpAgent:
             match method, params:
                 case "session/cancel", _:
                     with suppress(NoSuchSession):
-                        self._sessions.get(params.get("sessionId")).cancel()
+                        self._sessions.cancel(params.get("sessionId"))
                 case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
                     self._cancel_by_id.get(request_id, lambda: None)()
             return None
@@ -237,8 +238,16 @@ class AcpAgent:
     async def _load(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
-            session = opened.session
-            await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
+            session, family = opened.session, None
+            try:
+                if self._sessions.caps.subagents:
+                    family = Family(session_id=session.id)
+                    await opened.client.replay_subagents(store, family)
+                is_running = session.busy or session.owes
+                await opened.client.replay(store.history(session.id), is_running=is_running, family=family)
+            except BaseException:
+                opened.client.release_subagents()
+                raise
             return self._sessions.introduce(opened)
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:

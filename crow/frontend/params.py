@@ -38,6 +38,7 @@ class ClientCapabilities:
     compaction: bool = False
     boolean_options: bool = False
     marked_remarks: bool = False
+    subagents: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
@@ -55,6 +56,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
+        subagents=isinstance(offered.get("subagents"), dict),
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),

@@ -302,6 +302,10 @@ class Store(Protocol):
             1.
         """
 
+    async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
+        """Return the sub-agents of a session, oldest first. Archived ones are included. There are none if the session
+        does not exist."""
+
     async def is_known_directory(self, paths: Sequence[str]) -> bool:
         """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
         a session with a prompt. Imported conversations do not count."""

@@ -12,6 +12,7 @@ from typing import get_args, get_type_hints
 from crow.domain.entries import Announcement, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import code, in_title
+from crow.domain.subagents import resume_hint
 from crow.tools import Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
 from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
 
@@ -127,7 +128,7 @@ def task_from(args: Arguments) -> Task:
 def task_outcome(done: SubagentResult) -> Outcome:
     """The result of a task for the model."""
     return Outcome(
-        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
+        text=f"{done.text or '(no answer)'}{resume_hint(done.id)}",
         is_error=done.is_error,
         raw_output={"task": done.id, "steps": done.steps},
         usage=done.usage,
