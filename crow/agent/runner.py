@@ -20,6 +20,7 @@ from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.inbox import Inbox
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.session import PendingPrompt, Session
@@ -70,6 +71,13 @@ class TurnRunner:
         self._next_attempt = 0
         """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
         log = BranchLog(session.adapters.store, session.branch)
+        self.inbox = Inbox(
+            session.branch,
+            session.adapters.store,
+            session.waiting,
+            tasks=lambda: session.tasks,
+            has_turn=lambda: self.turn is not None,
+        )
         self.subagents = SubAgents(
             adapters=session.adapters,
             parent=session.branch,
@@ -81,8 +89,16 @@ class TurnRunner:
             compactor=self._make_compactor,
             budget=self._budget,
             standby=self._make_standby,
+            inbox=self.inbox,
+            tasks=lambda: session.tasks,
         )
-        ports = Ports(log=log, plan=CurrentPlan(session.branch), subagents=self.subagents, elicitation=session.client)
+        ports = Ports(
+            log=log,
+            plan=CurrentPlan(session.branch),
+            subagents=self.subagents,
+            elicitation=session.client,
+            background=self.inbox,
+        )
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
@@ -126,6 +142,7 @@ class TurnRunner:
             bounded_by=bounded_by,
             budget=self._budget,
             standby=self._make_standby(self._branch),
+            inbox=self.inbox,
         )
         self._budget.begin_turn()
         try:
@@ -261,6 +278,7 @@ class TurnRunner:
         """End the work in the background, and close the tools."""
         if self._titling is not None:
             self._titling.cancel()
+        self.inbox.close()
         self.tools.close()
 
     async def _look_up(self) -> None:

@@ -105,6 +105,8 @@ class Session:
         self.window = ContextWindow(adapters.store, self.id)
         self.tools_wanted = anyio.Event()
         self.closing = False
+        self.waiting = tail.waiting
+        """What ended in the background before the session was opened, for the model."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -122,9 +124,19 @@ class Session:
         return self._runner.tools.prompts if self._runner is not None else ()
 
     @property
-    def busy(self) -> bool:
+    def has_turn(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or waits, or a sub-agent works in the background."""
+        return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The tasks of the session. They end when the session is closed."""
+        return self._tasks
 
     @property
     def owes(self) -> bool:
@@ -236,9 +248,11 @@ class Session:
             prompt.done.set()
 
     def cancel(self) -> None:
-        """End the running turn and all waiting prompts as `cancelled`."""
+        """End the running turn and all waiting prompts as `cancelled`, and cancel the sub-agents in the background."""
         for prompt in self._queue:
             self._cancel(prompt)
+        if self._runner is not None:
+            self._runner.subagents.cancel_background()
 
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
@@ -294,6 +308,7 @@ class Session:
                         await self._wait_for_prompt()
                 if self._runner is not None:
                     await self._runner.end_preparation()
+                    await self._runner.subagents.wait_ended()
                 await self.branch.close()
                 if self._runner is not None:
                     self._runner.close()

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 
 from crow.agent import SUBAGENT_ROLE, Adapters, Client, PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.accounts import Budget
+from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.hooks import BranchHooks
+from crow.agent.inbox import Inbox
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.tool_calls import Permissions
@@ -38,11 +43,14 @@ from crow.domain.events import (
     TextShown,
 )
 from crow.domain.messages import Text, ToolCall, ToolSpec, Usage
-from crow.domain.subagents import answer_id, order_id
+from crow.domain.rendering import title_line
+from crow.domain.subagents import TASK_WORDS, answer_id, order_id, resume_hint
 from crow.llm import Model
 from crow.store import NewSession, SessionChanges
 from crow.tools import OnOutput, PlannedCall, SkillInfo, SubagentResult, Task, Toolbox, Workspace
 from crow.tools.limits import FairLimiter
+
+logger = logging.getLogger(__name__)
 
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
@@ -50,6 +58,10 @@ SLOTS = FairLimiter(32, each=8)
 """Limits how many sub-agents run at the same time, in the whole process and for each session. Each session's branch is
 a holder of slots."""
 
+MAX_BACKGROUND = 8
+"""At most this many sub-agents of a session work in the background at the same time."""
+
+RENEW_S = 20.0
 PROGRESS_EVERY_S = 0.1
 PROGRESS_CHARS = 2_000
 END_S = 5.0
@@ -60,7 +72,9 @@ class RunningTask:
     """A sub-agent at work. Cancelling `scope` ends its work, but not the turn that gave it the order."""
 
     branch: Branch
+    is_background: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +83,9 @@ class SubAgents:
 
     A task's conversation is stored like a session, with `parent_id`, and the session's permissions apply to its calls.
     An editor that shows sub-agents sees it as a session of its own. For other editors, its calls are announced under
-    the session's id. `running` has the tasks that run now, by their ids. `started` counts the tasks of each turn.
+    the session's id. A task in the background is a task of the session's task group, and `inbox` gets its answer.
+
+    `running` has the tasks that run now, by their ids. `started` counts the tasks of each turn.
     """
 
     adapters: Adapters
@@ -82,6 +98,8 @@ class SubAgents:
     compactor: Callable[[Branch, Model, Briefing, BranchHooks], Awaitable[Compactor]]
     budget: Budget
     standby: Callable[[Branch], Standby]
+    inbox: Inbox
+    tasks: Callable[[], anyio.abc.TaskGroup]
     running: dict[str, RunningTask] = field(default_factory=dict)
     started: Counter[int] = field(default_factory=Counter)
 
@@ -93,6 +111,8 @@ class SubAgents:
                 f"task: this turn has started {TASKS_PER_TURN} tasks, and no turn may start more; do the rest yourself"
             )
         self.started[turn] += 1
+        if task.background:
+            return await self._start(call_id, task, toolbox)
         async with SLOTS.slot(self.parent):
             return await self._delegate(call_id, task, toolbox, on_output)
 
@@ -102,6 +122,17 @@ class SubAgents:
         if running is not None:
             running.scope.cancel()
         return running is not None
+
+    def cancel_background(self) -> None:
+        """Cancel the tasks that work in the background."""
+        for running in self.running.values():
+            if running.is_background:
+                running.scope.cancel()
+
+    async def wait_ended(self) -> None:
+        """Wait until no task works any more."""
+        while self.running:
+            await next(iter(self.running.values())).ended.wait()
 
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
@@ -115,14 +146,75 @@ class SubAgents:
         cost = branch.row.cost
         try:
             with running.scope:
-                await self._run(branch, task, tools, client)
+                await self._begin(branch, task, client)
+                await self._work(branch, tools, client)
             spent = round(branch.row.cost - cost, 12)
             return client.result(branch.row.id, branch.turn_usage, spent or None)
         finally:
-            self.running.pop(branch.row.id, None)
-            client.close()
-            self.log.forget(client.answers)
-            await self._count(branch)
+            await self._forget(running, client)
+
+    async def _start(self, call_id: str, task: Task, toolbox: Toolbox) -> SubagentResult:
+        """Start a task in the background."""
+        if sum(running.is_background for running in self.running.values()) >= MAX_BACKGROUND:
+            raise ArgumentError(f"task: {MAX_BACKGROUND} tasks already work in the background; wait until one ends")
+        tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
+        client: SubAgentClient
+        if self.client.shows_subagents:
+            client = ShownSubAgentClient(self.client, self.log, call_id, is_background=True)
+        else:
+            client = HiddenSubAgentClient(self.client, self.log, None)
+        client.branch = branch = await self._open(task, client)
+        task_id = branch.row.id
+        running = self.running[task_id] = RunningTask(branch=branch, is_background=True)
+        try:
+            words = f'{TASK_WORDS}"{task.title}" ({task_id}), which you started in the background,'
+            with anyio.CancelScope(shield=True):
+                await self.inbox.expect(
+                    call_id,
+                    f"{words} was interrupted, because crow ended while it worked.{resume_hint(task_id)}",
+                )
+            await self._begin(branch, task, client)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.inbox.drop(call_id)
+                await self._forget(running, client)
+            raise
+        self.tasks().start_soon(self._work_in_background, call_id, words, running, tools, client)
+        return SubagentResult(id=task_id, text="", is_running=True)
+
+    async def _work_in_background(
+        self, call_id: str, words: str, running: RunningTask, tools: ToolSubset, client: SubAgentClient
+    ) -> None:
+        branch, client.end = running.branch, TurnEnd(stop="cancelled")
+        try:
+            async with after_delay(RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
+                with running.scope:
+                    async with SLOTS.slot(self.parent):
+                        await self._work(branch, tools, client)
+                if running.scope.cancelled_caught and not client.has_ended:  # it waited for a slot
+                    await self._end(branch, None, client, TurnEnd(stop="cancelled"))
+        except StoreError as error:
+            client.end = TurnEnd(stop="error", detail=str(error))
+        except Exception:
+            logger.exception("The sub-agent %s failed", branch.row.id)
+            client.end = TurnEnd(stop="error", detail="Internal error")
+        finally:
+            with anyio.CancelScope(shield=True):
+                text, remark = client.report(words)
+                await self._forget(running, client)
+                await self.inbox.add(call_id, text, title=title_line(remark), remark=f"({remark})")
+
+    async def _renew_lease(self, task_id: str) -> None:
+        with suppress(StoreError):
+            await self.adapters.store.renew_lease(task_id)
+
+    async def _forget(self, running: RunningTask, client: SubAgentClient) -> None:
+        client.close()
+        self.log.forget(client.answers)
+        await self._count(running.branch)
+        if self.running.get(running.branch.row.id) is running:
+            del self.running[running.branch.row.id]
+            running.ended.set()
 
     async def _count(self, branch: Branch) -> None:
         """Add the usage of a task to the turn that started the task. The store has already added it to the session's
@@ -167,17 +259,24 @@ class SubAgents:
         await branch.change(SessionChanges(mode=row.mode, model=row.model, config=config))
         return branch
 
-    async def _run(self, branch: Branch, task: Task, tools: ToolSubset, client: SubAgentClient) -> None:
-        """Run one turn on the branch, and end it even if it is cancelled or fails."""
+    async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:
+        """Claim the turn, and store and show the order."""
         try:
             with anyio.CancelScope(shield=True):
                 await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
         except SessionBusy as error:
             raise ArgumentError(f"task: {branch.row.id} is in use: {error}") from error
-        turn: Turn | None = None
-        client.end = TurnEnd(stop="error", detail="Internal error")
         try:
             await client.begin(branch, task.prompt)
+        except BaseException:
+            await self._end(branch, None, client, TurnEnd(stop="cancelled"))
+            raise
+
+    async def _work(self, branch: Branch, tools: ToolSubset, client: SubAgentClient) -> None:
+        """Run the turn that has begun, and end it even if it is cancelled or fails."""
+        turn: Turn | None = None
+        end = TurnEnd(stop="error", detail="Internal error")
+        try:
             permissions = client.permissions(self.permissions, self.parent, self.workspace)
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
@@ -197,15 +296,21 @@ class SubAgents:
                 budget=self.budget,
                 standby=self.standby(branch),
             )
-            client.end = TurnEnd(stop=await turn.run())
+            end = TurnEnd(stop=await turn.run())
         except anyio.get_cancelled_exc_class():
-            client.end = TurnEnd(stop="cancelled")
+            end = TurnEnd(stop="cancelled")
             raise
         except CrowError as error:
-            client.end = TurnEnd(stop="error", detail=str(error))
+            end = TurnEnd(stop="error", detail=str(error))
         finally:
-            await (branch.end_turn(client.end) if turn is None else turn.end(client.end))
-            await client.finish(branch)
+            await self._end(branch, turn, client, end)
+
+    async def _end(self, branch: Branch, turn: Turn | None, client: SubAgentClient, end: TurnEnd) -> None:
+        client.end, client.has_ended = end, True
+        await (branch.end_turn(end) if turn is None else turn.end(end))
+        if (running := self.running.pop(branch.row.id, None)) is not None:
+            running.ended.set()
+        await client.finish(branch)
 
 
 class ToolSubset:
@@ -245,6 +350,7 @@ class SubAgentClient:
         self.answers: list[int] = []
         self.branch: Branch | None = None
         self.end = TurnEnd(stop="error", detail="Internal error")
+        self.has_ended = False
         self.message_id = new_message_id()
         self._client = client
         self._log = log
@@ -351,13 +457,54 @@ class SubAgentClient:
             cost=cost,
         )
 
+    def report(self, words: str) -> tuple[str, str]:
+        """What became of a task in the background: a text for the model and a line for the user. Both begin with
+        `words`, which name the task."""
+        task_id = self.branch.row.id if self.branch is not None else ""
+        match self.end.stop:
+            case "end_turn":
+                remark, more = f"{words} has ended.", f" Its answer:\n{self._answer or '(no answer)'}"
+            case "error":
+                remark, more = f"{words} has failed: {self.end.detail}", f"\n{self._answer}".rstrip()
+            case stop:
+                remark, more = f"{words} has ended early: {stop}.", f"\n{self._answer}".rstrip()
+        return f"{remark}{more}{resume_hint(task_id)}", remark.replace(", which you started in the background,", "")
+
+
+class HiddenSubAgentClient(SubAgentClient):
+    """The client of a sub-agent that works in the background of an editor that cannot show it. It asks the user
+    nothing, because a question needs a running turn."""
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`."""
+        if isinstance(event, EntryStored):
+            self._add(event.entry)
+
+    @property
+    def question_kinds(self) -> frozenset[ElicitationKind]:
+        """See :class:`crow.agent.Client`."""
+        return frozenset()
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return "cannot_ask"
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:  # noqa: ARG002
+        """See :class:`crow.agent.Client`."""
+        return ElicitationAnswer(action="cancel")
+
+    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:
+        """See :class:`SubAgentClient`."""
+        return Permissions(parent, self, workspace, shared.rules)
+
 
 class ShownSubAgentClient(SubAgentClient):
     """The client of a sub-agent that the editor shows as a session of its own."""
 
-    def __init__(self, client: Client, log: BranchLog, call_id: str) -> None:
+    def __init__(self, client: Client, log: BranchLog, call_id: str, *, is_background: bool = False) -> None:
         super().__init__(client, log, None)
         self.message_id = order_id(call_id)
+        self._is_background = is_background
         self._call_id = call_id
         self._session: Client | None = None
         self._asking = 0
@@ -416,6 +563,8 @@ class ShownSubAgentClient(SubAgentClient):
             )
             with anyio.move_on_after(END_S, shield=True):
                 await self._session.publish(answer)
+                if self._is_background:  # otherwise, the result of the call shows the answer
+                    await self._client.publish(answer)
         with anyio.move_on_after(END_S, shield=True):
             await self._client.publish(
                 SubagentChanged(

@@ -1,8 +1,15 @@
-"""The messages between a session and its sub-agents: their ids, and their texts in stored results."""
+"""The messages between a session and what it has started: their ids, and their texts in stored results."""
 
 from __future__ import annotations
 
 from crow.domain.entries import ToolResult
+
+WAKE = "wake_"
+"""Begins the message id of a text in the inbox that is not a prompt. It tells the model what has ended in the
+background. The id of the call that started it follows."""
+
+TASK_WORDS = "The task "
+"""Begins such a text about a sub-agent."""
 
 ORDER = "order_"
 """Begins the message id of a prompt that a session gave to a sub-agent. The id of the call follows."""

@@ -243,7 +243,7 @@ class AcpAgent:
                 if self._sessions.caps.subagents:
                     family = Family(session_id=session.id)
                     await opened.client.replay_subagents(store, family)
-                is_running = session.busy or session.owes
+                is_running = session.has_turn or session.owes
                 await opened.client.replay(store.history(session.id), is_running=is_running, family=family)
             except BaseException:
                 opened.client.release_subagents()

@@ -209,6 +209,7 @@ class SessionClient:
             await client.replay_subagents(store, own)
             updates = await client.replay(store.history(row.id), is_running=running is not None, family=own)
             family.tasks |= own.tasks
+            family.answers |= own.answers
             self._replayed[row.id] = replace(shown, stop=updates.stop, detail=updates.detail)
 
     async def tell_subagents(self) -> None:
@@ -332,6 +333,8 @@ class SessionClient:
         for subagent in self.subagents.values():
             if subagent.has_call(question.call):
                 return await subagent.elicit(question)
+        if question.call is not None and not self.has_call(question.call):
+            return ElicitationAnswer(action="cancel")  # from a sub-agent that the editor cannot show
         params = elicitation_params(self._session_id, question)
         if params["mode"] not in self.question_kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")

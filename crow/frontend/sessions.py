@@ -409,7 +409,7 @@ class OpenSessions:
                     note = NewEntry(body=Note(about="model", value=model, previous=row.model))
                     turn = tail.entries[-1].turn
                     stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
-                    return Tail(row=await store.session(row.id), entries=(*tail.entries, *stored))
+                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
             return replace(tail, row=await store.update_session(row.id, changes))
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)

@@ -28,12 +28,14 @@ class Family:
     """The sessions that a replay of `session_id` may name.
 
     `parent_id` is set for the replay of a sub-agent below its session. `tasks` has the sub-agents that the client
-    knows, by the calls that gave them their orders. The replay of a sub-agent adds to it.
+    knows, by the calls that gave them their orders, and `answers` what they answered. The replay of a sub-agent adds to
+    both. `known` has the sub-agents that were announced.
     """
 
     session_id: str
     parent_id: str = ""
     tasks: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
@@ -101,9 +103,9 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
     return SessionMessage(message_id=order_id(call.call_id), sender=sender, recipient=recipient, text=prompt)
 
 
-def answer_of(result: ToolResult, sender: str, recipient: str) -> SessionMessage | None:
-    """The answer in the result of a call of `task`. None if the task failed or still runs."""
-    text = answer_text(result)
+def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
+    """The answer in the result of a call of `task`, or the answer that came `later`. None if there is none."""
+    text = answer_text(result) or later
     if text is None:
         return None
     return SessionMessage(message_id=answer_id(result.call.call_id), sender=sender, recipient=recipient, text=text)

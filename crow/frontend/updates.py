@@ -392,6 +392,7 @@ class ReplayUpdates:
         """The answer that a sub-agent sent to its session."""
         if self._family is None or not self._order or stop != "end_turn" or not self._text:
             return ()
+        self._family.answers[self._order] = self._text
         answer = events.SessionMessage(
             message_id=answer_id(self._order),
             sender=self._family.session_id,
@@ -411,7 +412,8 @@ class ReplayUpdates:
         shown, *rest = updates
         shown = shown | {"content": [link(task), *shown.get("content", ())]}
         order = order_of(call, arguments, family.session_id, task)
-        answer = answer_of(result, task, family.session_id) if result is not None else None
+        later = family.answers.get(call.call_id)
+        answer = answer_of(result, task, family.session_id, later) if result is not None else None
         before, after = (
             message_updates(message, family.session_id) if message is not None else () for message in (order, answer)
         )

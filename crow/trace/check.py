@@ -124,7 +124,7 @@ class OrderChecker:
         elif method == "session/prompt" and session_id in self._sessions:
             session = self._sessions[session_id]
             session.prompts -= 1
-            if session.prompts == 0:
+            if session.prompts == 0 and session.parent is None:  # no prompt of the client's ends a sub-agent's turn
                 _check_all_final(session, message)
 
     def _on_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from tests.stdio.conftest import StartCrow
@@ -470,3 +471,176 @@ async def test_after_a_kill_the_sub_agent_is_idle_and_goes_on(
         await agent.initialize()
         await agent.load_session(child, place)
         assert await agent.prompt(child, "mine go") == {"stopReason": "end_turn"}
+
+
+# in the background
+
+
+def notices(agent: CrowProcess, session: str) -> str:
+    return " ".join(update["title"] for update in agent.updates(session, "notice"))
+
+
+def model_saw(endpoint: FakeEndpoint, words: str) -> int:
+    """How many messages of the newest request contain these words."""
+    return json.dumps(endpoint.asked[-1].body["messages"]).count(words)
+
+
+@pytest.mark.parametrize("offered", [SUBAGENTS, {}], ids=["shown", "hidden"])
+async def test_a_task_in_the_background_ends_after_the_turn_and_the_next_one_is_told(
+    crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, offered: Mapping[str, Any]
+) -> None:
+    gate = Gate()
+    endpoint.answer_with(
+        cast(
+            parent=[fake.calls(task("child go", background=True)), fake.text("Started.")],
+            child=[read(), write(), fake.text("Twigs", ".", between=[gate])],
+            next=[fake.text("I see.")],
+            last=[fake.text("Yes.")],
+        )
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**offered)
+        session = await agent.new_session(place)
+        assert await agent.prompt(session, "parent go") == {"stopReason": "end_turn"}
+        since = len(agent.log)
+        with sqlite3.connect(home / "crow.db") as db:
+            ((child, waiting),) = db.execute(
+                "SELECT s.id, i.parts FROM sessions s, inbox i WHERE s.parent_id = i.session"
+            )
+        assert "was interrupted" in waiting
+        # a load shows the same session, and the task goes on
+        await agent.load_session(session, place)
+        gate.open()
+        if offered:
+            await agent.wait_for(lambda _: "idle end_turn" in states(agent, session, child, since=since))
+            assert text_of(agent.updates(session, "session_message")[-1]) == "Twigs."
+            assert (place / "new.txt").read_text() == "x"
+        else:
+            while "has ended" not in waiting:
+                await anyio.sleep(0.01)
+                with sqlite3.connect(home / "crow.db") as db:
+                    ((waiting,),) = db.execute("SELECT parts FROM inbox")
+            assert not (place / "new.txt").exists()  # nobody could be asked
+            assert {one["sessionId"] for one in (await agent.request("session/list", {}))["sessions"]} == {session}
+        assert await agent.prompt(session, "next go") == {"stopReason": "end_turn"}
+        assert model_saw(endpoint, "has ended. Its answer:") == 1
+        assert agent.text(session).count(f'(The task \\"Look into it\\" ({child}) has ended.)'.replace("\\", "")) == 1
+        assert await agent.prompt(session, "last go") == {"stopReason": "end_turn"}
+        assert model_saw(endpoint, "has ended. Its answer:") == 1
+    with sqlite3.connect(home / "crow.db") as db:
+        assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
+        ((state,),) = db.execute("SELECT state FROM sessions WHERE id = ?", (child,))
+    assert state == "idle"
+
+
+async def test_a_turn_goes_on_if_a_task_ends_before_it_does(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint
+) -> None:
+    gate = Gate()
+    endpoint.answer_with(
+        cast(
+            parent=[
+                fake.calls(task("child go", background=True)),
+                fake.text("I ", "wait.", between=[gate]),
+                fake.text(" Now I know."),
+            ],
+            child=[fake.text("Twigs.")],
+        )
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**SUBAGENTS)
+        session = await agent.new_session(place)
+        turn = await agent.start_prompt(session, "parent go")
+        await agent.wait_for_text(session, "I ")
+        child = child_of(agent, session)
+        await agent.wait_for(lambda _: "idle end_turn" in states(agent, session, child))
+        await agent.request("session/list", {})
+        gate.open()
+        assert await turn.result() == {"stopReason": "end_turn"}
+        assert agent.text(session).endswith("Now I know.")
+    assert model_saw(endpoint, "Its answer:") == 1
+
+
+@pytest.mark.parametrize("way", ["child", "session", "close", "kill"])
+async def test_a_task_in_the_background_can_be_stopped(
+    crow: StartCrow, place: Path, endpoint: FakeEndpoint, way: str
+) -> None:
+    gate = Gate()
+    endpoint.answer_with(
+        cast(
+            parent=[fake.calls(task("child go", background=True)), fake.text("Started.")],
+            child=[fake.text("Twigs", ".", between=[gate])],
+            next=[fake.text("I see.")],
+            again=[fake.text("Still twigs.")],
+        )
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**SUBAGENTS)
+        session = await agent.new_session(place)
+        await agent.prompt(session, "parent go")
+        child = child_of(agent, session)
+        await agent.wait_for_text(child, "Twigs")
+        if way == "kill":
+            await agent.kill()
+        elif way == "close":
+            await agent.request("session/close", {"sessionId": session})
+            assert states(agent, session, child) == ["running", "idle cancelled"]
+            await agent.load_session(session, place)
+        else:
+            await agent.notify("session/cancel", {"sessionId": child if way == "child" else session})
+            await agent.wait_for(lambda _: "idle cancelled" in states(agent, session, child))
+        if way != "kill":
+            await agent.prompt(session, "next go")
+    gate.open()
+    if way == "kill":
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize(**SUBAGENTS)
+            await agent.load_session(session, place)
+            await agent.wait_for(lambda _: states(agent, session, child) == ["idle"])
+            await agent.prompt(session, "next go")
+    assert model_saw(endpoint, "interrupted" if way == "kill" else "has ended early: cancelled") == 1
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(**SUBAGENTS)
+        await agent.load_session(child, place)
+        assert await agent.prompt(child, "again go") == {"stopReason": "end_turn"}
+
+
+@pytest.mark.parametrize("way", ["ended", "read", "killed"])
+async def test_the_model_is_told_once_that_a_background_command_has_ended(
+    crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, way: str
+) -> None:
+    line = "while [ ! -e go ]; do sleep 0.02; done; echo done; exit 3"
+    endpoint.answer_with(
+        cast(
+            parent=[fake.calls(("shell", {"command": line, "background": True})), fake.text("Started.")],
+            read=[fake.calls(("shell_output", {"job": "job1", "wait_s": 60}), prefix="out"), fake.text("Read.")],
+            next=[fake.text("I see.")],
+            last=[fake.text("Yes.")],
+        )
+    )
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize(session={"notices": {}})
+        session = await agent.new_session(place)
+        await agent.prompt(session, "parent go")
+        if way == "killed":
+            await agent.kill()
+        else:
+            (place / "go").touch()
+        if way == "ended":
+            await agent.wait_for(lambda _: "The background command job1" in notices(agent, session))
+        elif way == "read":
+            await agent.prompt(session, "read go")
+        if way != "killed":
+            for words in ("next go", "last go"):
+                await agent.prompt(session, words)
+    (place / "go").touch()
+    if way == "killed":
+        async with crow(endpoint=endpoint) as agent:
+            await agent.initialize()
+            await agent.load_session(session, place)
+            for words in ("next go", "last go"):
+                await agent.prompt(session, words)
+    assert model_saw(endpoint, "has ended with exit code 3") == (way == "ended")
+    assert model_saw(endpoint, "because crow ended while it ran") == (way == "killed")
+    with sqlite3.connect(home / "crow.db") as db:
+        assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)

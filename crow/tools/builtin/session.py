@@ -122,11 +122,15 @@ def task_from(args: Arguments) -> Task:
         prompt=args["prompt"],
         tools=None if tools is None else tuple(tools),
         resume=args.get("resume") or None,
+        background=args.get("background", False),
     )
 
 
 def task_outcome(done: SubagentResult) -> Outcome:
     """The result of a task for the model."""
+    if done.is_running:
+        text = f"The task works in the background as {done.id}. You are told when it ends, so do not wait for it."
+        return Outcome(text=text, raw_output={"task": done.id, "background": True})
     return Outcome(
         text=f"{done.text or '(no answer)'}{resume_hint(done.id)}",
         is_error=done.is_error,
@@ -183,5 +187,10 @@ TASK_SPEC = tool_spec(
         items={"type": "string"},
     ),
     resume=argument("string", "The id of an earlier task, to continue it."),
+    background=argument(
+        "boolean",
+        "Return at once and let the sub-agent go on, even after your answer. You are told when it ends: in this turn "
+        "or with the user's next prompt. Use it only for work whose result you do not need now.",
+    ),
 )
 TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)
