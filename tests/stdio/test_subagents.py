@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import anyio
@@ -15,6 +16,7 @@ from tests.stdio.conftest import StartCrow
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError, allow_once
 from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply
+from tests.support.random_tasks import Orders
 
 SUBAGENTS: Mapping[str, Any] = {"subagents": {}}
 INVALID, GONE = -32602, -32002
@@ -474,6 +476,17 @@ async def test_after_a_kill_the_sub_agent_is_idle_and_goes_on(
 
 
 # in the background
+
+
+@pytest.mark.parametrize("offered", [SUBAGENTS, {}], ids=["shown", "hidden"])
+async def test_random_orders_of_ends_cancels_loads_and_kills_lose_nothing(
+    crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, offered: Mapping[str, Any]
+) -> None:
+    orders = Orders(
+        crow=crow, endpoint=endpoint, place=place, database=home / "crow.db", chance=Random(19), offered=offered
+    )
+    await orders.run(6)
+    assert orders.done["orders"] == 6
 
 
 def notices(agent: CrowProcess, session: str) -> str:
