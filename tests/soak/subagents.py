@@ -60,8 +60,9 @@ def main(orders: int, seed: int) -> None:
             except BaseException:
                 print(f"failed with seed {seed + number}", file=sys.stderr)
                 raise
+        print(f"\r{done['orders']} orders", end="", file=sys.stderr, flush=True)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(done.items()))
-    print(f"{counts}; nothing lost, in {time.monotonic() - since:.0f} s (seeds from {seed})")
+    print(f"\r{counts}; nothing lost, in {time.monotonic() - since:.0f} s (seeds from {seed})")
 
 
 if __name__ == "__main__":

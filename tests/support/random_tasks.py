@@ -118,11 +118,11 @@ class Orders:
                 case "start":
                     kid = Kid(number=len(self.kids), session=session, is_background=self.chance.random() < 0.7)
                     self.kids.append(kid)
-                    kids.append(kid)
                     word = "bg" if kid.is_background else "fg"
                     if turn is not None and not turn.outcome.done():
                         await self._end(kids)
                         await self._answered(turn)
+                    kids.append(kid)
                     is_ending = kid.is_background
                     turn = await agent.start_prompt(session, f"<{word} {kid.number}>")
                     await self._until(partial(self._has_begun, kid, turn))
