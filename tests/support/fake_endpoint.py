@@ -52,16 +52,6 @@ class Gate:
             for loop, event in self._waiters:
                 loop.call_soon_threadsafe(event.set)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the gate was opened."""
-        return self._open.is_set()
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the server has reached the gate."""
-        return self._reached.is_set()
-
     def wait_reached(self, timeout_s: float = 10) -> bool:
         """Block the test's thread until the server has reached the gate."""
         return self._reached.wait(timeout_s)

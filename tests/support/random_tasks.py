@@ -125,7 +125,7 @@ class Orders:
                     kids.append(kid)
                     is_ending = kid.is_background
                     turn = await agent.start_prompt(session, f"<{word} {kid.number}>")
-                    await self._until(partial(self._has_begun, kid, turn))
+                    await self._until(partial(self._has_begun, agent, kid, turn))
                 case "end" if running:
                     chosen = self.chance.choice(running)
                     is_ending = is_ending or not chosen.is_background
@@ -206,8 +206,12 @@ class Orders:
             while not condition():  # noqa: ASYNC110  # the other process sets no event here
                 await anyio.sleep(0.005)
 
-    def _has_begun(self, kid: Kid, turn: Call) -> bool:
-        return turn.outcome.done() or (not kid.is_background and kid.gate.is_reached)
+    def _has_begun(self, agent: CrowProcess, kid: Kid, turn: Call) -> bool:
+        """Whether no update of the turn is on its way."""
+        words = f"Kid {kid.number} begins"
+        return turn.outcome.done() or (
+            not kid.is_background and any(words in json.dumps(logged.message) for logged in agent.log[turn.index :])
+        )
 
     def _state(self, kid: Kid) -> str:
         """The stored state of a sub-agent; empty before it has got its order."""
