@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents bench build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents bench build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,14 +48,22 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
-interop: interop-sdk interop-gateway ## try crow with published programs of others, on the loopback
+interop: interop-sdk interop-acp-check interop-gateway ## try crow with published programs of others, on the loopback
 
 # The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
 interop-sdk: $(READY)
 	@mkdir -p build/interop
-	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	@cp tests/interop/package.json tests/interop/sdk.mjs tests/interop/sdk_v2.mjs build/interop/
 	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
-	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs build/interop/sdk_v2.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
+
+# crow acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
+interop-acp-check: $(READY)
+	@mkdir -p build/interop
+	@cp tests/interop/package.json tests/interop/agent.mjs build/interop/
+	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
+	AGENT_MJS=$(CURDIR)/build/interop/agent.mjs $(BIN)/pytest tests/interop/acp_check.py
 
 # The LiteLLM proxy, in a virtual environment of its own.
 GATEWAY := .venv-interop

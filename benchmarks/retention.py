@@ -2,14 +2,12 @@
 
 A scripted session states a fact in every user message and is compacted 1, 3 and 10 times by a summariser that says
 nothing. Then every fact must be in the context, every modified file must be listed, and `recall` must return every
-covered entry whole. A second script works on the same files repeatedly and counts how many stay in the context
-after a mask. The exit code is 1 if something was lost.
+covered entry whole. The exit code is 1 if something was lost.
 """
 
 from __future__ import annotations
 
 import random
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,14 +27,13 @@ from crow.domain.entries import (
     Diff,
     Entry,
     Location,
-    Mask,
     NewEntry,
     Prompt,
     ToolResult,
     TurnEnd,
     User,
 )
-from crow.domain.messages import Text, ToolMessage, ToolSpec
+from crow.domain.messages import Text, ToolSpec
 from crow.domain.tokens import estimate_text
 from crow.llm import ModelInfo
 from crow.store import Store
@@ -45,16 +42,11 @@ from tests.support.compaction import AnsweringModel, Notes, branch_of, compactor
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_model import Say, call
 
-__all__ = ["Retention", "WorkingSet", "retention", "working_set"]
+__all__ = ["Retention", "Session", "retention"]
 
 COMPACTIONS = (1, 3, 10)
 PIN_TOKENS = 14
 """Tokens of the lines around a pinned message."""
-
-FILES = 7
-ROUNDS = 10
-COMMANDS = 6
-FILE_BYTES = (4_000, 6_000, 8_000)
 
 INFO = ModelInfo(name="silent", endpoint="scripted silent", context_window=32_000)
 TOOLS = tuple(
@@ -184,51 +176,6 @@ def beyond_budget(session: Session) -> set[int]:
     return beyond
 
 
-@dataclass(slots=True)
-class WorkingSet:
-    """A model that needs the same files repeatedly and reads those that are not whole in the context. Sizes are in
-    bytes; `whole` lists the number of whole files after each mask."""
-
-    file_bytes: int
-    needed: int = 0
-    read_again: int = 0
-    whole: list[int] = field(default_factory=list)
-
-
-async def working_set(file_bytes: int, seed: int) -> WorkingSet:
-    """Run `ROUNDS` rounds that need all of `FILES` files in random order and then run `COMMANDS` commands."""
-    chance, session, result = random.Random(seed), Session(), WorkingSet(file_bytes)
-    await session.record(PROMPT)
-    await session.say("Make the tests pass.")
-    contents = {
-        f"/repo/file_{number}.py": (f"# {number}\n" + FILLER * (file_bytes // len(FILLER) + 1))[:file_bytes]
-        for number in range(FILES)
-    }
-
-    def is_whole(path: str) -> bool:
-        messages = session.branch.context().messages
-        return any(isinstance(message, ToolMessage) and contents[path] in message.text for message in messages)
-
-    async def run(name: str, output: str, **fields: str) -> None:
-        await session.compactor().make_room()
-        if isinstance(session.branch.entries[-1].body, Mask):
-            result.whole.append(sum(map(is_whole, contents)))
-        await session.step(name, output, fields)
-
-    read: set[str] = set()
-    for _ in range(ROUNDS):
-        for path in chance.sample(sorted(contents), FILES):
-            result.needed += file_bytes
-            if not is_whole(path):
-                result.read_again += file_bytes if path in read else 0
-                read.add(path)
-                await run("read_file", contents[path], path=path)
-        for _ in range(COMMANDS):
-            command = f"pytest -k {chance.randrange(40)}"
-            await run("shell", f"{command}\n" + FILLER * chance.randrange(40, 80), command=command)
-    return result
-
-
 def retention_rows(results: Sequence[Retention]) -> list[Row]:
     made = []
     for count in COMPACTIONS:
@@ -243,22 +190,9 @@ def retention_rows(results: Sequence[Retention]) -> list[Row]:
     return made
 
 
-def working_rows(results: Sequence[WorkingSet]) -> list[Row]:
-    made = []
-    for size in FILE_BYTES:
-        column = [result for result in results if result.file_bytes == size]
-        whole = [count for result in column for count in result.whole]
-        again = [100 * result.read_again / result.needed for result in column]
-        name = f"{FILES} files of {size / 1000:g} kB"
-        made.append(Row(f"{name}: whole in view after a mask", statistics.mean(whole), min(whole), "files"))
-        made.append(Row(f"{name}: bytes read again, of those needed", statistics.median(again), max(again), "%"))
-    return made
-
-
 async def main(seeds: int, file: Path | None) -> int:
     kept = retention_rows([await retention(count, seed) for count in COMPACTIONS for seed in range(seeds)])
-    working = working_rows([await working_set(size, seed) for size in FILE_BYTES for seed in range(seeds)])
-    report([*kept, *working], file)
+    report(kept, file)
     return any(row.is_over for row in kept)
 
 

@@ -15,7 +15,7 @@ from benchmarks.rows import ROOT, Row, number
 __all__ = ["BEGIN", "END", "figures", "written"]
 
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
-ORDER = ("process", "pure", "llm", "store", "upkeep", "tools", "retention")
+ORDER = ("process", "pure", "llm", "store", "upkeep", "tools", "retention", "working_set")
 """The rest is sorted by name."""
 
 

@@ -168,9 +168,10 @@ SUBAGENT_ROLE = (
 def config_of_own(config: JsonObject) -> JsonObject:
     """The configuration of a sub-agent that a client opens as a session of its own."""
     append = config.get("system_prompt_append")
-    if not isinstance(append, str) or not append.endswith(SUBAGENT_ROLE):
+    before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
+    if not role:
         return config
-    rest = append.removesuffix(SUBAGENT_ROLE).rstrip()
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # after it are the instructions of the sub-agent's kind
     return {name: value for name, value in config.items() if name != "system_prompt_append"} | (
         {"system_prompt_append": rest} if rest else {}
     )

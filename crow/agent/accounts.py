@@ -44,7 +44,7 @@ def usage_of_attempt(attempt: Attempt, *, sent: int) -> Usage:
 
 
 def request_entry(
-    attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary", "title"]
+    attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary", "title", "sampling"]
 ) -> NewEntry:
     """Return the entry that stores what one request used, at the current prices."""
     usage = usage_of_attempt(attempt, sent=sent)

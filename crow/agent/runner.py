@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,20 +12,24 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
-from crow.agent import WaitableToolbox, new_message_id
+from crow.agent import WaitableToolbox
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import OfferedAgents, Speciality
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
+from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
 from crow.agent.inbox import Inbox
+from crow.agent.mentions import Mention, attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
+from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
-from crow.agent.subagents import SubAgents
+from crow.agent.subagents import SubAgents, ToolSubset
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.titles import untitled_prompt, write_title
 from crow.agent.tool_calls import Permissions
@@ -32,8 +37,9 @@ from crow.agent.turn import Standby, Turn
 from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerError
 from crow.domain.events import CommandsChanged
+from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
-from crow.tools import Ports, ServerPrompt, ServerStatus
+from crow.tools import Ports, ServerPrompt, ServerStatus, Toolbox
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +63,9 @@ class TurnRunner:
         self._briefing = Briefing(
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
-        self._permissions = Permissions(session.branch, session.client, session.workspace)
+        self._kind = Speciality.stored(session.branch.row.config)
+        """Limits a sub-agent of a kind that a client has opened as a session of its own."""
+        self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
         self._titling: BackgroundTask | None = None
@@ -74,7 +82,7 @@ class TurnRunner:
         self.inbox = Inbox(
             session.branch,
             session.adapters.store,
-            session.waiting,
+            session.ended_before,
             tasks=lambda: session.tasks,
             has_turn=lambda: self.turn is not None,
         )
@@ -96,7 +104,15 @@ class TurnRunner:
             log=log,
             plan=CurrentPlan(session.branch),
             subagents=self.subagents,
+            agents=OfferedAgents(adapters=session.adapters, permissions=self._permissions),
             elicitation=session.client,
+            sampler=ModelSampler(
+                session.branch,
+                session.client,
+                self._permissions,
+                self._budget,
+                lambda: session.adapters.model(session.branch.row.model),
+            ),
             background=self.inbox,
         )
         self.tools = Toolset(session, ports)
@@ -104,9 +120,11 @@ class TurnRunner:
     async def run(self, prompt: PendingPrompt) -> StopReason:
         """Run a claimed prompt or command until it ends, and return its stop reason."""
         if prompt.command is not None:
-            return await self._run_command(prompt.text, prompt.command)
+            return await self._run_command(prompt, prompt.command)
         if prompt.called is not None:
             return await self._run_server_prompt(prompt, prompt.called)
+        if prompt.mentions:
+            return await self._run_with_resources(prompt)
         return await self._run_turn()
 
     async def end_turn(self, end: TurnEnd) -> None:
@@ -153,9 +171,12 @@ class TurnRunner:
         await self._budget.end_turn()
         return stop
 
-    async def _run_user(self, user: User) -> StopReason:
+    async def _run_user(self, user: User, unread: Sequence[str] = ()) -> StopReason:
+        """Store the prompt and answer it. `unread` says which resources could not be attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
         await self._branch.set_default_title()
+        for words in unread:
+            await self._session.report("A resource could not be attached", words)
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
@@ -174,8 +195,26 @@ class TurnRunner:
             raise
         return await self._run_user(replace(user, parts=parts, cut=await self._session.cut_for(parts)))
 
-    async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
-        """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""
+    async def _run_with_resources(self, prompt: PendingPrompt) -> StopReason:
+        """Run a prompt that mentions resources of MCP servers. The model gets their content with the prompt."""
+        user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
+        try:
+            parts, failures = await self.attach_resources(prompt.parts, prompt.mentions)
+        except BaseException:
+            self._branch.store_at_end([NewEntry(body=user)])
+            raise
+        user = replace(user, parts=parts, cut=await self._session.cut_for(parts))
+        return await self._run_user(user, failures)
+
+    async def attach_resources(
+        self, parts: Sequence[Part], mentions: Sequence[Mention]
+    ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
+        """See :func:`crow.agent.mentions.attach_resources`."""
+        self._permissions.rules = self._adapters.settings().rules
+        return await attach_resources(parts, mentions, await self.tools.toolbox(), self._permissions.refusal)
+
+    async def _run_command(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
+        """Answer the command `typed`. Then run the follow-up that the command asks for."""
 
         async def compactor() -> Compactor:
             return (await self._prepare())[0]
@@ -196,7 +235,7 @@ class TurnRunner:
             instructions=lambda: self._briefing.sources,
             user_instructions=self._adapters.user_instructions,
         )
-        body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
+        body = Command(text=prompt.text, answer=await answer(context, typed), message_id=prompt.message_id)
         (entry,) = await self._branch.record([NewEntry(body=body)])
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 
@@ -289,7 +328,7 @@ class TurnRunner:
         await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
-    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
+    async def _prepare(self) -> tuple[Compactor, Toolbox]:
         """Get what a turn and a compaction need: a usable model, open tools, a prompt entry."""
         await self._adapters.load()
         model = await self._adapters.model(self._branch.row.model)
@@ -298,8 +337,11 @@ class TurnRunner:
         prefetch, self._prefetch = self._prefetch, None
         await (self._look_up() if prefetch is None else prefetch.wait())
         await self.tools.report_failures(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), toolbox
+        tools: Toolbox = toolbox
+        if self._kind.tools is not None:
+            tools = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
+        await self._briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), tools
 
     def _make_hooks(self, branch: Branch) -> BranchHooks:
         return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)
@@ -315,8 +357,29 @@ class TurnRunner:
             fresh_prompt=briefing.fresh_prompt,
             compact_model=await self._adapters.model(other) if other else None,
             hooks=hooks,
+            read_file=self._read_file,
         )
         return Compactor(gauge, model, helpers)
+
+    async def _read_file(self, path: str) -> str | None:
+        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read, or not
+        without asking the user."""
+        workspace = self._session.workspace
+        try:
+            resolved = workspace.resolve(path)
+            if not workspace.contains(resolved):
+                return None
+            if not await anyio.to_thread.run_sync(self._permissions.may_read(), resolved):
+                return None
+            call = ToolCall(id="", name=READ_TOOL, arguments=json.dumps({"path": str(resolved)}))
+            outcome = await (await self.tools.toolbox()).run(call, "", ignore)
+        except (CrowError, OSError, ValueError):
+            return None
+        return None if outcome.is_error or outcome.images else outcome.text
+
+
+async def ignore(_: str) -> None:
+    """Drop the output of a running call."""
 
 
 class CurrentPlan:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.abc
@@ -21,6 +21,7 @@ from crow.agent.branch import Branch, options_at
 from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
+from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import Rule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
@@ -59,9 +60,9 @@ class PendingPrompt:
     """A prompt from its submission to the end of its turn.
 
     `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
-    `ready` is set when the parts are complete. `in_inbox` means that the prompt is in the store's inbox under
-    `message_id`, for example because it waits for an earlier turn. `usage` is what the turn used; it is set when the
-    turn has ended, and None if the turn made no request.
+    `mentions` are the resources of servers that the text mentions. `ready` is set when the parts are complete.
+    `in_inbox` means that the prompt is in the store's inbox under `message_id`, for example because it waits for an
+    earlier turn. `usage` is what the turn used, set at its end; None if the turn made no request.
     """
 
     parts: Sequence[Part]
@@ -69,6 +70,7 @@ class PendingPrompt:
     message_id: str
     command: ParsedCommand | None = None
     called: ParsedCommand | None = None
+    mentions: tuple[Mention, ...] = ()
     metadata: JsonObject = field(default_factory=dict)
     trace_context: Mapping[str, str] = field(default_factory=current_trace_context)
     in_inbox: bool = False
@@ -80,9 +82,24 @@ class PendingPrompt:
     usage: Usage | None = None
 
     @property
+    def needs_servers(self) -> bool:
+        """Whether MCP servers add to the prompt. It is stored after they have done so."""
+        return self.called is not None or bool(self.mentions)
+
+    @property
     def is_only_in_memory(self) -> bool:
         """Whether the prompt is still only in memory. It is stored when its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
+
+
+class TurnListener(Protocol):
+    """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
+
+    async def turn_began(self, prompt: PendingPrompt) -> None:
+        """The turn of this prompt is claimed. The prompt is stored, unless it is a command or a server's prompt."""
+
+    async def turn_ended(self, prompt: PendingPrompt) -> None:
+        """The turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
 
 
 class Session:
@@ -105,7 +122,8 @@ class Session:
         self.window = ContextWindow(adapters.store, self.id)
         self.tools_wanted = anyio.Event()
         self.closing = False
-        self.waiting = tail.waiting
+        self.listener: TurnListener | None = None
+        self.ended_before = tail.waiting
         """What ended in the background before the session was opened, for the model."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
@@ -172,6 +190,8 @@ class Session:
         )
         if self.servers:
             prompt.called = parse_prompt_call(text)
+            if prompt.command is None and prompt.called is None:
+                prompt.mentions = self._mentions(parts)
         if self._runner is not None:
             self._runner.cancel_preparation()
         self._queue.append(prompt)
@@ -187,7 +207,10 @@ class Session:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
                 prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
-                prompt.in_inbox = prompt.called is not None or self.closing or self._queue[0] is not prompt
+                is_revoked = prompt not in self._queue
+                prompt.in_inbox = not is_revoked and (
+                    prompt.needs_servers or self.closing or self._queue[0] is not prompt
+                )
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
@@ -203,6 +226,9 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
+        return find_mentions(parts, [server.name for server in self.servers])
 
     def _rules(self) -> tuple[Rule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
@@ -227,6 +253,11 @@ class Session:
             return False
         message_id = new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
+        mentions = self._mentions(parts)
+        if mentions and self._runner is not None:
+            parts, failures = await self._runner.attach_resources(parts, mentions)
+            for words in failures:
+                await self.report("A resource could not be attached", words)
         await self.adapters.store.enqueue(self.id, parts, message_id)
         if (turn := self._turn) is None:  # the turn ended meanwhile; the sender has to prompt again
             await self.adapters.store.drop_prompt(self.id, message_id)
@@ -238,6 +269,11 @@ class Session:
     def _turn(self) -> Turn | None:
         return self._runner.turn if self._runner is not None else None
 
+    @property
+    def running_calls(self) -> Mapping[str, anyio.CancelScope]:
+        """The running calls of the turn by id, without those of sub-agents. Cancelling a scope ends only that call."""
+        return self._turn.running_calls if self._turn is not None else {}
+
     def withdraw(self, prompt: PendingPrompt) -> None:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
         if self._queue and self._queue[0] is prompt:
@@ -246,6 +282,23 @@ class Session:
             prompt.scope.cancel()
             prompt.stop = "cancelled"
             prompt.done.set()
+
+    def revoke(self, prompt: PendingPrompt) -> bool:
+        """Take back a prompt that waits for an earlier turn. Returns False if its own turn is next or has begun.
+
+        The prompt may already be in the store's inbox; when `answer` has returned, the caller removes it from there.
+        """
+        if prompt not in self._queue or self._queue[0] is prompt:
+            return False
+        self._queue.remove(prompt)
+        prompt.stop = "cancelled"
+        prompt.done.set()
+        return True
+
+    @property
+    def waiting(self) -> tuple[PendingPrompt, ...]:
+        """The prompts that wait for an earlier turn."""
+        return tuple(self._queue)[1:]
 
     def cancel(self) -> None:
         """End the running turn and all waiting prompts as `cancelled`, and cancel the sub-agents in the background."""
@@ -368,9 +421,15 @@ class Session:
                             await self._ending.wait()
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
+        except BaseException:
+            prompt.stop = "cancelled"
+            raise
         finally:
             self._ending = None
             prompt.usage = self.branch.turn_usage
+            if self.listener is not None:
+                with anyio.move_on_after(TELL_S, shield=True):
+                    await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
             prompt.done.set()
         if self._runner is not None and prompt.error is None and prompt.stop != "cancelled" and not self.closing:
@@ -397,6 +456,8 @@ class Session:
             moved = await self._claim(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
+            if self.listener is not None:
+                await self.listener.turn_began(prompt)
             await self._begin_turn(moved=moved)
             if prompt.command is None:
                 await self.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs
@@ -423,9 +484,9 @@ class Session:
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
                 row = branch.row
-            # A command is stored later, with its answer. A server's prompt is stored later, after the server has filled
-            # it in.
-            if prompt.command is not None or prompt.called is not None:
+            # A command is stored later, with its answer. A prompt to which servers add is stored after they have done
+            # so.
+            if prompt.command is not None or prompt.needs_servers:
                 moved = await branch.claim(None)
             else:
                 parts = None if prompt.in_inbox else prompt.parts

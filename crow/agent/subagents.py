@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from crow.agent import SUBAGENT_ROLE, Adapters, Client, PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import Speciality
 from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
@@ -72,6 +73,7 @@ class RunningTask:
     """A sub-agent at work. Cancelling `scope` ends its work, but not the turn that gave it the order."""
 
     branch: Branch
+    kind: Speciality
     is_background: bool = False
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
@@ -135,19 +137,20 @@ class SubAgents:
             await next(iter(self.running.values())).ended.wait()
 
     async def _delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
-        tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
+        kind = await self._kind(task)
+        tools = self._tools(task, kind, toolbox)
         client: SubAgentClient
         if self.client.shows_subagents:
             client = ShownSubAgentClient(self.client, self.log, call_id)
         else:
             client = SubAgentClient(self.client, self.log, on_output)
-        client.branch = branch = await self._open(task, client)
-        running = self.running[branch.row.id] = RunningTask(branch=branch)
+        client.branch = branch = await self._open(task, client, kind)
+        running = self.running[branch.row.id] = RunningTask(branch=branch, kind=kind)
         cost = branch.row.cost
         try:
             with running.scope:
                 await self._begin(branch, task, client)
-                await self._work(branch, tools, client)
+                await self._work(running, tools, client)
             spent = round(branch.row.cost - cost, 12)
             return client.result(branch.row.id, branch.turn_usage, spent or None)
         finally:
@@ -157,15 +160,16 @@ class SubAgents:
         """Start a task in the background."""
         if sum(running.is_background for running in self.running.values()) >= MAX_BACKGROUND:
             raise ArgumentError(f"task: {MAX_BACKGROUND} tasks already work in the background; wait until one ends")
-        tools = ToolSubset(toolbox, allowed_specs(toolbox.specs(), task.tools))
+        kind = await self._kind(task)
+        tools = self._tools(task, kind, toolbox)
         client: SubAgentClient
         if self.client.shows_subagents:
             client = ShownSubAgentClient(self.client, self.log, call_id, is_background=True)
         else:
             client = HiddenSubAgentClient(self.client, self.log, None)
-        client.branch = branch = await self._open(task, client)
+        client.branch = branch = await self._open(task, client, kind)
         task_id = branch.row.id
-        running = self.running[task_id] = RunningTask(branch=branch, is_background=True)
+        running = self.running[task_id] = RunningTask(branch=branch, kind=kind, is_background=True)
         try:
             words = f'{TASK_WORDS}"{task.title}" ({task_id}), which you started in the background,'
             with anyio.CancelScope(shield=True):
@@ -190,7 +194,7 @@ class SubAgents:
             async with after_delay(RENEW_S, partial(self._renew_lease, branch.row.id), again=True):
                 with running.scope:
                     async with SLOTS.slot(self.parent):
-                        await self._work(branch, tools, client)
+                        await self._work(running, tools, client)
                 if running.scope.cancelled_caught and not client.has_ended:  # it waited for a slot
                     await self._end(branch, None, client, TurnEnd(stop="cancelled"))
         except StoreError as error:
@@ -224,7 +228,22 @@ class SubAgents:
             with anyio.CancelScope(shield=True), suppress(StoreError):
                 await self.parent.refresh_cost()
 
-    async def _open(self, task: Task, client: Client) -> Branch:
+    async def _kind(self, task: Task) -> Speciality:
+        """Return what the kind of a task sets. A resumed task keeps its kind; if there is no such task, `_open` raises
+        the error."""
+        if task.resume is None:
+            return Speciality.of(task, self.adapters.models)
+        try:
+            return Speciality.stored((await self.adapters.store.session(task.resume)).config)
+        except NoSuchSession:
+            return Speciality()
+
+    def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
+        """The tools of a task. If the session was itself opened as a sub-agent of a kind, its own limits apply, too."""
+        own = Speciality.stored(self.parent.row.config)
+        return ToolSubset(toolbox, allowed_specs(kind.specs(own.specs(toolbox.specs())), task.tools))
+
+    async def _open(self, task: Task, client: Client, kind: Speciality) -> Branch:
         """Open the branch of a new task, or of the task to resume.
 
         :raises ~crow.domain.errors.ArgumentError: there is no such task, or it is still running.
@@ -232,13 +251,14 @@ class SubAgents:
         store, row = self.adapters.store, self.parent.row
         extra = row.config.get("system_prompt_append")
         append = f"{extra}\n\n{SUBAGENT_ROLE}" if isinstance(extra, str) and extra else SUBAGENT_ROLE
-        config = {**row.config, "system_prompt_append": append}
+        config = kind.config({**row.config, "system_prompt_append": append})
+        mode, model = kind.mode_in(row.mode), kind.model or row.model
         if task.resume is None:
             new = NewSession(
                 id=f"task-{secrets.token_hex(8)}",
                 cwd=row.cwd,
-                model=row.model,
-                mode=row.mode,
+                model=model,
+                mode=mode,
                 additional_directories=row.additional_directories,
                 config=config,
                 parent_id=row.id,
@@ -256,7 +276,7 @@ class SubAgents:
         if tail.row.parent_id != row.id:
             raise unknown
         branch = Branch(store, client, tail)
-        await branch.change(SessionChanges(mode=row.mode, model=row.model, config=config))
+        await branch.change(SessionChanges(mode=mode, model=model, config=config))
         return branch
 
     async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:
@@ -272,12 +292,12 @@ class SubAgents:
             await self._end(branch, None, client, TurnEnd(stop="cancelled"))
             raise
 
-    async def _work(self, branch: Branch, tools: ToolSubset, client: SubAgentClient) -> None:
+    async def _work(self, running: RunningTask, tools: ToolSubset, client: SubAgentClient) -> None:
         """Run the turn that has begun, and end it even if it is cancelled or fails."""
-        turn: Turn | None = None
+        branch, turn = running.branch, None
         end = TurnEnd(stop="error", detail="Internal error")
         try:
-            permissions = client.permissions(self.permissions, self.parent, self.workspace)
+            permissions = running.kind.permissions(client.permissions(self.permissions))
             model = await self.adapters.model(branch.row.model)
             briefing = Briefing(branch, contains=self.workspace.contains, user_file=self.adapters.user_instructions)
             await anyio.to_thread.run_sync(briefing.read, permissions.may_read())
@@ -321,6 +341,7 @@ class ToolSubset:
         self._specs = tuple(specs)
         self._names = frozenset(spec.name for spec in specs)
         self.servers = toolbox.servers
+        self.agents = toolbox.agents
         self.restart = toolbox.restart
         self.prepare = toolbox.prepare
         self.run = toolbox.run
@@ -389,7 +410,7 @@ class SubAgentClient:
         """See :class:`crow.agent.Client`."""
         await self._client.finish_question(question_id)
 
-    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:  # noqa: ARG002
+    def permissions(self, shared: Permissions) -> Permissions:
         """What the sub-agent may do. The mode and the rules are always those of its session, whose permissions are
         `shared`."""
         return shared
@@ -493,9 +514,9 @@ class HiddenSubAgentClient(SubAgentClient):
         """See :class:`crow.agent.Client`."""
         return ElicitationAnswer(action="cancel")
 
-    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:
+    def permissions(self, shared: Permissions) -> Permissions:
         """See :class:`SubAgentClient`."""
-        return Permissions(parent, self, workspace, shared.rules)
+        return shared.asking(self)
 
 
 class ShownSubAgentClient(SubAgentClient):
@@ -514,9 +535,9 @@ class ShownSubAgentClient(SubAgentClient):
         """See :class:`crow.agent.Client`."""
         return self._client.takes_notices
 
-    def permissions(self, shared: Permissions, parent: Branch, workspace: Workspace) -> Permissions:
+    def permissions(self, shared: Permissions) -> Permissions:
         """See :class:`SubAgentClient`. The user is asked in the sub-agent's session."""
-        return Permissions(parent, self, workspace, shared.rules)
+        return shared.asking(self)
 
     async def begin(self, branch: Branch, prompt: str) -> None:
         """See :class:`SubAgentClient`. The sub-agent is announced before anything else names it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -186,6 +186,11 @@ class Turn:
                 await self._branch.record([NewEntry(body=Reminder(text=text))])
         steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
         return await self._stop(f"Stopped after {steps} ({self._bounded_by}). Send another prompt to continue.")
+
+    @property
+    def running_calls(self) -> Mapping[str, anyio.CancelScope]:
+        """The running calls by id. Cancelling a scope ends only that call; the turn goes on."""
+        return self._calls.running
 
     def steer(self, prompt: User) -> None:
         """Let the model see another prompt by the user at its next step."""

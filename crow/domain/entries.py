@@ -30,6 +30,18 @@ class CallRef:
         """The call's id for the client. It is unique in the database, and a replay uses the same id."""
         return f"call_{self.assistant}_{self.index}"
 
+    @classmethod
+    def parse(cls, call_id: str) -> CallRef | None:
+        """The call with this id for the client; None if it is no such id."""
+        match call_id.split("_"):
+            case ["call", assistant, index] if all(
+                0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)
+            ):
+                call = cls(assistant=int(assistant), index=int(index))
+                return call if call.call_id == call_id else None
+            case _:
+                return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
@@ -195,14 +207,22 @@ class KeptSkill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFile:
+    """A file in use, with the text that it had when the checkpoint was stored."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The result of a compaction.
 
     The checkpoint covers the entries from `first_covered` to `last_covered`: all before `first_kept`, or all earlier
-    entries if `first_kept` is None. Instead of the covered entries, the model sees `summary`, `pins`, `skills` and the
-    lists of files. `tokens_before` and `tokens_after` are estimates for the whole request. `method` says how the
-    summary was made. If `lists_cut` is set, the model sees at most that many characters of the plan and the lists of
-    files, newest files first.
+    entries if `first_kept` is None. Instead of the covered entries, the model sees `summary`, `pins`, `skills`,
+    `files_shown` and the lists of files. `tokens_before` and `tokens_after` are estimates for the whole request.
+    `method` says how the summary was made. If `lists_cut` is set, the model sees at most that many characters of the
+    plan and the lists of files, newest files first.
     """
 
     compaction_id: str
@@ -222,6 +242,7 @@ class Checkpoint:
     skills: tuple[KeptSkill, ...] = ()
     first_covered: int | None = None
     last_covered: int | None = None
+    files_shown: tuple[ShownFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +268,11 @@ class ModelRequest:
     """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
 
     With the `purpose` `answer`, crow asked for an answer that never came (the request failed, was sent again, or was
-    cancelled before any text). With `summary`, crow asked for a summary of the conversation, and with `title` for a
-    title of the session.
+    cancelled before any text). With `summary`, crow asked for a summary of the conversation, with `title` for a title
+    of the session, and with `sampling` for an answer to an MCP server.
     """
 
-    purpose: Literal["answer", "summary", "title"]
+    purpose: Literal["answer", "summary", "title", "sampling"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

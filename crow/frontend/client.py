@@ -21,7 +21,7 @@ from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import MAX_REPLAYED, Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
+from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, Update
 from crow.store import Store
 from crow.tools.limits import FairLimiter
 
@@ -159,6 +159,10 @@ class SessionClient:
         """Whether the call was announced here and has not ended."""
         return self._live.knows(call)
 
+    def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
+        """The sub-agent that the call belongs to, if the client sees it as a session."""
+        return next((subagent for subagent in self.subagents.values() if subagent.has_call(call)), None)
+
     @property
     def shows_subagents(self) -> bool:
         """See :class:`crow.agent.Client`."""
@@ -182,7 +186,7 @@ class SessionClient:
         title = known.title if event.title is None else event.title
         self._states[event.session_id] = replace(event, title=title, state=event.state or known.state)
 
-    async def replay_subagents(self, store: Store, family: Family) -> None:
+    async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
         """Announces the session's sub-agents and sends their stored histories, before the history of the session.
 
         Until `tell_subagents`, those that work now send nothing more, because the client takes everything before the
@@ -206,8 +210,9 @@ class SessionClient:
             if index < len(rows) - MAX_REPLAYED:
                 continue
             client, own = running or self.subagent(row.id), Family(session_id=row.id, parent_id=self._session_id)
-            await client.replay_subagents(store, own)
-            updates = await client.replay(store.history(row.id), is_running=running is not None, family=own)
+            await client.replay_subagents(store, own, limits)
+            history = store.history(row.id, result_bytes=limits.result_bytes)
+            updates = await client.replay(history, is_running=running is not None, limits=limits, family=own)
             family.tasks |= own.tasks
             family.answers |= own.answers
             self._replayed[row.id] = replace(shown, stop=updates.stop, detail=updates.detail)
@@ -245,6 +250,9 @@ class SessionClient:
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`. Waits while a replay runs, and skips entries that the replay has sent."""
+        if isinstance(event, events.CallProgressed) and (subagent := self._subagent_with(event.call)) is not None:
+            await subagent.publish(event)
+            return
         if isinstance(event, events.SubagentChanged) and self._caps.subagents:
             self._note_state(event)
         await self._is_known.wait()
@@ -263,15 +271,20 @@ class SessionClient:
             await self._send_all((*self._live.updates(event), *extra))
 
     async def replay(
-        self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool, family: Family | None = None
+        self,
+        history: AsyncIterator[Sequence[Entry]],
+        *,
+        is_running: bool,
+        limits: ReplayLimits | None = None,
+        family: Family | None = None,
     ) -> ReplayUpdates:
-        """Sends a stored history. See `ReplayUpdates` for `family`.
+        """Sends a stored history, within `limits`. See `ReplayUpdates` for `family`.
 
         If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
         message and calls are sent.
         """
         async with self._updating:
-            replay, updates = Replay(), ReplayUpdates(self._caps, family)
+            replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             ended: set[CallRef] = set()
             message_id = ""
             async for batch in history:
@@ -296,7 +309,12 @@ class SessionClient:
             await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`."""
+        """See :class:`crow.agent.Client`. A question of a server in a sub-agent's call is asked in the sub-agent's
+        session."""
+        if (subagent := self._subagent_with(question.call)) is not None:
+            return await subagent.ask(question)
+        if not self.has_call(question.call):
+            return "cannot_ask"  # from a sub-agent that the editor cannot show
         await self._is_known.wait()
         params = permission_params(self._session_id, question, has_network=self._has_network)
         async with self._asking:
@@ -309,7 +327,7 @@ class SessionClient:
         offered = [option["optionId"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return permission_answer(await self._connection.request("session/request_permission", params), offered)
+                return permission_answer(await self._request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
         except ConnectionError:
@@ -330,9 +348,8 @@ class SessionClient:
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """See :class:`crow.agent.Client`. A question of a sub-agent's call is asked in the sub-agent's session."""
-        for subagent in self.subagents.values():
-            if subagent.has_call(question.call):
-                return await subagent.elicit(question)
+        if (subagent := self._subagent_with(question.call)) is not None:
+            return await subagent.elicit(question)
         if question.call is not None and not self.has_call(question.call):
             return ElicitationAnswer(action="cancel")  # from a sub-agent that the editor cannot show
         params = elicitation_params(self._session_id, question)
@@ -360,7 +377,7 @@ class SessionClient:
             self._page_ids.add(params["elicitationId"])
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return elicitation_answer(await self._connection.request("elicitation/create", params))
+                return elicitation_answer(await self._request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
@@ -370,6 +387,9 @@ class SessionClient:
         if question_id in self._page_ids:
             self._page_ids.discard(question_id)
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
         for update in updates:

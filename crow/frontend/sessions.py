@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import anyio
@@ -34,11 +34,12 @@ from crow.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
-from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.events import NoticeShown, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.endpoints import Endpoints
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
@@ -64,6 +65,7 @@ class ServerDependencies:
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `endpoints` are what the client may see and set of the endpoints.
     - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
@@ -82,6 +84,7 @@ class ServerDependencies:
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     reload: Callable[[], ServerDependencies | None]
+    endpoints: Endpoints
     models: Sequence[str]
     model: str
     mode: str
@@ -111,6 +114,8 @@ class OpenSessions:
     Requests that open, close or delete the same session wait for each other. Each session runs as a task in `tasks`.
     """
 
+    client_type: type[SessionClient] = SessionClient
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
@@ -129,6 +134,11 @@ class OpenSessions:
         self._known_directories: set[str] = set()
         self._has_checked_sandbox = False
         self._is_warm = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any request has needed the store yet."""
+        return self._store is not None or self._opening_store.locked()
 
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
@@ -279,6 +289,43 @@ class OpenSessions:
                 await self._close(self._open[session_id])
             await store.delete_session(session_id)
 
+    async def archive(self, session_id: str) -> None:
+        """Closes a session if it is open, and leaves it out of lists from now on.
+
+        :raises NoSuchSession: it does not exist.
+        """
+        store = await self.store()
+        async with self._lock(session_id):
+            self._refuse_if_running(session_id)
+            row = await store.session(session_id)
+            if session_id in self._open:
+                await self._close(self._open[session_id])
+            if not row.archived:
+                await store.update_session(session_id, SessionChanges(archived=True))
+
+    async def unarchive(self, session_id: str) -> None:
+        """Puts an archived session back on the list. :raises NoSuchSession: it does not exist."""
+        store = await self.store()
+        async with self._lock(session_id):
+            if (await store.session(session_id)).archived:
+                await self._change(session_id, SessionChanges(archived=False))
+
+    async def set_title(self, session_id: str, title: str) -> None:
+        """Stores a title that crow does not replace. :raises NoSuchSession: the session does not exist."""
+        await self.store()
+        async with self._lock(session_id):
+            await self._change(session_id, SessionChanges(title=title, title_by_user=True))
+            if session_id in self._open:
+                await self._open[session_id].session.branch.publish(TitleChanged(title=title))
+
+    async def status(self, session_id: str) -> Literal["open", "saved"]:
+        """Whether a session is open in this process. Changes nothing. :raises NoSuchSession: it does not exist."""
+        opened = self._open.get(session_id)
+        if opened is not None and not opened.session.closing:
+            return "open"
+        await (await self.store()).session(session_id)
+        return "saved"
+
     async def close_all(self) -> None:
         """Closes every session, then the store."""
         async with anyio.create_task_group() as tasks:
@@ -343,7 +390,7 @@ class OpenSessions:
     def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
         assert self._adapters is not None, "the store is open"
         row, dependencies, caps = tail.row, self._dependencies, self.caps
-        client = SessionClient(
+        client = self.client_type(
             row.id,
             self._connection,
             caps,
@@ -379,6 +426,14 @@ class OpenSessions:
         await opened.session.close()
         opened.client.close()
         self._forget(opened)
+
+    async def _change(self, session_id: str, changes: SessionChanges) -> None:
+        """Changes the row of a session, which may be open. The caller holds the session's lock."""
+        assert self._store is not None, "the caller has opened it"
+        if session_id in self._open:
+            await self._open[session_id].session.branch.change(changes)
+        else:
+            await self._store.update_session(session_id, changes)
 
     def _forget(self, opened: OpenSession) -> None:
         if self._open.get(opened.session.id) is opened:
@@ -563,9 +618,11 @@ def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
-def session_info(row: SessionRow) -> dict[str, Any]:
-    """A session as `session/list` shows it."""
+def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
+    """A session as `session/list` shows it. `archived` is unstable, so only a client that asked about it gets it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
+    if tells_archived:
+        info["archived"] = row.archived
     if row.title is not None:
         info["title"] = title_line(row.title)
     if row.additional_directories:

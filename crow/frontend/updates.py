@@ -18,6 +18,7 @@ from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import (
+    CallLimits,
     Fields,
     call_fields,
     diff_contents,
@@ -38,6 +39,17 @@ NOTICE_CHARS = 500
 
 STEP_CHARS = 1_000
 """At most this many characters of a step of the plan are shown."""
+
+REPLAY_RESULTS_BYTES = 6_000_000
+"""A replay sends about this many bytes of tool results in total."""
+
+REPLAY_RESULT_BYTES = 400
+"""However long the history is, this many bytes of each tool result are sent."""
+
+REPLAY_ANSWER_BYTES = 10_000_000
+
+PLAN_ID = "plan"
+"""The id of a session's plan. A session has one plan at most."""
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -123,7 +135,7 @@ class LiveUpdates:
             case events.NoticeShown():
                 return self._notice(event)
             case events.PlanChanged(plan=items):
-                return plan_updates(items)
+                return plan_updates(items, by_id=self._caps.plans)
             case events.TitleChanged(title=title):
                 return (_update("session_info_update", title=None if title is None else title_line(title)),)
             case events.ModeChanged(mode=mode):
@@ -259,7 +271,7 @@ class LiveUpdates:
     def _finished(self, result: ToolResult) -> tuple[Update, ...]:
         opened = self._calls.pop(result.call, None)
         if opened is None:
-            return _finished_call(result)
+            return _finished_call(result, by_id=self._caps.plans)
         update = _call_update(result.call, _final_status(result))
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
@@ -273,13 +285,13 @@ class LiveUpdates:
         output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
         answer = answer_of(result, opened.subagent, self._session_id) if opened.subagent else None
         answered = message_updates(answer, self._session_id) if answer is not None else ()
-        return (update | output, *answered, *plan_updates(result.plan))
+        return (update | output, *answered, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         opened = self._calls.pop(event.call, None)
         if opened is None:
             return ()
-        update = _call_update(event.call, "failed")
+        update = _call_update(event.call, _ended_status(self._caps))
         content = [text_content(shown_text(event.text))] if event.text else []
         if opened.subagent:
             content = [link(opened.subagent), *content]
@@ -306,6 +318,33 @@ class LiveUpdates:
         return self._remark(self._new_id(), f"({words})")
 
 
+class ReplayLimits:
+    """How much of each call a replay sends. The more entries the history has, the less.
+
+    If several histories are replayed, such as those of sub-agents, the entries of the earlier ones count too. With
+    `is_full`, a client asked for everything.
+    """
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self._is_full = is_full
+        self._entries = 0
+        self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
+        self.answer_bytes = REPLAY_ANSWER_BYTES
+        """The answer of a slash command has at most this many bytes."""
+
+    def result_bytes(self, entries: int) -> int | None:
+        """Sets the limits for the next history, which has so many entries. Returns the most bytes of each tool result
+        to read; None for all of it."""
+        self._entries += entries
+        most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
+        if self._is_full or most >= tool_calls.STANDARD.text:
+            return None
+        most = max(REPLAY_RESULT_BYTES, most)
+        self.calls = tool_calls.short_limits(most)
+        self.answer_bytes = max(2_000, 4 * most)
+        return most
+
+
 class ReplayUpdates:
     """Converts a stored history into updates for one client.
 
@@ -315,8 +354,11 @@ class ReplayUpdates:
     With `family`, the messages between the session and its sub-agents are shown, too.
     """
 
-    def __init__(self, caps: ClientCapabilities, family: Family | None = None) -> None:
+    def __init__(
+        self, caps: ClientCapabilities, limits: ReplayLimits | None = None, family: Family | None = None
+    ) -> None:
         self._caps = caps
+        self._limits = limits or ReplayLimits()
         self._family = family
         self._order = self._text = ""
         self.stop = self.detail = ""
@@ -349,23 +391,24 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
-                shown = [block for part in parts for block in blocks(part)]
                 self._order = self._text = ""
                 family, call_id = self._family, call_of_order(message_id)
                 if family is not None and family.parent_id and call_id is not None:
                     return self._ordered(family, call_id, parts)
-                return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+                return prompt_updates(message_id, parts)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 arguments = None if announced is None else announced.arguments
-                return self._with_messages(_finished_call(result, arguments=arguments), result.call, arguments, result)
+                limits = self._limits.calls
+                shown_call = _finished_call(result, arguments=arguments, limits=limits, by_id=self._caps.plans)
+                return self._with_messages(shown_call, result.call, arguments, result)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
-                typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
-                return (*typed, *_text_updates(message_id, safe(answer)))
+                shown = safe(limit_text(answer, self._limits.answer_bytes))
+                return (*command_updates(message_id, text), *_text_updates(message_id, shown))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
@@ -426,9 +469,12 @@ class ReplayUpdates:
         announcement = announced.announcement
         if announcement == Announcement(title=announced.name):  # an older version stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
-        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        content = [*diff_contents(announcement.diffs), text_content(shown_text(event.text))]
-        update = _update("tool_call", status="failed") | fields | {"content": content}
+        limits = self._limits.calls
+        fields = call_fields(
+            event.call.call_id, announcement, name=announced.name, arguments=announced.arguments, limits=limits
+        )
+        content = [*diff_contents(announcement.diffs, limits.diffs), text_content(shown_text(event.text))]
+        update = _update("tool_call", status=_ended_status(self._caps)) | fields | {"content": content}
         return self._with_messages((update,), event.call, announced.arguments)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
@@ -450,15 +496,35 @@ class ReplayUpdates:
         return _remark_updates(message_id, f"({words})")
 
 
-def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
-    """The complete plan; nothing for None."""
+def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
+    """A prompt of the user."""
+    shown = [block for part in parts for block in blocks(part)]
+    return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+
+
+def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
+    """A slash command as the user typed it. Its answer has the id `message_id`."""
+    return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
+
+
+def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
+    """The complete plan; nothing for None.
+
+    With `by_id`, the client supports the protocol's unstable updates of plans with ids. It then gets these instead, and
+    is told when the plan is empty.
+    """
     if items is None:
         return ()
+    if by_id and not items:
+        return (_update("plan_removed", planId=PLAN_ID),)
     plan = [
         {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
-    return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
+    entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
+    if by_id:
+        return (_update("plan_update", plan={"type": "items", "planId": PLAN_ID, "entries": entries}),)
+    return (_update("plan", entries=entries),)
 
 
 def usage_object(usage: Usage) -> Fields:
@@ -535,17 +601,30 @@ def _call_update(call: CallRef, status: str) -> Update:
     return _update("tool_call_update", toolCallId=call.call_id, status=status)
 
 
+def _ended_status(caps: ClientCapabilities) -> str:
+    """The status of a call without a result."""
+    return "cancelled" if caps.cancelled_calls else "failed"
+
+
 def _final_status(result: ToolResult) -> str:
     return "failed" if result.is_error else "completed"
 
 
-def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
-    """A call that the client does not know yet, with its result."""
-    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = (
-        _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
-    )
-    return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
+def _finished_call(
+    result: ToolResult,
+    *,
+    arguments: str | None = None,
+    limits: CallLimits = tool_calls.STANDARD,
+    by_id: bool,
+) -> tuple[Update, ...]:
+    """A call that the client does not know yet, with its result. For `by_id` see `plan_updates`."""
+    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
+    content = tool_calls.result_contents(result, limits)
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
+    # A client that shows no content shows the raw output instead.
+    has_text = limits.repeats_output or not content
+    output = tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
+    return (update | output, *plan_updates(result.plan, by_id=by_id))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:

@@ -7,11 +7,11 @@ one transaction. `append` is told which leaf the caller expects, and fails if th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
-from crow.domain.entries import Entry, NewEntry
+from crow.domain.entries import CallRef, Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
 
 
@@ -298,9 +298,10 @@ class Store(Protocol):
         """Return the current row."""
 
     async def sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool | None = False
     ) -> SessionPage:
         """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
+        With `archived`, return only archived sessions, without it only the others, and with None both.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
@@ -336,12 +337,20 @@ class Store(Protocol):
     async def tail(self, session_id: str) -> Tail:
         """Return the row and the tail, without repairing anything."""
 
-    def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+    def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
         """Return the whole path, oldest first, in batches of bounded size. No read transaction stays open between
-        batches."""
+        batches.
+
+        `result_bytes` is called once, with the number of entries. If it returns a number, tool results have at most
+        about that many bytes of text: longer ones are read as excerpts (see `crow.domain.rendering.excerpt`)."""
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         """Return one entry. With `session_id`, return it only if it is on that session's path."""
+
+    async def result(self, session_id: str, call: CallRef) -> Entry | None:
+        """Return the whole result of a call, on any branch of the session's conversation; None if there is none."""
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         """Put a prompt into the inbox under its message id.

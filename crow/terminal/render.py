@@ -336,7 +336,7 @@ class MarkdownStream:
 
     def end(self) -> str:
         """The text is complete: return the rest. It ends with a line end if anything was shown."""
-        self._held += self._return
+        self._held += "\n" if self._return else ""
         self._read(is_end=True)
         self._show_table()
         self._text.end()

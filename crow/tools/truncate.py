@@ -48,17 +48,16 @@ class OutputBuffer:
 
     def text(self) -> str:
         """The whole text; if it is too long, its beginning and end with a marker in between."""
-        tail = "".join(self._tail)
-        excess = len(tail) - self._half if self._dropped_chars else 0
+        excess = self._tail_chars - self._half if self._dropped_chars else 0
         if excess > 0:  # only a part of the oldest piece is within the limit
+            tail = "".join(self._tail)
             self._tail = deque([tail[excess:]])
             self._drop(tail[:excess])
-            tail = tail[excess:]
         marker = ""
         if self._dropped_chars:
             lines = f" in {self._dropped_lines:,} lines" if self._dropped_lines else ""
             marker = f"\n[... {self._dropped_chars:,} characters{lines} left out ...]\n"
-        return "".join(self._head) + marker + tail
+        return "".join((*self._head, marker, *self._tail))
 
     def newest(self, limit_chars: int) -> str:
         """Approximately the last `limit_chars` characters. If more came before, the text begins with a marker."""

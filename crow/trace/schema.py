@@ -12,8 +12,6 @@ from jsonschema import Draft202012Validator
 Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
-SUBAGENT_UPDATES = ("subagent_update", "session_message", "session_message_chunk")
-"""Updates that are stable, but that the pinned stable schema does not have yet."""
 
 SESSION_CONTENT: dict[str, Any] = {
     "type": "object",
@@ -102,7 +100,7 @@ class SchemaChecker:
 def check_update(update: Any, message: Any = None) -> None:
     """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-    file = UNSTABLE if kind in SUBAGENT_UPDATES else STABLE
+    file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
     if kind not in _update_kinds(file):
         raise violation(message or update, f"there is no update of kind {kind!r}")
     if _is_plain_chunk(update):
@@ -125,6 +123,51 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
         errors = _errors(name, value, strict=True, file=UNSTABLE)
     if errors:
         raise violation(message, errors)
+
+
+def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
+    """What the definition `name` does not allow in `value`. With `strict`, unknown members are not allowed.
+
+    A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
+    """
+    found: tuple[str, ...] = ()
+    for file in (STABLE, UNSTABLE):
+        place = _place(name, file)
+        if place is not None:
+            errors = tuple(
+                f"{error.json_path}: {error.message[:300]}"
+                for error in _validator(place, strict=strict, file=file).iter_errors(value)
+            )
+            if not errors:
+                return ()
+            found = found or errors
+    return found
+
+
+def definition(receiver: Side, method: str, kind: str) -> str | None:
+    """The definition of the parameters or result of a method that `receiver` serves, stable or not.
+
+    `kind` is Request, Response or Notification.
+    """
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        name = methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+        if name is not None:
+            return name
+    return None
+
+
+def update_kinds() -> tuple[str, ...]:
+    """The kinds of `session/update`, stable or not."""
+    return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
+
+
+def _place(name: str, file: str) -> str | None:
+    """Where the schema in `file` has the definition `name`."""
+    base, _, kind = name.partition("/")
+    if not kind:
+        return name if name in _definitions(file) else None
+    kinds = _update_kinds(file)
+    return f"{base}/oneOf/{kinds[kind]}" if kind in kinds else None
 
 
 def violation(message: Any, problem: str) -> Violation:
@@ -161,8 +204,10 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable method that crow serves
-    return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
+            return name
+    return None
 
 
 @cache

@@ -20,7 +20,17 @@ from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model, ModelInfo
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import Access, McpServer, OnOutput, Outcome, PlannedCall, ServerPrompt, ServerStatus, SkillInfo
+from crow.tools import (
+    Access,
+    AgentKind,
+    McpServer,
+    OnOutput,
+    Outcome,
+    PlannedCall,
+    ServerPrompt,
+    ServerStatus,
+    SkillInfo,
+)
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -111,6 +121,9 @@ class Tools:
         return self.statuses
 
     def skills(self) -> tuple[SkillInfo, ...]:
+        return ()
+
+    def agents(self) -> tuple[AgentKind, ...]:
         return ()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:

@@ -74,6 +74,38 @@ async def test_an_editor_that_supports_it_sees_compaction_updates_live_and_after
         assert len(agent.updates(session, "user_message_chunk")) >= 5
 
 
+async def test_a_summary_is_followed_by_the_files_in_use_as_they_are_on_disk(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    configure(home)
+    outside = place.parent / "outside.txt"
+    outside.write_text("from outside", "utf-8")
+    names = ("nest.txt", "later_denied.txt", "gone.txt")
+    for name in names:
+        (place / name).write_text(f"{name}: one twig", "utf-8")
+    (place / "link.txt").symlink_to(outside)
+    reads = [("read_file", {"path": name}) for name in (*names, "link.txt")]
+    long = fake.text("a" * 12_000)
+    endpoint.script(fake.calls(*reads), fake.text("Read."), long, long, long, fake.text(SUMMARY), fake.text("Yes."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "Read them.")
+        for _ in range(3):
+            await agent.prompt(session, "q" * 12_000)
+        (place / "nest.txt").write_text("nest.txt: two twigs", "utf-8")
+        (place / "gone.txt").unlink()
+        with (home / "config.toml").open("a", encoding="utf-8") as config:
+            config.write('[permissions]\ndeny = ["read_file(later_denied.txt)"]\n')
+        await agent.prompt(session, "q" * 12_000)
+    checkpoint = str(endpoint.asked[-1].body["messages"][1]["content"])
+    assert SUMMARY in checkpoint
+    assert f'<file path="{place / "nest.txt"}">' in checkpoint
+    assert "nest.txt: two twigs" in checkpoint
+    for words in ("one twig", "from outside", "gone.txt: "):
+        assert words not in checkpoint
+
+
 async def test_other_editors_see_a_compaction_as_one_short_message(
     crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
 ) -> None:

@@ -402,9 +402,10 @@ async def test_a_sub_agent_goes_on_as_a_session_of_its_own(
         turn = await agent.start_prompt(session, "parent go")
         await agent.wait_for_update("subagent_update")
         child = child_of(agent, session)
-        for method in ("session/load", "session/resume", "session/fork", "session/delete"):
+        for method in ("session/load", "session/resume", "session/fork", "session/delete", "session/archive"):
             with pytest.raises(RpcError, match=f"{child} is a sub-agent that works for session {session}") as error:
-                await agent.request(method, {"sessionId": child} | ({} if method.endswith("delete") else open_it))
+                opens = method in ("session/load", "session/resume", "session/fork")
+                await agent.request(method, {"sessionId": child} | (open_it if opens else {}))
             assert error.value.code == INVALID
         for method, more in (
             ("session/prompt", {"prompt": [{"type": "text", "text": "mine go"}]}),
@@ -487,6 +488,58 @@ async def test_random_orders_of_ends_cancels_loads_and_kills_lose_nothing(
     )
     await orders.run(6)
     assert orders.done["orders"] == 6
+
+
+def results(endpoint: FakeEndpoint, script: str) -> list[str]:
+    """The results of tools that the model has seen since the prompt `script`."""
+    found: list[str] = []
+    for request in endpoint.asked:
+        messages = request.body["messages"]
+        at = [index for index, each in enumerate(messages) if each["role"] == "user" and script in str(each["content"])]
+        if at:
+            found = [each["content"] for each in messages[at[-1] :] if each["role"] == "tool"] or found
+    return found
+
+
+@pytest.mark.parametrize("background", [True, False], ids=["background", "waiting"])
+async def test_a_kind_limits_its_sub_agent_at_work_and_as_a_session_of_its_own(
+    crow: StartCrow, place: Path, home: Path, endpoint: FakeEndpoint, *, background: bool
+) -> None:
+    (home / "agents").mkdir(parents=True)
+    kind = "---\ndescription: Reviews\ntools: Read, Write, task\nmode: plan\n---\nLook for twigs.\n"
+    (home / "agents" / "reviewer.md").write_text(kind)
+    file = ("write_file", {"path": "new.txt", "content": "x"})
+    command = ("shell", {"command": "true"})
+    endpoint.answer_with(
+        cast(
+            parent=[fake.calls(task("child go", agent="reviewer", background=background)), fake.text("Started.")],
+            child=[fake.calls(file, command), fake.text("No twigs.")],
+            mine=[fake.calls(file, command, task("grand go")), fake.text("Done.")],
+            grand=[fake.calls(file, command), fake.text("Nothing.")],
+        )
+    )
+    async with crow(endpoint=endpoint, answers={"session/request_permission": allow_once}) as agent:
+        await agent.initialize(**SUBAGENTS)
+        session = await agent.new_session(place)
+        await agent.request("session/set_mode", {"sessionId": session, "modeId": "auto"})
+        assert await agent.prompt(session, "parent go") == {"stopReason": "end_turn"}
+        child = child_of(agent, session)
+        await agent.wait_for(lambda _: "idle end_turn" in states(agent, session, child))
+        await agent.load_session(child, place)
+        await agent.request("session/set_mode", {"sessionId": child, "modeId": "auto"})
+        assert await agent.prompt(child, "mine go") == {"stopReason": "end_turn"}
+    for script in ("child go", "grand go"):
+        refused, missing, *_ = results(endpoint, script)
+        assert "plan mode" in refused.lower()
+        assert missing == 'This task has no tool "shell". It has: read_file, write_file.'
+    refused, missing, answer = results(endpoint, "mine go")
+    assert "plan mode" in refused.lower()
+    assert missing == 'This task has no tool "shell". It has: read_file, write_file, task.'
+    assert answer.startswith("Nothing.")
+    assert not (place / "new.txt").exists()
+    systems = [request.body["messages"][0]["content"] for request in endpoint.asked]
+    (own,) = {each for each in systems if each.endswith("Look for twigs.") and "You are a sub-agent" not in each}
+    assert own.count("Look for twigs.") == 1
 
 
 def notices(agent: CrowProcess, session: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,67 @@ async def test_a_session_searches_brings_and_remembers_with_one_question_each(
     assert f"(`{earlier}`), as the model sees it:\n\nA nest was planned." in replayed
     assert (place / "AGENTS.md").read_text() == "- Use string.\n"
     assert (home / "AGENTS.md").read_text() == "- Be brief.\n"
+
+
+async def test_a_prompt_brings_a_resource_and_a_server_uses_the_model(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
+) -> None:
+    configured(home, f'[mcp_servers.docs]\n{server("library.py", "classic")}[permissions]\nallow = ["docs__*"]\n')
+    asked: list[dict[str, Any]] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params)
+        return {"outcome": {"outcome": "selected", "optionId": "allow_always"}}
+
+    endpoint.script(
+        fake.calls(("read_resource", {"server": "docs", "uri": "issue://me/7"}), ("docs__ask_model", {})),
+        fake.text("It is a crow."),
+        fake.calls(("docs__ask_model", {}), prefix="again"),
+        fake.text("Still a crow."),
+        fake.text("Done."),
+    )
+    async with crow(endpoint=endpoint, answers={"session/request_permission": allow}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "What is in @docs:docs:///a.md?")
+        updates = agent.updates(session)
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        await agent.load_session(session, place)
+        replayed = agent.updates(session, "user_message_chunk")
+    first, sampled, second, again, _ = endpoint.asked
+    assert {"list_resources", "read_resource"} <= {tool["function"]["name"] for tool in first.body["tools"]}
+    assert "# Notes\nsk-secret-0123456789" in str(first.body["messages"][-1]["content"]).replace("\\n", "\n")
+    assert "tools" not in sampled.body
+    assert [message["role"] for message in sampled.body["messages"]] == ["system", "user"]
+    assert second.body["messages"][: len(first.body["messages"])] == first.body["messages"]
+    assert "What is in" not in json.dumps(again.body)
+    (question,) = asked
+    (text,) = [part["content"]["text"] for part in question["toolCall"]["content"]]
+    assert text.startswith("MCP server docs asks your model to answer this, and gets the answer:\n\n```\n")
+    assert [option["name"] for option in question["options"]][1] == (
+        "Always allow requests of `docs` to your model in this directory and session"
+    )
+    texts = [json.loads(text)["answer"]["content"]["text"] for status, text in ended(updates) if text.startswith("{")]
+    assert texts == ["It is a crow.", "Still a crow."]
+    assert ("completed", "    Issue 7") in ended(updates)
+    assert [block["content"]["type"] for block in replayed] == ["text", "resource"]
+
+
+async def test_a_server_learns_of_directories_that_are_added_when_a_session_is_opened_again(
+    crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, tmp_path: Path
+) -> None:
+    configured(home, f'[mcp_servers.nest]\n{server("various.py", "where")}[permissions]\nallow = ["nest__*"]\n')
+    added = tmp_path / "added"
+    added.mkdir()
+    endpoint.script(fake.calls(("nest__where", {})), fake.text("."), fake.calls(("nest__where", {})), fake.text("."))
+    async with crow(endpoint=endpoint) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        await agent.prompt(session, "go")
+        again = {"sessionId": session, "cwd": str(place), "additionalDirectories": [str(added)], "mcpServers": []}
+        await agent.request("session/resume", again)
+        await agent.prompt(session, "go")
+        told = [json.loads(text) for _, text in ended(agent.updates(session))]
+    roots = [[root["uri"] for root in each["roots"]] for each in told]
+    assert roots == [[place.as_uri()], [place.as_uri(), added.as_uri()]]

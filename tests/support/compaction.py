@@ -201,7 +201,17 @@ class Simulation:
                 calling = False
 
     def new_compactor(self) -> Compactor:
-        return compactor_on(self.branch, self.model, self.settings, fresh_prompt=same_prompt, deadline_s=0.0005)
+        return compactor_on(
+            self.branch,
+            self.model,
+            self.settings,
+            fresh_prompt=same_prompt,
+            read_file=self.read_file,
+            deadline_s=0.0005,
+        )
+
+    async def read_file(self, _: str) -> str | None:
+        return None if self.random.random() < 0.3 else self.words(self.random.choice([10, 100, 1000, 5000]))
 
     async def begin_turn(self) -> None:
         self.branch.turn += 1

@@ -110,6 +110,7 @@ def test_the_pieces_in_which_a_text_arrives_make_no_difference(text: str, size: 
 
 
 @given(text=MARKDOWN | st.text() | st.just(EVIL))
+@example(text="0\r")
 def test_no_text_reaches_the_terminal_with_control_characters_of_its_own(text: str) -> None:
     styles = re.compile(r"\x1b\[[0-9;]+m")
     for look in (STYLED, PLAIN, WORDS):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from crow.trace.check import OrderChecker
 from crow.trace.schema import SchemaChecker, Violation, check_update
 from tests.support.house_rules import HouseRules
+from tests.support.order import OrderChecker
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}

@@ -77,9 +77,9 @@ class Limits:
 
     `fixed` is the size of the system message and the tools. Compaction starts at `threshold` and aims at `target`;
     `room` is `threshold` minus `fixed`. `keep` is the limit for messages kept verbatim, `pins` for pinned messages,
-    `summary` for the summary, `lists` for the plan and the file lists together, and `skills` for the skills in use.
-    `output` is the output limit to send, or None if it is unknown. `is_configured` means that the user set this window,
-    so crow refuses a request that cannot fit.
+    `summary` for the summary, `lists` for the plan and the file lists together, `skills` for the skills in use, and
+    `files` for the files in use. `output` is the output limit to send, or None if it is unknown. `is_configured` means
+    that the user set this window, so crow refuses a request that cannot fit.
     """
 
     window: int
@@ -94,11 +94,17 @@ class Limits:
     summary: int
     lists: int
     skills: int
+    files: int
 
     @property
     def ceiling(self) -> int:
         """The size that the next request may have after a compaction that keeps no message verbatim."""
         return self.fixed + self.room * 4 // 5
+
+    @property
+    def files_ceiling(self) -> int:
+        """The size that the next request may have after a compaction that shows files in use."""
+        return self.target + self.room // 10
 
     @property
     def is_tiny(self) -> bool:
@@ -297,6 +303,7 @@ def limits_for(
         summary=min(6_000, room // 10),
         lists=min(4_000, room // 20),
         skills=min(8_000, room // 16),
+        files=room * 2 // 5,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, File, KeptSkill, Pin, Skill, ToolResult, User
 from crow.domain.rendering import parts_text, user_parts
@@ -108,6 +108,48 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
             move_to_end(modified, files_changed(body, arguments.get(body.call, "{}")))
             move_to_end(read, files_read(body, arguments.get(body.call, "{}")))
     return tuple(path for path in read if path not in modified), tuple(modified)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInUse:
+    """A file that the model works with. `tokens` is the estimated size of the text that it saw last, and `entry` the
+    result with that text, or None if a checkpoint shows it."""
+
+    path: str
+    tokens: int
+    entry: int | None
+
+
+def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:
+    """Return the files that the model has read as a whole, most important first: those read or changed since
+    `previous`, newest first, then those that `previous` shows."""
+    touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
+    seen = {
+        file.path: FileInUse(path=file.path, tokens=estimate_text(file.text), entry=None)
+        for file in (previous.files_shown if previous else ())
+    }
+    arguments_of = call_arguments(entries)
+    for entry in entries:
+        if isinstance(entry.body, ToolResult):
+            arguments = arguments_of.get(entry.body.call, "{}")
+            read = files_read(entry.body, arguments)
+            move_to_end(touched, (*read, *files_changed(entry.body, arguments)))
+            if reads_whole_file(arguments):
+                tokens = estimate_text(entry.body.text)
+                seen |= {path: FileInUse(path=path, tokens=tokens, entry=entry.id) for path in read}
+    return tuple(seen[path] for path in reversed(touched) if path in seen)
+
+
+def reads_in_use(previous: Checkpoint | None, entries: Sequence[Entry], budget: int) -> frozenset[int]:
+    """Return the results with the text of the most important files in use, up to `budget` estimated tokens."""
+    kept: set[int] = set()
+    for file in files_in_use(previous, entries):
+        budget -= file.tokens
+        if budget < 0:
+            break
+        if file.entry is not None:
+            kept.add(file.entry)
+    return frozenset(kept)
 
 
 def move_to_end(files: dict[str, None], paths: Iterable[str]) -> None:

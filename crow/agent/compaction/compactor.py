@@ -9,6 +9,7 @@ is sent and the endpoint decides.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +21,16 @@ import anyio
 from crow.agent.accounts import summary_stream
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Gauge, Limits, Measure, recalibrated
+from crow.agent.compaction.checkpoint import FRAME_TOKENS, files_in_use
 from crow.agent.compaction.planner import CheckpointDraft, Noop, fits, plan, with_bodies
 from crow.agent.compaction.summary import Summary, SummaryJob, ignore, notes, summarise
 from crow.agent.hooks import BranchHooks, CompactionAdvice
 from crow.domain.conversation import Context, Projection
-from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore
+from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, NewEntry, Prompt, Restore, ShownFile
 from crow.domain.errors import BadRequest, ContextOverflow, TurnError
 from crow.domain.events import CompactionChanged, SummaryShown
+from crow.domain.messages import ToolMessage
+from crow.domain.rendering import file_text
 from crow.domain.tokens import estimate_text
 from crow.llm import Model
 from crow.store import SessionChanges
@@ -40,6 +44,12 @@ MIN_ANSWERS = 4
 MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
+READ_S = 3.0
+"""The time for reading the files in use."""
+MAX_FILES = 50
+MIN_FILE = 50
+"""With fewer tokens left, crow does not read another file."""
+
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 
@@ -47,11 +57,13 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
     checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is the first that is
-    asked for the summary. `deadline_s` limits the time of each request."""
+    asked for the summary. `read_file` returns the text of a file as the tool of that name would show it to the model,
+    or None if it may not or cannot be read. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
     hooks: BranchHooks | None = None
+    read_file: Callable[[str], Awaitable[str | None]] | None = None
     deadline_s: float = DEADLINE_S
 
 
@@ -366,8 +378,41 @@ class Compactor:
             tokens = round(after.estimate * measured.scale)
             limits = self.gauge.limits(round(after.fixed_estimate * measured.scale), window=going.limits.window)
             if tokens < measured.used and fits(tokens, draft, limits, len(context.messages)):
-                return replace(body, tokens_after=tokens), prompt
+                return await self._show_files(replace(body, tokens_after=tokens), prompt, limits, measured), prompt
         return None
+
+    async def _show_files(
+        self, body: Checkpoint, prompt: Prompt | None, limits: Limits, measured: Measure
+    ) -> Checkpoint:
+        """Add the files in use to a checkpoint, as far as they fit. A file whose text the model still
+        sees in an output is left out."""
+        read_file, entries = self._helpers.read_file, self._branch.entries
+        most = min(body.tokens_after + limits.files, limits.files_ceiling, measured.used - 1)
+        left = most - body.tokens_after
+        if read_file is None or limits.is_tiny or left < MIN_FILE:
+            return body
+        others: tuple[Body, ...] = () if prompt is None else (prompt,)
+        outputs = [each.text for each in with_bodies(entries, *others, body).messages if isinstance(each, ToolMessage)]
+        shown: list[ShownFile] = []
+        with anyio.move_on_after(READ_S):
+            for used in files_in_use(self._branch.projection.checkpoint_body, entries)[:MAX_FILES]:
+                text = await read_file(used.path)
+                if text is None or any(text in output for output in outputs):
+                    continue
+                file = ShownFile(path=used.path, text=text)
+                cost = math.ceil((FRAME_TOKENS + estimate_text(file_text(file))) * measured.scale)
+                if cost <= left:
+                    shown.append(file)
+                    left -= cost
+                if left < MIN_FILE:
+                    break
+        while shown:  # the estimates of the parts may differ a little from that of the whole
+            longer = replace(body, files_shown=tuple(shown))
+            tokens = round(with_bodies(entries, *others, longer).estimate * measured.scale)
+            if tokens <= most:
+                return replace(longer, tokens_after=tokens)
+            shown.pop()
+        return body
 
     async def _store_checkpoint(
         self, body: Checkpoint, prompt: Prompt | None, summary: Summary, measured: Measure

@@ -14,7 +14,14 @@ from typing import TypeAlias
 
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import Limits, Measure
-from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
+from crow.agent.compaction.checkpoint import (
+    files_in_use,
+    files_touched,
+    masking_order,
+    reads_in_use,
+    select_pins,
+    select_skills,
+)
 from crow.domain.conversation import Context, Projection
 from crow.domain.entries import Assistant, Body, Checkpoint, Entry, Mask, ToolResult, User
 from crow.domain.messages import AssistantMessage, ToolMessage, UserMessage
@@ -102,6 +109,7 @@ class Cuts:
         self.context = projection.context()
         self.count = len(self.context.messages)
         self.checkpoint = projection.checkpoint
+        self.checkpoint_body = projection.checkpoint_body
         self.first = 1 if self.checkpoint is None else 2
         self.kinds = {entry.id: type(entry.body) for entry in projection.entries}
         self.suffix = [0] * (self.count + 1)
@@ -109,6 +117,15 @@ class Cuts:
         for index in reversed(range(self.count)):
             self.suffix[index] = self.suffix[index + 1] + self.context.estimates[index]
         self.boundaries = self.find_boundaries()
+        self.keep = self.estimated(self.keep_tokens())
+
+    def keep_tokens(self) -> int:
+        """Return how many tokens of recent messages to keep verbatim: all that the limits allow, or down to half of
+        that if otherwise the files in use would not fit beside them and a summary."""
+        limits, files = self.limits, files_in_use(self.checkpoint_body, self.projection.entries)
+        wanted = min(limits.files, round(sum(file.tokens for file in files) * self.measured.scale))
+        missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
+        return max(limits.keep // 2, limits.keep - max(0, missing))
 
     def find_boundaries(self) -> list[int]:
         """Return the indexes at which the kept messages may start. Each index is that of an entry's first message; the
@@ -128,16 +145,17 @@ class Cuts:
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
     def mask(self) -> Mask | None:
-        """Return the mask that hides just enough to reach the target, or None if there is none. Unanswered messages
-        stay visible."""
+        """Return the mask that hides just enough to reach the target, or None if there is none. Unanswered messages and
+        the files in use stay visible."""
         scale, target = self.measured.scale, self.limits.target
-        gains = self.gains(min(self.tail(self.estimated(self.limits.keep)), self.unanswered()))
+        gains = self.gains(min(self.tail(self.keep), self.unanswered()))
+        in_use = reads_in_use(self.checkpoint_body, self.projection.entries, self.estimated(self.limits.files))
         hidden: set[int] = set()
         estimate = self.context.estimate
         for entry in masking_order(self.projection.entries):
             if hidden and round(estimate * scale) <= target:
                 break
-            if entry in gains:
+            if entry in gains and entry not in in_use:
                 hidden.add(entry)
                 estimate -= gains[entry]
         if not hidden:
@@ -194,7 +212,7 @@ class Cuts:
         If there are more unanswered messages than would be kept anyway, the first cuts keep all unanswered messages.
         The later cuts keep fewer and fewer messages.
         """
-        keep, summary = self.estimated(self.limits.keep), self.limits.summary
+        keep, summary = self.keep, self.limits.summary
         starts = dict.fromkeys((self.preferred_tail(keep), self.tail(keep // 2), self.tail(keep // 8), self.count))
         candidates = [(start, summary) for start in starts]
         unanswered = self.unanswered()
@@ -205,7 +223,7 @@ class Cuts:
     def body(self, start: int, pins: int) -> Checkpoint:
         """Return a checkpoint that keeps the messages from `start` on. Its summary is still empty."""
         entries = self.projection.entries
-        previous = self.projection.checkpoint_body
+        previous = self.checkpoint_body
         first_kept = self.context.origins[start] if start < self.count else None
         covered = [entry for entry in entries if first_kept is None or entry.id < first_kept]
         first_covered = previous.first_covered if previous is not None else None

@@ -112,12 +112,15 @@ class SessionMethods(UsesDatabase):
         cwd: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
-        archived: bool = False,
+        archived: bool | None = False,
     ) -> SessionPage:
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
-        where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = ?"
-        values: list[object] = [archived]
+        where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL"
+        values: list[object] = []
+        if archived is not None:
+            where += " AND archived = ?"
+            values.append(archived)
         if cwd is not None:
             where += " AND cwd = ?"
             values.append(cwd)
@@ -307,6 +310,7 @@ def _closed_openings(sql: Connection) -> list[str]:
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
     """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
+    Archiving does not count as a use of the session.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -320,7 +324,8 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
     if "title" in changes:
         set_title(sql, session_id, changes["title"])
     values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in changes.items()}
-    values["updated_ms"] = now_ms()
+    if changes.keys() != {"archived"}:
+        values["updated_ms"] = now_ms()
     assignments = ", ".join(f"{name} = ?" for name in values)
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
 

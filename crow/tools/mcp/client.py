@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +26,11 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Resource, Text, ToolCall, ToolSpec
 from crow.domain.rendering import SecretMask, in_title
 from crow.tools import builtin
-from crow.tools.builtin.session import task_from, task_outcome
+from crow.tools.agents import find_agents
+from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
+from crow.tools.mcp.logins import LoginFolder
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
@@ -54,6 +58,25 @@ CALL_TOOL = tool_spec(
     name=argument("string", "The exact name of the tool."),
     arguments=argument("object", "Its arguments, as its schema says."),
 )
+LIST_RESOURCES = tool_spec(
+    "list_resources",
+    "List what MCP servers offer to read, such as documents and records: URIs, and templates of URIs whose variables "
+    "you fill in. Read one with read_resource.",
+    server=argument("string", "Only the resources of this server."),
+    query=argument("string", "Words that the URI, name or description must contain.", maxLength=300),
+    template=argument("string", "A template of the server: list values for one of its variables instead."),
+    variable=argument("string", "The variable of the template."),
+    value=argument("string", "The beginning of the value.", maxLength=300),
+)
+READ_RESOURCE = tool_spec(
+    "read_resource",
+    "Read a resource of an MCP server.",
+    required="server uri",
+    server=argument("string", "The server, as list_resources names it."),
+    uri=argument("string", "The URI of the resource, without variables."),
+)
+RESOURCE_TOOLS = {spec.name: spec for spec in (LIST_RESOURCES, READ_RESOURCE)}
+"""The tools for resources. They are offered while a server has resources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +84,24 @@ class ToolSettings:
     """The user's settings for tools.
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
-    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
-    user's own folders. Servers start in directories below the `server_places`, where only the user can write.
-    Processes that tools start do not get the `keys`, and results do not show them.
+    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
+    `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
+    user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
+    are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
+    asks the user to log in, whether or not there is a login; if None, the editor asks, and only without a login.
     """
 
     start_timeout_s: float = 10.0
     call_timeout_s: float = 600.0
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
+    agent_folders: tuple[Path, ...] = ()
     server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
+    login_folder: Path | None = None
+    on_secrets: Callable[[Iterable[str]], None] | None = None
+    asker: tools.LoginAsker | None = None
 
 
 @asynccontextmanager
@@ -91,14 +120,17 @@ async def open_toolbox(
     changes.
     """
     settings = settings or ToolSettings()
-    connections = await open_connections(workspace, ports, servers, settings, on_change) if servers else ()
+    logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
+    if logins is not None:
+        settings = replace(settings, keys=partial(keys_with_tokens, settings.keys, logins))
+    connections = await open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
         fetches_private=settings.fetches_private,
         keys=settings.keys,
     )
-    context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
+    context.skills, context.agents = await anyio.to_thread.run_sync(load_files, settings, workspace, ports)
     failure: Exception | None = None
     own = BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
@@ -125,6 +157,7 @@ async def open_connections(
     servers: Sequence[tools.McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
+    logins: LoginFolder | None,
 ) -> Sequence[ServerConnection]:
     """One connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
@@ -141,10 +174,19 @@ async def open_connections(
             call_timeout_s=server.options.call_timeout_s or settings.call_timeout_s,
             on_change=on_change,
             elicitation=ports.elicitation,
+            sampler=ports.sampler,
             places=settings.server_places,
+            logins=logins,
+            asker=settings.asker,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
+
+
+def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
+    """The keys and the tokens of servers, which results must not show either."""
+    found = keys()
+    return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
 
 def import_sdk() -> None:
@@ -244,12 +286,13 @@ class McpToolbox:
         absent = {"skill"} if not self._context.skills else set()
         if self._ports.subagents is None:
             absent.add("task")
-        own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
+        own = tuple(self._offered(spec) for spec in builtin.SPECS if spec.name not in absent)
         external = self._external_tools()
         weights = accumulate(tool.weight for tool in external[: self._settings.offered])
         offered = sum(weight <= OFFERED_CHARS for weight in weights)
         finding = (FIND_TOOLS, CALL_TOOL) if offered < len(external) else ()
-        return (*own, *finding, *(tool.spec for tool in external[:offered]))
+        reading = RESOURCE_TOOLS.values() if any(one.offers_resources for one in self._connections) else ()
+        return (*own, *reading, *finding, *(tool.spec for tool in external[:offered]))
 
     def servers(self) -> tuple[tools.ServerStatus, ...]:
         """See :meth:`crow.tools.Toolbox.servers`."""
@@ -258,6 +301,18 @@ class McpToolbox:
     def skills(self) -> tuple[tools.SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return self._context.skills
+
+    def agents(self) -> tuple[tools.AgentKind, ...]:
+        """See :meth:`crow.tools.Toolbox.agents`."""
+        return self._context.agents
+
+    def _offered(self, spec: ToolSpec) -> ToolSpec:
+        """The spec of a built-in tool, as the model gets it."""
+        if spec.name != "task":
+            return spec
+        policy = self._ports.agents
+        usable = [kind for kind in self._context.agents if not kind.problem]
+        return task_spec(usable, lambda name: policy is not None and policy.has_model(name))
 
     def prompts(self) -> tuple[tools.ServerPrompt, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
@@ -277,24 +332,23 @@ class McpToolbox:
         return tuple(masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Get ready for a turn: load skills, and start failed servers again.
+        """Get ready for a turn: find skills and agent files, and start failed servers again.
 
         Waits at most `timeout_s` for servers that are starting. If a server has never worked and this call starts it
-        again, the call does not wait for it. `beside` is called in the thread that loads skills.
+        again, the call does not wait for it. `beside` is called in the thread that finds the files.
         """
 
-        def load() -> tuple[tools.SkillInfo, ...]:
+        def load() -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
             if beside is not None:
                 beside()
-            return load_skills(self._settings, self._context.workspace)
+            return load_files(self._settings, self._context.workspace, self._ports)
 
-        self._context.skills = await anyio.to_thread.run_sync(load)
+        self._context.skills, self._context.agents = await anyio.to_thread.run_sync(load)
         revived = [connection for connection in self._connections if connection.revive()]
         awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
         with anyio.move_on_after(timeout_s):
             for connection in awaited:
-                if not connection.settled.is_set():
-                    await connection.settled.wait()
+                await connection.listed()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """See :meth:`crow.tools.Toolbox.restart`. Returns when the servers are ready or have failed."""
@@ -338,16 +392,18 @@ class McpToolbox:
             if call.name == CALL_TOOL.name:
                 inner = inner_call(call)
                 return replace(await self._plan(inner), rule_tool=inner.name)
+            if call.name in RESOURCE_TOOLS and self._connections:
+                return await self._plan_reading(call)
         except ArgumentError as error:
-            is_search = call.name == FIND_TOOLS.name
+            is_search = call.name in (FIND_TOOLS.name, LIST_RESOURCES.name)
             announcement = Announcement(title=call.name, kind="search" if is_search else "other")
             return tools.PlannedCall(
                 announcement=announcement, access="none" if is_search else "external", fault=str(error)
             )
         found = await self._find(call.name)
-        title = in_title(call.name) if found is None else f"{found[0].name}: {in_title(found[1].title)}"
+        unknown = Announcement(title=in_title(call.name))
         return tools.PlannedCall(
-            announcement=Announcement(title=title),
+            announcement=unknown if found is None else found[0].announce(found[1].title),
             access="external",
             fault=self._fault(call, found),
             is_read_only=found is not None and found[1].is_read_only,
@@ -359,7 +415,7 @@ class McpToolbox:
         try:
             if call.name == "task" and self._ports.subagents is not None:
                 # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
-                task = task_from(builtin.arguments_of(call))
+                task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
                 return await self._own.call(call, call_id, on_output, planned)
@@ -367,6 +423,8 @@ class McpToolbox:
                 from crow.tools.mcp.listing import find_tools
 
                 return tools.Outcome(text=find_tools(query_of(call), [tool.spec for tool in self._external_tools()]))
+            if call.name in RESOURCE_TOOLS and self._connections:
+                return await self._read(call, call_id)
             if call.name == CALL_TOOL.name:
                 call = inner_call(call)
         except ArgumentError as error:
@@ -377,6 +435,55 @@ class McpToolbox:
             return tools.Outcome(text=fault or "", is_error=True)
         connection, tool = found
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
+
+    async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
+        """Plan a call that lists or reads resources. Reading counts as a tool `read_resource` of the server.
+
+        :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
+        """
+        arguments = resource_arguments(call)
+        subject = arguments.get("uri") or arguments.get("template")
+        if subject is None:
+            self._readable(arguments.get("server"))
+            announcement = Announcement(title="List resources", kind="search")
+            return tools.PlannedCall(announcement=announcement, access="none")
+        (connection,) = self._readable(arguments["server"])
+        return tools.PlannedCall(
+            announcement=connection.announce(subject, "read"),
+            access="external",
+            rule_tool=f"{connection.prefix}__{READ_RESOURCE.name}",
+            narrower_arguments=(subject,),
+            is_read_only=connection.is_reading_read_only,
+        )
+
+    async def _read(self, call: ToolCall, call_id: str) -> tools.Outcome:
+        """List or read resources. :raises ~crow.domain.errors.ArgumentError: see `_plan_reading`."""
+        from crow.tools.mcp.resources import describe_resources
+
+        arguments = resource_arguments(call)
+        readable = self._readable(arguments.get("server"))
+        if "uri" in arguments:
+            return await readable[0].read_resource(arguments["uri"], call_id)
+        if "template" in arguments:
+            return await readable[0].complete(arguments["template"], arguments["variable"], arguments.get("value", ""))
+        listed = {connection.prefix: connection.resources for connection in readable}
+        return tools.Outcome(text=describe_resources(listed, arguments.get("query", "")))
+
+    def _readable(self, server: str | None) -> list[ServerConnection]:
+        """The server with this name, or all servers that have resources.
+
+        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings keep it from being
+            read.
+        """
+        if server is None:
+            return [connection for connection in self._connections if connection.offers_resources]
+        for connection in self._connections:
+            if server in (connection.prefix, connection.name):
+                if not connection.may_be_read:
+                    raise ArgumentError(f"The user's settings do not let you read resources of {connection.name}.")
+                return [connection]
+        names = ", ".join(connection.prefix for connection in self._connections if connection.offers_resources)
+        raise ArgumentError(f'No MCP server "{server}" has resources. Servers with resources: {names or "none"}.')
 
     def _ready(self) -> list[ServerConnection]:
         return [connection for connection in self._connections if connection.status.state == "ready"]
@@ -486,13 +593,17 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
             return part
 
 
-def load_skills(settings: ToolSettings, workspace: tools.Workspace) -> tuple[tools.SkillInfo, ...]:
-    """The skills of the user and of the workspace."""
+def load_files(
+    settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
+) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
+    """The skills and the kinds of sub-agents of the user and of the workspace. Blocks."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
 
-    return find_skills(settings.skill_folders, workspace.cwd, is_open)
+    found = find_agents(settings.agent_folders, workspace.cwd, is_open)
+    agents = tuple(kind for kind in found if ports.agents is None or ports.agents.may_offer(kind))
+    return find_skills(settings.skill_folders, workspace.cwd, is_open), agents
 
 
 def query_of(call: ToolCall) -> str:
@@ -501,6 +612,27 @@ def query_of(call: ToolCall) -> str:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
     return query
+
+
+def resource_arguments(call: ToolCall) -> dict[str, str]:
+    """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: they are
+    invalid."""
+    from crow.tools.mcp.listing import checked_uri
+
+    if call.fault is not None:
+        raise ArgumentError(call.fault)
+    spec = RESOURCE_TOOLS[call.name]
+    arguments: dict[str, str] = dict(check(call.name, spec.input_schema, parse(call.name, call.arguments)))
+    try:
+        if "uri" in arguments or "template" in arguments:
+            checked_uri(arguments.get("uri", arguments.get("template")))
+    except ArgumentError as error:
+        raise ArgumentError(f"{call.name}: {error}") from None
+    if "template" in arguments and not {"server", "variable"} <= arguments.keys():
+        raise ArgumentError(f"{call.name}: with a template, server and variable are needed too")
+    if re.search(r"[{}]", arguments.get("uri", "")):
+        raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
+    return arguments
 
 
 def inner_call(call: ToolCall) -> ToolCall:

@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,29 +21,53 @@ from mcp.client import Client
 from mcp.client.session import ClientRequestContext, IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import SubscriptionLost
+from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, SubscriptionLost, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
-from crow.domain.errors import ToolServerError
+from crow.domain.entries import Announcement, CallKind
+from crow.domain.errors import ArgumentError, ToolServerError
 from crow.domain.messages import Part
-from crow.domain.rendering import on_one_line
+from crow.domain.rendering import in_title, on_one_line
 from crow.domain.trace_context import current_trace_context
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
+    LoginAsker,
+    LoginQuestion,
     OnOutput,
     Outcome,
+    Sampler,
     ServerPrompt,
     ServerStatus,
     StdioServer,
     Workspace,
 )
 from crow.tools.limits import FairLimiter
-from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
-from crow.tools.mcp.listing import ExternalTool, filter_invalid_tools, list_prompts, list_tools
-from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
+from crow.tools.mcp.auth import ServerAuth, may_log_in
+from crow.tools.mcp.calls import (
+    ask_to_log_in,
+    ask_user,
+    describe_error,
+    encodable,
+    outcome_of,
+    parts_of,
+    report_progress,
+)
+from crow.tools.mcp.listing import (
+    Changes,
+    ExternalTool,
+    filter_invalid_tools,
+    is_offered,
+    list_prompts,
+    list_tools,
+    matches,
+)
+from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
+from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
+from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LINE_BYTES, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
 logger = logging.getLogger(__name__)
@@ -61,6 +85,9 @@ MAX_BACKOFF_S = 300.0
 STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
+READ_RESOURCE = "read_resource"
+"""In the user's settings, reading resources counts as a tool with this name."""
+
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -95,11 +122,19 @@ class ServerConnection:
     call_timeout_s: float
     on_change: OnChange | None
     elicitation: ElicitationHandler | None = None
+    sampler: Sampler | None = None
     places: Sequence[Path] = ()
+    logins: LoginFolder | None = None
+    asker: LoginAsker | None = None
+    """Asks the user to log in, whether or not there is a login. If None, the editor asks, and only without a login."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Maps each invalid tool of the server to what is wrong with it."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
     """Maps each prompt that the server listed last to the server's own name for it."""
+    resources: tuple[ExternalResource, ...] = ()
+    """The resources and templates that the server listed last, kept after the server is gone."""
     settled: anyio.Event = field(default_factory=anyio.Event)
     """Set while the server is ready or has failed. Each start replaces this event with a new one."""
     was_ready: bool = False
@@ -109,19 +144,25 @@ class ServerConnection:
     _is_initialized: bool = False
     _has_answered: bool = False
     _process: ServerProcess | None = None
+    _auth: ServerAuth | None = None
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
     _restarting: anyio.Event = field(default_factory=anyio.Event)
     _wanted: anyio.Event = field(default_factory=anyio.Event)
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _lost_words: str = ""
-    _tools_changed: anyio.Event = field(default_factory=anyio.Event)
-    _prompts_changed: anyio.Event = field(default_factory=anyio.Event)
+    _tools_changed: Changes = field(default_factory=Changes)
+    _prompts_changed: Changes = field(default_factory=Changes)
+    _resources_changed: Changes = field(default_factory=Changes)
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
+    _resources_known: anyio.Event = field(default_factory=anyio.Event)
     _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
-    _running: list[str] = field(default_factory=list)
+    _running: list[RunningCall] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
+    _login_question: anyio.CancelScope | None = None
+    """Set while the server cannot start before the user has logged in."""
+    _asks_again: bool = False
     _logged: int = 0
     _failures: int = 0
     _losses: int = 0
@@ -129,10 +170,25 @@ class ServerConnection:
     _ready_at: float = math.inf
     _retry_at: float = -math.inf
 
+    def __post_init__(self) -> None:
+        if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
+            self._auth = ServerAuth(
+                server=self.server,
+                logins=self.logins,
+                asker=self.asker or self,
+                hold=self._without_deadline,
+                forces_login=self.asker is not None,
+            )
+
     @property
     def name(self) -> str:
         """The server's name."""
         return self.server.name
+
+    @property
+    def client(self) -> Client | None:
+        """The library's client while the server is ready."""
+        return self._client
 
     @property
     def status(self) -> ServerStatus:
@@ -142,6 +198,7 @@ class ServerConnection:
             state=self._state,
             detail=self._detail,
             tools=len(self.tools) if self._state == "ready" else 0,
+            resources=len(self.resources) if self.offers_resources else 0,
             losses=self._losses,
             loss=self._loss,
         )
@@ -157,6 +214,10 @@ class ServerConnection:
             try:
                 await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
+                if self._asks_again and self._auth is not None:
+                    self._asks_again = False
+                    self._auth.reset()
+                    continue
                 await self._fail(self._describe_end(error))
                 await self._wanted.wait()
 
@@ -182,13 +243,39 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state."""
-        if self._state == "ready":
+        """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
+        if self._auth is not None:
+            self._auth.reset()
+        if self._login_question is not None:
+            self._asks_again = True
+            self._login_question.cancel()
+        elif self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
             self._restarting.set()
         else:
             self.revive(at_once=True)
+
+    @property
+    def offers_resources(self) -> bool:
+        """Whether the server is ready and has resources that may be read."""
+        return self._state == "ready" and bool(self.resources) and self.may_be_read
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether the user's settings let the model read resources of this server."""
+        return is_offered(READ_RESOURCE, self.server.options)
+
+    @property
+    def is_reading_read_only(self) -> bool:
+        """Whether the user's settings declare that reading resources of this server changes nothing."""
+        return matches(READ_RESOURCE, self.server.options.read_only)
+
+    async def listed(self) -> None:
+        """Wait until the server has failed, or is ready and has listed its resources."""
+        await self.settled.wait()
+        if self._state == "ready":
+            await self._resources_known.wait()
 
     async def available(self) -> bool:
         """Wait until the server has started; if it has failed, start it again. Return whether it is ready."""
@@ -239,7 +326,9 @@ class ServerConnection:
         answered_by = min(anyio.current_time() + answer_s, deadline)
         with anyio.CancelScope(deadline=answered_by) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(await self._open(stack), self.name, on_message)
+                transport = filter_invalid_tools(
+                    await self._open(stack), self.name, on_message, self.left_out.__setitem__
+                )
                 client = Client(
                     transport,
                     mode=mode,
@@ -249,6 +338,7 @@ class ServerConnection:
                     logging_callback=self._on_log,
                     log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
                     elicitation_callback=self._on_question,
+                    sampling_callback=None if self.sampler is None else self._on_sampling,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
                 )
@@ -258,12 +348,13 @@ class ServerConnection:
                 self._starting.deadline = math.inf
                 self._client = client
                 self.was_ready, self._ready_at = True, time.monotonic()
-                self._prompts_known = anyio.Event()
+                self._prompts_known, self._resources_known = anyio.Event(), anyio.Event()
                 await self._settle("ready", "")
                 try:
                     await self._follow(client)
                 finally:
                     self._client = None
+                    self._resources_known.set()
         if self._starting.cancelled_caught:
             stopped = self._stopping.is_set()
             raise ToolServerError("stopped" if stopped else f"it did not answer within {self.start_timeout_s:g} s")
@@ -275,60 +366,78 @@ class ServerConnection:
                 self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
             case HttpServer(transport="sse", url=url, headers=headers):
-                return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
+                return sse_client(
+                    url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=self._auth
+                )
             case HttpServer(url=url, headers=headers):
                 timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
-                make = partial(httpx2.AsyncClient, headers=dict(headers), timeout=timeout)
+                hooks = {"response": [limit_body]}
+                # a small compressed body could grow without limit
+                plain = {"Accept-Encoding": "identity", **dict(headers)}
+                make = partial(httpx2.AsyncClient, headers=plain, timeout=timeout, event_hooks=hooks, auth=self._auth)
                 # making the client reads the system's certificates, which would block the event loop for 25 ms
                 http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
-                return streamable_http_client(url, http_client=http)
+                return streamable_http_client(url, http_client=http, max_sse_event_size=LINE_BYTES)
 
     async def _follow(self, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_resources, client)
             tasks.start_soon(self._follow_prompts, client)
+            tasks.start_soon(self._follow_tools, client)
             if sends_changes(client):
                 tasks.start_soon(self._listen, client)
-            await self._follow_tools(client)
+            closed = self._process.closed if self._process is not None else anyio.Event()
+            await first_of(self._stopping, self._restarting, self._lost, closed)
+            if not self._stopping.is_set() and not self._restarting.is_set():
+                raise ToolServerError("it ended" if closed.is_set() else self._lost_words)
             tasks.cancel_scope.cancel()
 
     async def _follow_tools(self, client: Client) -> None:
-        closed = self._process.closed if self._process is not None else anyio.Event()
         while True:
-            await first_of(self._stopping, self._restarting, self._lost, closed, self._tools_changed)
-            if self._stopping.is_set() or self._restarting.is_set():
-                return
-            if closed.is_set():
-                raise ToolServerError("it ended")
-            if self._lost.is_set():
-                raise ToolServerError(self._lost_words)
-            self._tools_changed = anyio.Event()
-            self.tools = await list_tools(client, self.prefix, self.server.options)
-            await self._settle("ready", "")
+            await self._tools_changed.next()
+            found = await list_tools(client, self.prefix, self.server.options)
+            if found != self.tools:
+                self.tools = found
+                await self._settle("ready", "")
 
     async def _follow_prompts(self, client: Client) -> None:
         while True:
-            self._prompts_changed = anyio.Event()
             found = await list_prompts(client, self.name, self.prefix)
             self._prompts_known.set()
             if found != self.prompts:
                 self.prompts = found
                 if self.on_change is not None:
                     await self.on_change()
-            await self._prompts_changed.wait()
+            await self._prompts_changed.next()
+
+    async def _follow_resources(self, client: Client) -> None:
+        while True:
+            self.resources = await list_resources(client, self.name)
+            self._resources_known.set()
+            await self._resources_changed.next()
 
     async def _listen(self, client: Client) -> None:
         """Listen for changes of the listings. A server with the newer protocol sends them on a separate stream."""
         while True:
             try:
-                async with client.listen(tools_list_changed=True, prompts_list_changed=True) as changes:
-                    async for _ in changes:
-                        self._tools_changed.set()
-                        self._prompts_changed.set()
+                async with client.listen(
+                    tools_list_changed=True, prompts_list_changed=True, resources_list_changed=True
+                ) as changes:
+                    async for change in changes:
+                        match change:
+                            case ToolsListChanged():
+                                self._tools_changed.report()
+                            case PromptsListChanged():
+                                self._prompts_changed.report()
+                            case ResourcesListChanged():
+                                self._resources_changed.report()
+                            case _:
+                                pass
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
-                self._tools_changed.set()  # the listings may have changed while the stream was lost
-                self._prompts_changed.set()
+                for listing in (self._tools_changed, self._prompts_changed, self._resources_changed):
+                    listing.report()  # it may have changed while the stream was lost
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info(
                     "MCP server %s does not report changes of its listings: %s", self.name, describe_error(error)
@@ -340,9 +449,11 @@ class ServerConnection:
     async def _on_message(self, message: IncomingMessage) -> None:
         match message:
             case mcp.ToolListChangedNotification():
-                self._tools_changed.set()
+                self._tools_changed.report()
             case mcp.PromptListChangedNotification():
-                self._prompts_changed.set()
+                self._prompts_changed.report()
+            case mcp.ResourceListChangedNotification():
+                self._resources_changed.report()
             case mcp.ElicitCompleteNotification() if self.elicitation is not None:
                 await self.elicitation.finish_question(message.params.elicitation_id)
             case _:
@@ -374,7 +485,13 @@ class ServerConnection:
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
         free = 1 if self.was_ready else 0
-        wait_s = 0.0 if self._failures <= free else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        # the user may log in elsewhere at any time, and a server that asks for a login costs nothing to try
+        has_login_problem = self._auth is not None and bool(self._auth.problem)
+        wait_s = (
+            0.0
+            if self._failures <= free or has_login_problem
+            else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        )
         self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
@@ -385,42 +502,74 @@ class ServerConnection:
     def _describe_end(self, error: BaseException) -> str:
         """Why the server failed. If its process has ended, the reason for that says more than the error of the
         broken connection."""
+        if self._auth is not None and self._auth.problem:
+            return self._auth.problem
         process = self._process
         if process is not None and process.closed.is_set():
             return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
         return describe_error(error)
 
-    # Its tools and prompts
+    # Its tools, resources and prompts
+
+    def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
+        """The announcement of a call, for people."""
+        return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
 
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
         """Call a tool; a failure is an outcome that names the server."""
+
+        async def send(client: Client) -> Outcome:
+            progress = report_progress(on_output)
+            return outcome_of(
+                await client.call_tool(tool.name, dict(arguments), progress_callback=progress, meta=trace_meta())
+            )
+
+        running = RunningCall.of(call_id, tool.spec.name, arguments, self.announce(tool.title))
+        return await self._run(running, tool.name, send)
+
+    async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
+        """Read a resource; a failure is an outcome that names the server."""
+
+        async def send(client: Client) -> Outcome:
+            return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
+
+        arguments = {"server": self.prefix, "uri": uri}
+        running = RunningCall.of(call_id, READ_RESOURCE, arguments, self.announce(uri, "read"))
+        return await self._run(running, on_one_line(uri), send)
+
+    async def complete(self, template: str, variable: str, value: str) -> Outcome:
+        """Ask the server for values of a variable of a template; a failure is an outcome that names the server."""
+
+        async def send(client: Client) -> Outcome:
+            if client.server_capabilities.completions is None:
+                return self._failure("suggests no values for templates; fill in the template without it")
+            ref = mcp.ResourceTemplateReference(uri=template)
+            result = await client.complete(ref, {"name": variable, "value": value})
+            return Outcome(text=encodable(completions_of(result, variable)))
+
+        running = RunningCall.of("", READ_RESOURCE, {}, self.announce(template, "read"))
+        return await self._run(running, on_one_line(template), send)
+
+    async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
+        """Run a request about `what` in a slot. A failure is an outcome."""
         await self.available()
         async with self._slots.slot():
-            return await self._call(tool, arguments, on_output, call_id)
-
-    async def _call(
-        self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str
-    ) -> Outcome:
-        if self._client is None:
-            return self._failure(f"is not available: {self._detail or 'it was stopped'}")
-        self._running.append(call_id)
-        try:
-            progress = report_progress(on_output)
-            result = await self._client.call_tool(
-                tool.name, dict(arguments), progress_callback=progress, meta=trace_meta()
-            )
-        except MCPError as error:
-            return self._failure(self._describe_refusal(tool, error))
-        except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
-            return self._failure(f"returned an unusable result for {tool.name}: {describe_error(error)}")
-        finally:
-            self._running.remove(call_id)
-            for scope, asked_by in self._questions.items():
-                if not self._running or (asked_by and asked_by == call_id):
-                    scope.cancel()  # nobody needs the answer to this question any more
-        return outcome_of(result)
+            if self._client is None:
+                return self._failure(f"is not available: {self._detail or 'it was stopped'}")
+            self._running.append(running)
+            try:
+                return await send(self._client)
+            except MCPError as error:
+                return self._failure(self._describe_refusal(what, error))
+            except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
+                return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
+            finally:
+                self._running.remove(running)
+                for scope, asked_by in self._questions.items():
+                    if not self._running or (asked_by and asked_by == running.call_id):
+                        scope.cancel()  # nobody needs the answer to this question any more
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
         """The prompts of the server, once it has started and listed them."""
@@ -452,7 +601,7 @@ class ServerConnection:
     ) -> mcp.ElicitResult | mcp.ErrorData:
         """Pass a question of the server to the user. If exactly one call is running, the question is attributed to that
         call."""
-        call_id = self._running[0] if len(self._running) == 1 else ""
+        call_id = self._running[0].call_id if len(self._running) == 1 else ""
         self._asked += 1
         with anyio.CancelScope() as scope:
             if self._running:
@@ -463,6 +612,66 @@ class ServerConnection:
                 self._questions.pop(scope, None)
         return mcp.ElicitResult(action="cancel")
 
+    async def _on_sampling(
+        self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
+    ) -> mcp.CreateMessageResult | mcp.ErrorData:
+        """Let the session's model answer the server, if the user allows it. The question is shown with the newest
+        running call of the server."""
+        assert self.sampler is not None, "only then is sampling offered"
+        try:
+            running = self._running[-1] if self._running else None
+            request = sampling_request(params, running, self.name, self.prefix, self.server.options, self.keys().mask)
+        except ArgumentError as error:
+            logger.warning("MCP server %s: its request to the model was refused: %s", self.name, error)
+            return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
+        if sum(1 for each in self._questions.values() if each) >= SERVER_WAITS:
+            words = f"{SERVER_WAITS} requests wait already"
+            logger.info("MCP server %s: its request to the model was refused: %s", self.name, words)
+            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
+        with anyio.CancelScope() as scope:
+            self._questions[scope] = request.call.call_id
+            try:
+                return result_of(await self.sampler.sample(request, progress_sender(context)))
+            finally:
+                self._questions.pop(scope, None)
+        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
+
+    @property
+    def can_ask(self) -> bool:
+        """See :class:`crow.tools.LoginAsker`."""
+        return self.elicitation is not None and "url" in self.elicitation.question_kinds
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
+        assert self.elicitation is not None, "asked only if `can_ask`"
+        call_id = self._running[0].call_id if len(self._running) == 1 else ""
+        self._asked += 1
+        with anyio.CancelScope() as scope:
+            if self._running:
+                self._questions[scope] = call_id
+            elif self._client is None:
+                self._login_question = scope
+            try:
+                page_id = f"{self.prefix}-{self._asked}"
+                return await ask_to_log_in(self.elicitation, self.name, question, call_id, page_id)
+            finally:
+                self._questions.pop(scope, None)
+                self._login_question = None
+        return "gone"
+
+    @contextmanager
+    def _without_deadline(self) -> Iterator[None]:
+        """Let the server take any time to start while the user logs in."""
+        is_starting = self._state == "starting" and self._client is None
+        if is_starting:
+            self._has_answered = True
+            self._starting.deadline = math.inf
+        try:
+            yield
+        finally:
+            if is_starting and self._client is None:
+                self._starting.deadline = anyio.current_time() + self.start_timeout_s
+
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""
         return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
@@ -470,20 +679,22 @@ class ServerConnection:
     def _failure(self, words: str) -> Outcome:
         return Outcome(text=f"MCP server {self.name} {words}", is_error=True)
 
-    def _describe_refusal(self, tool: ExternalTool, error: MCPError) -> str:
+    def _describe_refusal(self, what: str, error: MCPError) -> str:
         gone = error.code == mcp.CONNECTION_CLOSED
         if isinstance(self.server, HttpServer) and (gone or error.message == "Session terminated"):
             # An HTTP server has no process to watch: only a failed call shows that the server is gone or has forgotten
             # the session.
             self._lost_words = describe_error(error)
             self._lost.set()
+        if self._auth is not None and self._auth.problem:
+            return f"refused {what}: {self._auth.problem}"
         if error.code == mcp.REQUEST_TIMEOUT:
-            return f"did not answer the call of {tool.name} within {self.call_timeout_s:g} s"
+            return f"did not answer the call of {what} within {self.call_timeout_s:g} s"
         if error.code == mcp.PARSE_ERROR:
-            return f"returned an unreadable result for {tool.name}: {describe_error(error)}"
+            return f"returned an unreadable result for {what}: {describe_error(error)}"
         if gone:
-            return f"ended during {tool.name}: {self._describe_end(error)}"
-        return f"refused {tool.name}: {describe_error(error)}"
+            return f"ended during {what}: {self._describe_end(error)}"
+        return f"refused {what}: {describe_error(error)}"
 
 
 def trace_meta() -> mcp.RequestParamsMeta | None:
@@ -511,9 +722,39 @@ def refused_handshake(error: BaseException) -> bool:
 
 def sends_changes(client: Client) -> bool:
     """Whether the server reports changes of its listings as in the newer protocol, on a separate stream."""
-    capabilities = (client.server_capabilities.tools, client.server_capabilities.prompts)
+    offered = client.server_capabilities
+    capabilities = (offered.tools, offered.prompts, offered.resources)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
+
+
+async def limit_body(response: httpx2.Response) -> None:
+    """Let a response that is not a stream of events have at most `LINE_BYTES`. The library limits streams itself."""
+    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        response.stream = LimitedBody(response)
+
+
+class LimitedBody(httpx2.AsyncByteStream):
+    """The body of a response, which ends with an error if it is too large or compressed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
+        self._body = response.stream
+        self._encoding = response.headers.get("content-encoding", "identity").lower()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """:raises httpx2.StreamError: the body is too large or compressed."""
+        if self._encoding != "identity":
+            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow asked for plain text")
+        size = 0
+        async for chunk in self._body:
+            size += len(chunk)
+            if size > LINE_BYTES:
+                raise httpx2.StreamError(f"it has more than {LINE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
 
 
 async def first_of(*events: anyio.Event) -> None:

@@ -1,10 +1,11 @@
-"""Lists the tools and prompts of an MCP server, names them for the model or the user, and searches tools."""
+"""Lists what an MCP server offers, leaves out what is invalid, names tools and prompts, and searches tools."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,9 @@ from mcp.client import Client
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
+from crow.domain.rendering import on_one_line, safe
 from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
 
@@ -31,7 +34,11 @@ Page = TypeVar("Page", bound=mcp.PaginatedResult)
 MAX_PAGES = 50
 MAX_TOOLS = 2_000
 MAX_PROMPTS = 100
+MAX_RESOURCES = 2_000
+MAX_TEMPLATES = 200
 PROMPTS_S = 10.0
+RELIST_S = 1.0
+MAX_RELIST_S = 60.0
 PROMPT_DESCRIPTION_CHARS = 200
 MAX_FOUND = 10
 DESCRIPTION_CHARS = 8_000
@@ -42,6 +49,13 @@ TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", 
 NAME_CHARS = 64
 PREFIX_CHARS = 30
 HASH_CHARS = 8
+URI_CHARS = 2_000
+SHOWN_CHARS = 100
+LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] = {
+    "resources": (mcp.Resource, "uri", MAX_RESOURCES),
+    "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
+}
+"""For each list in an answer of a server: its type, the member that is a URI, and how many of the list are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +79,7 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
     tools: dict[str, mcp.Tool] = {}
     async for page in pages(client.list_tools):
         for tool in page.tools:
-            if (not options.allow or matches(tool.name, options.allow)) and not matches(tool.name, options.deny):
+            if is_offered(tool.name, options):
                 tools.setdefault(tool.name, tool)
         if len(tools) >= MAX_TOOLS:
             break
@@ -112,6 +126,11 @@ async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
             return
 
 
+def is_offered(tool: str, options: ServerOptions) -> bool:
+    """Whether the user's settings offer a tool with this name."""
+    return (not options.allow or matches(tool, options.allow)) and not matches(tool, options.deny)
+
+
 def matches(tool: str, patterns: Sequence[str]) -> bool:
     """Whether one of the globs matches the name."""
     return any(fnmatchcase(tool, pattern) for pattern in patterns)
@@ -149,32 +168,68 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
     return "\n\n".join(blocks) + more
 
 
+# Changes
+
+
+class Changes:
+    """The server's reports that a listing has changed.
+
+    The first change is served at once. A server that reports changes again and again is listed more and more rarely.
+    """
+
+    def __init__(self) -> None:
+        self._reported = anyio.Event()
+        self._listed_at = -math.inf
+        self._wait_s = 0.0
+
+    def report(self) -> None:
+        """Note that the listing has changed."""
+        self._reported.set()
+
+    async def next(self) -> None:
+        """Wait until the listing has changed and may be fetched again."""
+        await self._reported.wait()
+        since_s = anyio.current_time() - self._listed_at
+        self._wait_s = 0.0 if since_s > MAX_RELIST_S else min(max(RELIST_S, 2 * self._wait_s), MAX_RELIST_S)
+        await anyio.sleep(max(0.0, self._wait_s - since_s))
+        self._reported = anyio.Event()
+        self._listed_at = anyio.current_time()
+
+
 # Invalid tools
 
 
 @asynccontextmanager
 async def filter_invalid_tools(
-    transport: AbstractAsyncContextManager[Any], server: str, on_message: Callable[[], None]
+    transport: AbstractAsyncContextManager[Any],
+    server: str,
+    on_message: Callable[[], None],
+    on_fault: Callable[[str, str], None],
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
-    """Wrap `transport` so that invalid tools are removed from each listing. `on_message` is called for each message of
-    the server.
+    """Wrap `transport` so that invalid tools and resources are removed from each listing. `on_message` is called for
+    each message of the server, `on_fault` with the name of each invalid tool and what is wrong with it.
 
     Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
     request.
     """
     async with transport as (incoming, outgoing):
-        yield ValidTools(incoming, server, on_message), outgoing
+        yield ValidTools(incoming, server, on_message, on_fault), outgoing
 
 
 class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
     """The messages of a server, with invalid tools removed from its listings and logged."""
 
     def __init__(
-        self, messages: ObjectReceiveStream[SessionMessage | Exception], server: str, on_message: Callable[[], None]
+        self,
+        messages: ObjectReceiveStream[SessionMessage | Exception],
+        server: str,
+        on_message: Callable[[], None],
+        on_fault: Callable[[str, str], None],
     ) -> None:
         self._messages = messages
         self._server = server
         self._on_message = on_message
+        self._on_fault = on_fault
 
     async def receive(self) -> SessionMessage | Exception:
         message = await self._messages.receive()
@@ -183,7 +238,10 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
         if isinstance(answer, mcp.JSONRPCResponse) and isinstance(answer.result, dict):
             tools = answer.result.get("tools")
             if isinstance(tools, list):
-                answer.result["tools"] = [tool for tool in tools if self._is_valid(tool)]
+                answer.result["tools"] = [tool for tool in tools[:MAX_TOOLS] if self._is_valid(tool)]
+                if len(tools) > MAX_TOOLS:
+                    logger.warning("MCP server %s: only %s tools are offered", self._server, f"{MAX_TOOLS:,}")
+            keep_valid_resources(answer.result, self._server)
         return message
 
     async def aclose(self) -> None:
@@ -193,6 +251,7 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
         if (fault := tool_fault(tool)) is not None:
             name = tool.get("name") if isinstance(tool, dict) else None
             logger.warning("MCP server %s: tool %s is left out: %s", self._server, name, fault)
+            self._on_fault(str(name), fault)
         return fault is None
 
 
@@ -257,6 +316,54 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
         yield from ((one, f"{where}/{key}") for one in (inner if isinstance(inner, list) else [None]))
     items = schema.get("items", True)
     yield from ((one, f"{where}/items") for one in (items if isinstance(items, list) else [items]))
+
+
+# Invalid resources
+
+
+def keep_valid_resources(result: dict[str, Any], server: str) -> None:
+    """Remove invalid and surplus resources from an answer of a server.
+
+    The library would refuse a whole listing because of one invalid resource, and would spend seconds on one with
+    hundreds of thousands.
+    """
+    for key, (model, uri_key, most) in LISTS.items():
+        listed = result.get(key)
+        if not isinstance(listed, list):
+            continue
+        faults = [resource_fault(one, model, uri_key) for one in listed[:most]]
+        result[key] = [one for one, fault in zip(listed, faults, strict=False) if fault is None]
+        left_out = len(listed) - len(result[key])
+        if left_out:
+            first = next(filter(None, faults), f"there are more than {most:,}")
+            logger.warning("MCP server %s: %s of its %s are left out: %s", server, f"{left_out:,}", key, first)
+
+
+def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate], uri_key: str) -> str | None:
+    """Why a listed resource cannot be offered; None if it can."""
+    if not isinstance(one, dict):
+        return "it is not an object"
+    try:
+        checked_uri(one.get(uri_key))
+        model.model_validate(one, by_name=False)
+    except ArgumentError as error:
+        return str(error)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return None
+
+
+def checked_uri(uri: object) -> str:
+    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: it is no URI, or it could mislead the user."""
+    if not isinstance(uri, str) or not uri:
+        raise ArgumentError("the uri is missing; expected text such as file:///notes.md")
+    if len(uri) > URI_CHARS:
+        raise ArgumentError(f"the uri has {len(uri):,} characters; expected at most {URI_CHARS:,}")
+    if safe(uri) != uri or len(uri.split()) != 1 or ":" not in uri:
+        shown = on_one_line(uri[:SHOWN_CHARS])
+        raise ArgumentError(f"the uri is {shown}; expected a URI such as file:///a%20b without hidden characters")
+    return uri
 
 
 # Names

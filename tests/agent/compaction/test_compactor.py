@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import anyio
@@ -12,8 +13,10 @@ from crow.agent.compaction.budget import CompactionPolicy
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.window import ContextWindow
 from crow.domain.entries import (
+    Announcement,
     Checkpoint,
     Entry,
+    Location,
     Mask,
     ModelRequest,
     NewEntry,
@@ -21,17 +24,19 @@ from crow.domain.entries import (
     Prompt,
     Reminder,
     Restore,
+    ShownFile,
     TurnEnd,
 )
 from crow.domain.errors import ContextOverflow, LeafMoved, TurnError
 from crow.domain.events import CompactionChanged, ContextMeasured
 from crow.domain.messages import Text, Usage, UserMessage
+from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo
 from crow.store import SessionChanges
 from tests.support.compaction import SUMMARY, AnsweringModel, Notes, branch_of, compactor_on, summariser
 from tests.support.memory_store import MemoryStore
 from tests.support.paths import result_of, said, user
-from tests.support.scripted_model import Say
+from tests.support.scripted_model import Say, call
 
 SYSTEM = Prompt(system="s" * 4_000, tools=(), cwd="/", model="m")
 FRESH = Prompt(system="t" * 4_000, tools=(), cwd="/", model="m")
@@ -111,6 +116,70 @@ async def test_mode_and_plan_go_into_the_checkpoint(place: Place) -> None:
     assert isinstance(checkpoint, Checkpoint)
     assert (checkpoint.mode, checkpoint.plan) == ("plan", plan)
     assert (place.branch.projection.mode, place.branch.projection.plan) == ("plan", plan)
+
+
+async def read(place: Place, path: str, text: str) -> None:
+    """The model reads a file."""
+    called = replace(said("", "a"), calls=(call("read_file", path=path),))
+    (step,) = await place.branch.record([NewEntry(body=called)])
+    announcement = Announcement(title="read_file", locations=(Location(path=path),))
+    result = replace(result_of(step.id, 0, text), announcement=announcement)
+    await place.branch.record([NewEntry(body=result)])
+
+
+def shows(*files: tuple[str, str | None]) -> Callable[[str], Awaitable[str | None]]:
+    texts = dict(files)
+
+    async def read_file(path: str) -> str | None:
+        return texts.get(path)
+
+    return read_file
+
+
+async def test_checkpoint_shows_the_files_in_use_as_they_are_now(place: Place) -> None:
+    for name in "abcd":
+        await read(place, f"/{name}", f"{name} as it was " * 20)
+    await place.talk(3)
+    await read(place, "/e", "e is still in view " * 20)
+    files = shows(
+        ("/a", "a as it is now </file>"), ("/b", None), ("/c", "c" * 40_000), ("/e", "e is still in view " * 20)
+    )
+    compactor = compactor_on(place.branch, place.model, fresh_prompt=fresh, read_file=files)
+    await compactor.make_room()
+    body = place.stored()[-1].body
+    assert isinstance(body, Checkpoint)
+    # /b cannot be read, /c is too large, /d is gone, and the model still sees /e.
+    assert body.files_shown == (ShownFile(path="/a", text="a as it is now </file>"),)
+    assert '<file_ path="/a">\na as it is now </file>\n</file_>' in text_of_checkpoint(place)
+    assert body.tokens_after == place.branch.context().estimate
+    # The next checkpoint goes on showing it, with its text of that time.
+    await place.talk(3)
+    files = shows(("/a", "a as it is later"))
+    await compactor_on(place.branch, place.model, fresh_prompt=fresh, read_file=files).make_room()
+    assert "a as it is later" in text_of_checkpoint(place)
+    assert "a as it is now" not in text_of_checkpoint(place)
+
+
+async def test_files_in_use_fit_into_the_room_and_the_newest_come_first(place: Place) -> None:
+    names = [f"/{number}" for number in range(12)]
+    for name in names:
+        await read(place, name, "seen")
+    await place.talk(3)
+    files = shows(*[(name, f"{name} " + "x" * 2_000) for name in names])
+    compactor = compactor_on(place.branch, place.model, fresh_prompt=fresh, read_file=files)
+    await compactor.make_room()
+    body = place.stored()[-1].body
+    assert isinstance(body, Checkpoint)
+    shown = [file.path for file in body.files_shown]
+    assert shown == names[::-1][: len(shown)]
+    assert 2 <= len(shown) < 12
+    assert body.tokens_after <= compactor.gauge.limits().files_ceiling
+
+
+def text_of_checkpoint(place: Place) -> str:
+    message = place.branch.context().messages[1]
+    assert isinstance(message, UserMessage)
+    return parts_text(message.parts)
 
 
 async def test_mask_is_one_entry_and_asks_no_model(place: Place) -> None:

@@ -117,7 +117,9 @@ def check_pass(simulation: Simulation) -> None:
             assert not limits.is_configured
             assert body.tokens_after <= 0.9 * body.tokens_before
         else:
-            assert body.tokens_after <= (limits.ceiling if nothing_kept else limits.target)
+            shows_files = isinstance(body, Checkpoint) and body.files_shown
+            with_files = limits.files_ceiling if shows_files else 0
+            assert body.tokens_after <= max(with_files, limits.ceiling if nothing_kept else limits.target)
         if isinstance(body, Mask):
             check_mask(simulation, result.entry, limits.target)
         if simulation.branch.entries[-1] is result.entry and not limits.is_tiny:

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
-from crow.agent.compaction.checkpoint import files_touched, masking_order, select_pins, select_skills
+from crow.agent.compaction.checkpoint import (
+    files_touched,
+    masking_order,
+    reads_in_use,
+    select_pins,
+    select_skills,
+)
 from crow.agent.compaction.planner import Decision, Noop, plan
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import (
@@ -126,6 +132,47 @@ def test_partial_read_is_superseded_only_by_the_same_part_or_the_whole_file() ->
     assert masking_order([*path.entries[:-1], failed])[-1] == third
 
 
+def test_files_in_use_are_not_masked_as_long_as_they_fit_their_share() -> None:
+    read = [("read_file", f"/{number}", f"{number} " + "x" * 4_000) for number in range(3)]
+    logs = [("shell", f"make {number}", f"{number} " + "y" * 4_000) for number in range(10)]
+    path = ran_calls(*read, *logs)
+    for body in (said("well"), END, user("next")):
+        path.add(body)
+    bodies = [entry.body for entry in path.entries[1:]]
+    decision, projection = decide(*bodies)
+    assert isinstance(decision, Mask)
+    reads = outputs(path)[:3]
+    assert set(reads) <= set(decision.exceptions)
+    assert reads_in_use(None, projection.entries, 10_000) == frozenset(reads)
+    assert reads_in_use(None, projection.entries, 1_500) == frozenset(reads[2:])
+    # The budget is counted from the file that was used last. Files that are only changed have no text to keep.
+    edit = ToolCall(id="", name="edit_file", arguments=json.dumps({"path": "/0"}))
+    step = path.add(Assistant(text="", message_id="m", calls=(edit,)))
+    announcement = Announcement(title="edit_file", locations=(Location(path="/0"),))
+    path.add(replace(result_of(step.id, 0, "edited", name="edit_file"), announcement=announcement))
+    assert reads_in_use(None, path.entries, 1_500) == frozenset(reads[:1])
+    too_many = [("read_file", f"/{number}", f"{number} " + "x" * 4_000) for number in range(14)]
+    many = ran_calls(*too_many)
+    for body in (said("well"), END, user("next")):
+        many.add(body)
+    assert isinstance(decide(*[entry.body for entry in many.entries[1:]])[0], Mask)
+
+
+def test_less_of_the_recent_messages_is_kept_if_files_in_use_need_the_room() -> None:
+    def kept(*files: tuple[str, str, str]) -> int:
+        path = ran_calls(*files)
+        for _ in range(16):
+            for body in exchange("q" * 1_000, "a" * 1_000):
+                path.add(body)
+        decision, projection = decide(*[entry.body for entry in path.entries[1:]], used=15_000, reason="command")
+        assert isinstance(decision, tuple)
+        first = decision[0].body.first_kept
+        return sum(1 for entry in projection.entries if first is not None and entry.id >= first)
+
+    files = [("read_file", f"/{number}", f"{number} " + "x" * 4_000) for number in range(4)]
+    assert kept(*files) < kept(files[0])
+
+
 def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
     files = [("read_file", f"/{number}", f"{number} " + "x" * 8_000) for number in range(4)]
     logs = [("shell", f"make {number}", f"{number} " + "y" * 8_000) for number in range(2)]
@@ -133,16 +180,16 @@ def test_only_as_many_outputs_are_masked_as_the_target_needs() -> None:
     for body in (said("well"), END, user("n" * 2_000)):
         path.add(body)
     decision, projection = decide(*[entry.body for entry in path.entries[1:]])
-    *_, third, fourth, second_log, _ = outputs(path)
+    *_, third, fourth, _, end = outputs(path)
     assert isinstance(decision, Mask)
-    assert (decision.before, decision.exceptions) == (second_log + 1, (third, fourth))
+    assert (decision.before, decision.exceptions) == (end + 1, (third, fourth))
     limits = limits_for(16_000, None, projection.context().fixed_estimate, CompactionPolicy())
     assert decision.tokens_after <= limits.target < decision.tokens_after + 1_900
     masked = PathBuilder(
         *[entry.body for entry in path.entries], Mask(before=decision.before, exceptions=(third, fourth))
     )
     shown = [message.text[:1] for message in for_model(masked.entries).messages if isinstance(message, ToolMessage)]
-    assert shown == ["[", "[", "[", "2", "3", "[", "z"]
+    assert shown == ["[", "[", "[", "2", "3", "[", "["]
 
 
 def test_compact_command_summarises_without_masking_first() -> None:

@@ -1,51 +1,16 @@
-"""Checks a recording against the protocol: each message against the schema, and the order of the messages."""
+"""Checks the order of messages while a test runs, and raises at the first fault."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.schema import SchemaChecker, Side, Violation, violation
+from crow.trace.schema import Side, violation
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
 SUBAGENT_UPDATES = ("subagent_update", "session_message", "session_message_chunk")
 TURN_UPDATES = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
-
-
-@dataclass(slots=True, kw_only=True)
-class CheckResult:
-    """What is wrong in a recording.
-
-    `faults` are the agent's errors and `client_faults` the client's, each as `line 12: text`. `unanswered` are the
-    requests that had no response when the recording ended, as `method (id)`. They are not faults.
-    """
-
-    messages: int = 0
-    faults: list[str] = field(default_factory=list)
-    client_faults: list[str] = field(default_factory=list)
-    unanswered: tuple[str, ...] = ()
-
-
-def check(recording: Iterable[Recorded]) -> CheckResult:
-    """Checks every message of a recording. A fault does not end the check."""
-    result, schema, order = CheckResult(), SchemaChecker(), OrderChecker()
-    for recorded in recording:
-        result.messages += 1
-        faults = result.faults if recorded.sender == "agent" else result.client_faults
-        if recorded.text is not None:
-            if recorded.sender == "agent":  # a broken line of the client is no fault: the agent answers with an error
-                faults.append(f"line {recorded.line}: not JSON: {recorded.text[:200]}")
-            continue
-        try:
-            schema.check(recorded.sender, recorded.message)
-            order.check(recorded.sender, recorded.message)
-        except Violation as error:
-            faults.append(f"line {recorded.line}: {error}")
-    result.unanswered = schema.unanswered()
-    return result
 
 
 @dataclass(slots=True)

@@ -1,0 +1,148 @@
+"""Lists the resources of MCP servers, describes them to the model, and converts what is read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+import mcp_types as mcp
+from mcp.client import Client
+
+from crow.domain.entries import Attachment
+from crow.domain.messages import Image
+from crow.domain.rendering import on_one_line
+from crow.tools import Outcome
+from crow.tools.builtin.files import sound_picture_type
+from crow.tools.mcp.calls import count_bytes, describe_error, encodable
+from crow.tools.mcp.listing import MAX_RESOURCES, MAX_TEMPLATES, URI_CHARS, pages
+
+logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 100
+MAX_CONTENTS = 100
+LISTING_S = 10.0
+NAME_CHARS = 100
+ABOUT_CHARS = 200
+ATTACHED_BYTES = 10_000_000
+"""Binary contents above this size are described, but not shown to the user."""
+
+COMPLETIONS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalResource:
+    """A resource that a server lists, or a template for the URIs of resources. `about` is text for the model."""
+
+    uri: str
+    about: str = ""
+    is_template: bool = False
+
+    @property
+    def line(self) -> str:
+        """The resource in a listing for the model."""
+        return f"- {'template ' if self.is_template else ''}{self.uri}{f'  {self.about}' if self.about else ''}"
+
+
+async def list_resources(client: Client, server: str) -> tuple[ExternalResource, ...]:
+    """The resources and templates of a server, in the server's order. Empty or incomplete if listing fails."""
+    if client.server_capabilities.resources is None:
+        return ()
+    resources: dict[str, ExternalResource] = {}
+    templates: dict[str, ExternalResource] = {}
+    try:
+        with anyio.fail_after(LISTING_S):
+            async for page in pages(client.list_resources):
+                for one in page.resources:
+                    resources.setdefault(one.uri, external_resource(one))
+                if len(resources) >= MAX_RESOURCES:
+                    logger.warning("MCP server %s: only %s resources are listed", server, f"{MAX_RESOURCES:,}")
+                    break
+    except Exception as error:  # noqa: BLE001 - whatever fails here must not cost the server its tools
+        logger.warning("MCP server %s did not list its resources: %s", server, describe_error(error))
+    try:
+        with anyio.fail_after(LISTING_S):
+            async for more in pages(client.list_resource_templates):
+                for each in more.resource_templates:
+                    templates.setdefault(each.uri_template, external_resource(each))
+                if len(templates) >= MAX_TEMPLATES:
+                    break
+    except Exception as error:  # noqa: BLE001 - many servers have resources and no templates
+        logger.info("MCP server %s did not list templates of resources: %s", server, describe_error(error))
+    return (*list(templates.values())[:MAX_TEMPLATES], *list(resources.values())[:MAX_RESOURCES])
+
+
+def external_resource(found: mcp.Resource | mcp.ResourceTemplate) -> ExternalResource:
+    is_template = isinstance(found, mcp.ResourceTemplate)
+    uri = found.uri_template if isinstance(found, mcp.ResourceTemplate) else found.uri
+    size = None if isinstance(found, mcp.ResourceTemplate) or found.size is None else f"{found.size:,} bytes"
+    name = shortened(found.title or found.name, NAME_CHARS)
+    kind = shortened(found.mime_type or "", NAME_CHARS)
+    about = ", ".join(filter(None, ("" if name == uri else name, kind, size)))
+    if found.description:
+        about += f"{': ' if about else ''}{shortened(found.description, ABOUT_CHARS)}"
+    return ExternalResource(uri=uri, about=about, is_template=is_template)
+
+
+def shortened(text: str, limit: int) -> str:
+    """The beginning of a server's text on one line, with hidden characters escaped."""
+    line = on_one_line(text[: 2 * limit])
+    return line if len(line) <= limit else line[:limit] + "…"
+
+
+def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
+    """A listing for the model: the resources of each server that contain all words of the query."""
+    words = query.lower().split()
+    blocks: list[str] = []
+    room, total = MAX_SHOWN, 0
+    for name, resources in servers.items():
+        matching = [one for one in resources if all(word in one.line.lower() for word in words)]
+        total += len(matching)
+        shown = matching[:room]
+        room -= len(shown)
+        if shown:
+            blocks.append("\n".join([f"{name}:", *(one.line for one in shown)]))
+    if not blocks:
+        count = sum(map(len, servers.values()))
+        return f'None of {count:,} resources matches "{query}".' if words else "There are no resources."
+    if total > MAX_SHOWN:
+        blocks.append(f"[{total - MAX_SHOWN:,} more; narrow the query]")
+    return "\n\n".join(blocks)
+
+
+def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
+    """The contents of a resource for the model and the user. Each content has a heading, unless there is only one."""
+    pieces: list[str] = []
+    images: list[Image] = []
+    attachments: list[Attachment] = []
+    contents = result.contents[:MAX_CONTENTS]
+    for content in contents:
+        heading = shortened(content.uri, URI_CHARS)
+        if isinstance(content, mcp.TextResourceContents):
+            is_alone = len(contents) == 1 and content.uri == uri
+            pieces.append(content.text if is_alone else f"{heading}:\n{content.text}")
+            continue
+        size = count_bytes(content.blob)
+        kind = content.mime_type or "of unknown type"
+        if (media := sound_picture_type(content.blob)) is not None:
+            images.append(Image(data=content.blob, mime_type=media))
+            pieces.append(f"[{heading}: a picture]")
+        else:
+            pieces.append(f"[{heading}, {shortened(kind, NAME_CHARS)}, {size:,} bytes: binary, models cannot read it]")
+            if size <= ATTACHED_BYTES:
+                attachments.append(
+                    Attachment(name=heading, uri=heading, mime_type=content.mime_type, data=content.blob)
+                )
+    if len(result.contents) > MAX_CONTENTS:
+        pieces.append(f"[{len(result.contents) - MAX_CONTENTS:,} more parts are left out]")
+    return Outcome(text=encodable("\n".join(pieces) or "(empty)"), images=tuple(images), attachments=tuple(attachments))
+
+
+def completions_of(result: mcp.CompleteResult, variable: str) -> str:
+    """The values that a server suggests for a variable of a template, for the model."""
+    values = [shortened(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
+    if not values:
+        return f"The server suggests no values for {variable}."
+    has_more = result.completion.has_more or len(result.completion.values) > COMPLETIONS
+    return "\n".join([f"Values for {variable}:", *values, *(["[there are more; give a beginning]"] * bool(has_more))])

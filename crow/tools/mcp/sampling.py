@@ -1,0 +1,160 @@
+"""Converts a server's requests to the session's model, and the model's answers."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mcp_types as mcp
+from mcp.client.session import ClientRequestContext
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from crow.domain.entries import Announcement
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import AssistantMessage, Image, Part, Text, UserMessage
+from crow.domain.rendering import SecretMask
+from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest, ServerOptions
+from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
+from crow.tools.mcp.listing import matches
+
+SAMPLING = "sampling"
+"""In `read_only` of a server, requests to the model count as a tool with this name."""
+
+SERVER_WAITS = 16
+"""How many questions and requests to the model one server may have waiting."""
+
+MAX_MESSAGES = 200
+MAX_CHARS = 100_000
+MAX_PICTURES = 8
+MAX_TOKENS = 8_192
+MAX_STOPS = 16
+STOP_CHARS = 200
+USER_REJECTED = -1
+STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
+    "end": "endTurn",
+    "length": "maxTokens",
+    "stop_sequence": "stopSequence",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunningCall:
+    """A request of crow that a server works on. `call_id` is empty if it belongs to no call of the model."""
+
+    call_id: str
+    name: str
+    arguments: str
+    announcement: Announcement
+
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: Mapping[str, Any], announcement: Announcement) -> RunningCall:
+        text = json.dumps(dict(arguments), ensure_ascii=False)
+        return cls(call_id=call_id, name=name, arguments=text, announcement=announcement)
+
+
+def sampling_request(
+    params: mcp.CreateMessageRequestParams,
+    running: RunningCall | None,
+    server: str,
+    prefix: str,
+    options: ServerOptions,
+    mask: SecretMask,
+) -> SamplingRequest:
+    """The request for the session. `running` is the call that the server works on.
+
+    Only the server's own messages are sent to the model: `includeContext`, `metadata`, the temperature and wishes about
+    the model are ignored, as the protocol allows.
+
+    :raises ~crow.domain.errors.ArgumentError: the request is invalid or too large, or no call runs.
+    """
+    call = None if running is None else parse_call_id(running.call_id)
+    if running is None or call is None:
+        raise ArgumentError("crow answers sampling/createMessage only while a call of this server runs")
+    if params.tools or params.tool_choice is not None:
+        raise ArgumentError("crow does not offer the capability sampling.tools; send the request without tools")
+    if params.max_tokens < 1:
+        raise ArgumentError(f"maxTokens is {params.max_tokens}; expected at least 1")
+    if not 1 <= len(params.messages) <= MAX_MESSAGES:
+        raise ArgumentError(f"messages has {len(params.messages):,} messages; expected 1 to {MAX_MESSAGES}")
+    stops = params.stop_sequences or []
+    if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= STOP_CHARS for stop in stops):
+        raise ArgumentError(f"stopSequences: expected at most {MAX_STOPS} texts of 1 to {STOP_CHARS} characters")
+    system = mask(encodable(params.system_prompt or ""))
+    grouped: list[tuple[str, list[Part]]] = []
+    for message in params.messages:
+        if not grouped or grouped[-1][0] != message.role:
+            grouped.append((message.role, []))
+        grouped[-1][1].extend(part_from(block, mask) for block in message.content_as_list)
+    parts = [part for _, some in grouped for part in some]
+    size = len(system) + sum(len(part.text) for part in parts if isinstance(part, Text))
+    if size > MAX_CHARS:
+        raise ArgumentError(f"the messages have {size:,} characters; expected at most {MAX_CHARS:,}")
+    if (pictures := sum(isinstance(part, Image) for part in parts)) > MAX_PICTURES:
+        raise ArgumentError(f"the messages have {pictures} pictures; expected at most {MAX_PICTURES}")
+    return SamplingRequest(
+        server=server,
+        prefix=prefix,
+        call=call,
+        name=running.name,
+        arguments=running.arguments,
+        announcement=running.announcement,
+        system=system,
+        messages=tuple(message_from(role, some) for role, some in grouped),
+        max_tokens=min(params.max_tokens, MAX_TOKENS),
+        stop_sequences=tuple(stops),
+        is_read_only=matches(SAMPLING, options.read_only),
+    )
+
+
+def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
+    """:raises ~crow.domain.errors.ArgumentError: the model cannot have said this."""
+    if role == "user":
+        return UserMessage(parts=tuple(parts))
+    if not all(isinstance(part, Text) for part in parts):
+        raise ArgumentError("a message with the role assistant has a picture; expected text")
+    return AssistantMessage(text="\n".join(part.text for part in parts if isinstance(part, Text)))
+
+
+def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
+    """:raises ~crow.domain.errors.ArgumentError: models cannot read this kind of content."""
+    match block:
+        case mcp.TextContent(text=text):
+            return Text(text=mask(encodable(text)))
+        case mcp.ImageContent(data=data, mime_type=kind) if (image := picture(data, kind, None)) is not None:
+            return image
+        case _:
+            raise ArgumentError(f"the messages contain {block.type} content that crow cannot use; expected text")
+
+
+def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResult | mcp.ErrorData:
+    """What the server is told."""
+    if isinstance(answer, SamplingRefusal):
+        return mcp.ErrorData(code=USER_REJECTED if answer.is_users else mcp.INTERNAL_ERROR, message=answer.words)
+    return mcp.CreateMessageResult(
+        role="assistant",
+        content=mcp.TextContent(type="text", text=answer.text),
+        model=answer.model,
+        stop_reason=STOP_REASONS[answer.stop],
+    )
+
+
+def progress_sender(context: ClientRequestContext) -> Callable[[int], Awaitable[None]]:
+    """Make a callback that reports the length of the answer to the server, at most ten times a second. Nothing is sent
+    unless the server has asked for it, or with the newer protocol, which knows no progress in this direction."""
+    meta: Mapping[str, Any] = context.meta or {}
+    token = meta.get("progress_token", meta.get("progressToken"))
+    is_wanted = token is not None and context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS
+    sent_at, sent = -math.inf, 0
+
+    async def report(length: int) -> None:
+        nonlocal sent_at, sent
+        if is_wanted and length > sent and time.monotonic() - sent_at >= PROGRESS_EVERY_S:
+            sent_at, sent = time.monotonic(), length
+            params = mcp.ProgressNotificationParams(progress_token=token, progress=float(length))
+            await context.session.send_notification(mcp.ProgressNotification(params=params))
+
+    return report
