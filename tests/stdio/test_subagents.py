@@ -20,6 +20,7 @@ from tests.support.random_tasks import Orders
 
 SUBAGENTS: Mapping[str, Any] = {"subagents": {}}
 INVALID, GONE = -32602, -32002
+OPENING = ("session/load", "session/resume", "session/fork")
 
 
 def cast(**scripts: Sequence[Reply]) -> Callable[[Recorded], Reply]:
@@ -402,10 +403,10 @@ async def test_a_sub_agent_goes_on_as_a_session_of_its_own(
         turn = await agent.start_prompt(session, "parent go")
         await agent.wait_for_update("subagent_update")
         child = child_of(agent, session)
-        for method in ("session/load", "session/resume", "session/fork", "session/delete", "session/archive"):
+        for method in (*OPENING, "session/delete", "session/archive"):
+            params = {"sessionId": child} | (open_it if method in OPENING else {})
             with pytest.raises(RpcError, match=f"{child} is a sub-agent that works for session {session}") as error:
-                opens = method in ("session/load", "session/resume", "session/fork")
-                await agent.request(method, {"sessionId": child} | (open_it if opens else {}))
+                await agent.request(method, params)
             assert error.value.code == INVALID
         for method, more in (
             ("session/prompt", {"prompt": [{"type": "text", "text": "mine go"}]}),
