@@ -225,7 +225,7 @@ class OpenSessions:
                 options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
                 if options:
                     row = await store.update_session(row.id, option_changes(row, options))
-            if (config := changed_config(row.config, request.config)) != row.config:
+            if (config := changed_config(config_of_own(row.config), request.config)) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
         return self._start(await store.open_session(row.id), request, contents)
 

@@ -526,6 +526,10 @@ async def test_a_kind_limits_its_sub_agent_at_work_and_as_a_session_of_its_own(
         assert await agent.prompt(session, "parent go") == {"stopReason": "end_turn"}
         child = child_of(agent, session)
         await agent.wait_for(lambda _: "idle end_turn" in states(agent, session, child))
+        open_it = {"sessionId": child, "cwd": str(place), "mcpServers": []}
+        fork = (await agent.request("session/fork", open_it))["sessionId"]
+        assert await agent.prompt(fork, "mine go") == {"stopReason": "end_turn"}
+        assert "You are a sub-agent" not in endpoint.asked[-1].body["messages"][0]["content"]
         await agent.load_session(child, place)
         await agent.request("session/set_mode", {"sessionId": child, "modeId": "auto"})
         assert await agent.prompt(child, "mine go") == {"stopReason": "end_turn"}
