@@ -14,7 +14,7 @@ import anyio.abc
 
 from crow.agent import WaitableToolbox
 from crow.agent.accounts import Budget
-from crow.agent.agent_kinds import OfferedAgents
+from crow.agent.agent_kinds import OfferedAgents, Speciality
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -23,12 +23,13 @@ from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.inbox import Inbox
 from crow.agent.mentions import Mention, attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
-from crow.agent.subagents import SubAgents
+from crow.agent.subagents import SubAgents, ToolSubset
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.titles import untitled_prompt, write_title
 from crow.agent.tool_calls import Permissions
@@ -38,7 +39,7 @@ from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerE
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
-from crow.tools import Ports, ServerPrompt, ServerStatus
+from crow.tools import Ports, ServerPrompt, ServerStatus, Toolbox
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class TurnRunner:
         self._briefing = Briefing(
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
-        self._permissions = Permissions(session.branch, session.client, session.workspace)
+        self._kind = Speciality.stored(session.branch.row.config)
+        """Limits a sub-agent of a kind that a client has opened as a session of its own."""
+        self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
         self._titling: BackgroundTask | None = None
@@ -76,6 +79,13 @@ class TurnRunner:
         self._next_attempt = 0
         """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
         log = BranchLog(session.adapters.store, session.branch)
+        self.inbox = Inbox(
+            session.branch,
+            session.adapters.store,
+            session.ended_before,
+            tasks=lambda: session.tasks,
+            has_turn=lambda: self.turn is not None,
+        )
         self.subagents = SubAgents(
             adapters=session.adapters,
             parent=session.branch,
@@ -87,6 +97,8 @@ class TurnRunner:
             compactor=self._make_compactor,
             budget=self._budget,
             standby=self._make_standby,
+            inbox=self.inbox,
+            tasks=lambda: session.tasks,
         )
         ports = Ports(
             log=log,
@@ -101,6 +113,7 @@ class TurnRunner:
                 self._budget,
                 lambda: session.adapters.model(session.branch.row.model),
             ),
+            background=self.inbox,
         )
         self.tools = Toolset(session, ports)
 
@@ -147,6 +160,7 @@ class TurnRunner:
             bounded_by=bounded_by,
             budget=self._budget,
             standby=self._make_standby(self._branch),
+            inbox=self.inbox,
         )
         self._budget.begin_turn()
         try:
@@ -304,6 +318,11 @@ class TurnRunner:
             open_model = partial(self._adapters.model, name)
             self._titling = BackgroundTask(tasks, partial(write_title, self._branch, prompt, open_model))
 
+    def close(self) -> None:
+        """Stop watching what runs in the background, and close the tools."""
+        self.inbox.close()
+        self.tools.close()
+
     async def _look_up(self) -> None:
         """Read the instruction files and the skills while the servers start. Afterwards, look up what crow has learned
         about the model's context window."""
@@ -312,7 +331,7 @@ class TurnRunner:
         await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
-    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
+    async def _prepare(self) -> tuple[Compactor, Toolbox]:
         """Get what a turn and a compaction need: a usable model, open tools, a prompt entry."""
         await self._adapters.load()
         model = await self._adapters.model(self._branch.row.model)
@@ -321,8 +340,11 @@ class TurnRunner:
         prefetch, self._prefetch = self._prefetch, None
         await (self._look_up() if prefetch is None else prefetch.wait())
         await self.tools.report_failures(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), toolbox
+        tools: Toolbox = toolbox
+        if self._kind.tools is not None:
+            tools = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
+        await self._briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), tools
 
     def _make_hooks(self, branch: Branch) -> BranchHooks:
         return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)

@@ -12,7 +12,7 @@ from crow.agent import Client
 from crow.agent.accounts import Budget, request_entry
 from crow.agent.branch import Branch
 from crow.agent.permissions import Allow
-from crow.agent.tool_calls import Permissions
+from crow.agent.tool_calls import CANNOT_ASK, Permissions
 from crow.domain.entries import NewEntry
 from crow.domain.errors import CrowError, ModelError, StoreError
 from crow.domain.events import CallProgressed
@@ -70,8 +70,10 @@ class ModelSampler:
             try:
                 if place in self._rejected:
                     return NOT_ALLOWED
-                if not isinstance(await self._permissions.judge_sampling(request, question_text(request)), Allow):
-                    self._rejected.add(place)
+                decision = await self._permissions.judge_sampling(request, question_text(request))
+                if not isinstance(decision, Allow):
+                    if decision is None or decision.words != CANNOT_ASK:  # the user may be asked for another call
+                        self._rejected.add(place)
                     return NOT_ALLOWED
                 model = await self._open_model()
                 model.check()

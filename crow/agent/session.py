@@ -123,6 +123,8 @@ class Session:
         self.tools_wanted = anyio.Event()
         self.closing = False
         self.listener: TurnListener | None = None
+        self.ended_before = tail.waiting
+        """What ended in the background before the session was opened, for the model."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -140,9 +142,19 @@ class Session:
         return self._runner.tools.prompts if self._runner is not None else ()
 
     @property
-    def busy(self) -> bool:
+    def has_turn(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or waits, or a sub-agent works in the background."""
+        return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The tasks of the session. They end when the session is closed."""
+        return self._tasks
 
     @property
     def owes(self) -> bool:
@@ -289,9 +301,11 @@ class Session:
         return tuple(self._queue)[1:]
 
     def cancel(self) -> None:
-        """End the running turn and all waiting prompts as `cancelled`."""
+        """End the running turn and all waiting prompts as `cancelled`, and cancel the sub-agents in the background."""
         for prompt in self._queue:
             self._cancel(prompt)
+        if self._runner is not None:
+            self._runner.subagents.cancel_background()
 
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
@@ -301,6 +315,14 @@ class Session:
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
+
+    def cancel_subagent(self, task_id: str) -> bool:
+        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        return self._runner is not None and self._runner.subagents.cancel(task_id)
+
+    def has_subagent(self, task_id: str) -> bool:
+        """Whether this sub-agent of the session runs here."""
+        return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
@@ -339,9 +361,10 @@ class Session:
                         await self._wait_for_prompt()
                 if self._runner is not None:
                     await self._runner.end_background()
+                    await self._runner.subagents.wait_ended()
                 await self.branch.close()
                 if self._runner is not None:
-                    self._runner.tools.close()
+                    self._runner.close()
                 self.tools_wanted.set()
             await self.workspace.close()
         finally:

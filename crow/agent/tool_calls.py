@@ -306,7 +306,17 @@ class Permissions:
     def narrowed(self, mode: str) -> Permissions:
         """Return the session's permissions, but never more than `mode` gives. Later changes of the session's mode and
         rules apply there, too."""
-        return Permissions(self._branch, self._client, self._workspace, limit=mode, whole=self._whole)
+        limit = narrower_mode(self._limit, mode) if self._limit else mode
+        return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
+
+    def asking(self, client: Client) -> Permissions:
+        """Return the same permissions, but ask this client."""
+        return Permissions(self._branch, client, self._workspace, limit=self._limit, whole=self._whole)
+
+    @property
+    def _mode(self) -> str:
+        mode = self._branch.row.mode
+        return narrower_mode(mode, self._limit) if self._limit else mode
 
     def may_read(self) -> Callable[[Path], bool]:
         """Return a function that tells whether crow may give the model a file of the workspace without a tool call.
@@ -332,14 +342,13 @@ class Permissions:
         """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
-        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
         return decision.words if isinstance(decision, Refuse) else ""
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        mode = narrower_mode(row.mode, self._limit) if self._limit else row.mode
-        decision = decide(call.name, plan, mode, current_rules(self._whole.rules, row))
+        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:

@@ -44,6 +44,7 @@ from crow.frontend.params import (
     wants_full_replay,
 )
 from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
+from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import ReplayLimits, usage_object
 
@@ -177,7 +178,7 @@ class AcpAgent:
             match method, params:
                 case "session/cancel", _:
                     with suppress(NoSuchSession):
-                        self._sessions.get(params.get("sessionId")).cancel()
+                        self._sessions.cancel(params.get("sessionId"))
                 case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
                     self._cancel_by_id.get(request_id, lambda: None)()
             return None
@@ -324,8 +325,16 @@ class AcpAgent:
             store = await self._sessions.store()
             async with self._sessions.reopened(session_id, request) as opened:
                 session = opened.session
-                history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
-                await opened.client.replay(history, is_running=session.busy or session.owes, limits=limits)
+                family = Family(session_id=session.id) if self._sessions.caps.subagents else None
+                try:
+                    if family is not None:
+                        await opened.client.replay_subagents(store, family, limits)
+                    history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
+                    is_running = session.has_turn or session.owes
+                    await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
+                except BaseException:
+                    opened.client.release_subagents()
+                    raise
                 yield opened
         finally:
             del self._loading[params.request_id]

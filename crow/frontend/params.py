@@ -44,6 +44,7 @@ class ClientCapabilities:
     plans: bool = False
     boolean_options: bool = False
     marked_remarks: bool = False
+    subagents: bool = False
     cancelled_calls: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
@@ -62,6 +63,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
+        subagents=isinstance(offered.get("subagents"), dict),
         plans=isinstance(offered.get("plan"), dict),
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),

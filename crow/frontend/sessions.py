@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent import Adapters, new_session_id
+from crow.agent import Adapters, config_of_own, new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands import COMMANDS
 from crow.agent.permissions import bind_rules, may_attach
@@ -155,6 +155,25 @@ class OpenSessions:
             raise NoSuchSession(str(session_id))
         return opened.session
 
+    def cancel(self, session_id: object) -> None:
+        """Cancels what runs in an open session, or the work of a sub-agent that runs in one.
+
+        :raises NoSuchSession: neither has this id.
+        """
+        for opened in self._open.values():
+            if isinstance(session_id, str) and opened.session.cancel_subagent(session_id):
+                return
+        self.get(session_id).cancel()
+
+    def _refuse_if_running(self, session_id: str) -> None:
+        """:raises ArgumentError: the session is a sub-agent that works for an open session."""
+        for opened in self._open.values():
+            if opened.session.has_subagent(session_id):
+                raise ArgumentError(
+                    f"{session_id} is a sub-agent that works for session {opened.session.id}. Cancel it with "
+                    "session/cancel, or wait until it is idle."
+                )
+
     @asynccontextmanager
     async def locked(self, session_id: str) -> AsyncIterator[Session]:
         """The open session with this id, kept open during the block. :raises NoSuchSession: see `get`."""
@@ -190,6 +209,7 @@ class OpenSessions:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         store = await self.store()
+        self._refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._lock(session_id):
             row = await store.fork_session(
@@ -205,7 +225,7 @@ class OpenSessions:
                 options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
                 if options:
                     row = await store.update_session(row.id, option_changes(row, options))
-            if (config := changed_config(row.config, request.config)) != row.config:
+            if (config := changed_config(config_of_own(row.config), request.config)) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
         return self._start(await store.open_session(row.id), request, contents)
 
@@ -218,6 +238,7 @@ class OpenSessions:
         """
         store = await self.store()
         async with self._lock(session_id):
+            self._refuse_if_running(session_id)
             live = self._open.get(session_id)
             has_unstored = live is not None and not await live.session.settle()
             if request.metadata:
@@ -263,6 +284,7 @@ class OpenSessions:
         """Closes a session if it is open, and deletes it. Unknown sessions are ignored."""
         store = await self.store()
         async with self._lock(session_id):
+            self._refuse_if_running(session_id)
             if session_id in self._open:
                 await self._close(self._open[session_id])
             await store.delete_session(session_id)
@@ -274,6 +296,7 @@ class OpenSessions:
         """
         store = await self.store()
         async with self._lock(session_id):
+            self._refuse_if_running(session_id)
             row = await store.session(session_id)
             if session_id in self._open:
                 await self._close(self._open[session_id])
@@ -425,7 +448,8 @@ class OpenSessions:
         :raises StoreUnavailable: the configuration cannot be stored.
         """
         row = tail.row
-        if (config := changed_config(row.config, request.config)) != row.config:
+        known = row.config if row.parent_id is None else config_of_own(row.config)
+        if (config := changed_config(known, request.config)) != row.config:
             row = await store.update_session(row.id, SessionChanges(config=config))
             tail = replace(tail, row=row)
         cwd, directories = request.cwd, request.directories
@@ -440,7 +464,7 @@ class OpenSessions:
                     note = NewEntry(body=Note(about="model", value=model, previous=row.model))
                     turn = tail.entries[-1].turn
                     stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
-                    return Tail(row=await store.session(row.id), entries=(*tail.entries, *stored))
+                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
             return replace(tail, row=await store.update_session(row.id, changes))
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
@@ -500,6 +524,7 @@ class OpenSessions:
         if row.title is not None:
             title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
+        await client.tell_subagents()
         client.open()
         if opened.contents is not None and client.takes_notices:
             await client.publish(notice_of_workspace(opened.contents))

@@ -11,10 +11,12 @@ from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
 from crow.domain.messages import Part, Usage
-from crow.domain.rendering import safe, title_line
+from crow.domain.rendering import parts_text, safe, title_line
+from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import (
     CallLimits,
     Fields,
@@ -58,7 +60,7 @@ class _OpenCall:
     """An announced call that has not ended.
 
     `in_terminal` is the output that was sent to the client's terminal, or None without a terminal. `content` is the
-    content that the client shows.
+    content that the client shows. `subagent` is the sub-agent that carries out the call, if the client knows it.
     """
 
     announcement: Announcement
@@ -67,6 +69,7 @@ class _OpenCall:
     in_terminal: str | None = None
     content: list[Fields] = field(default_factory=list)
     status: Literal["pending", "in_progress"] = "pending"
+    subagent: str = ""
 
 
 @dataclass(slots=True)
@@ -87,10 +90,16 @@ class LiveUpdates:
     """
 
     def __init__(
-        self, caps: ClientCapabilities, *, cwd: str = "", new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+        self,
+        caps: ClientCapabilities,
+        *,
+        cwd: str = "",
+        session_id: str = "",
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._caps = caps
         self._cwd = cwd
+        self._session_id = session_id
         self._new_id = new_id
         self._calls: dict[CallRef, _OpenCall] = {}
         self._message = _OpenMessage("")
@@ -133,8 +142,19 @@ class LiveUpdates:
                 return (_update("current_mode_update", currentModeId=mode),)
             case events.OptionsChanged() | events.CommandsChanged():
                 return ()
+            case events.SubagentChanged():
+                usage = None if event.usage is None else usage_object(event.usage)
+                return (subagent_update(event, usage),) if self._caps.subagents else ()
+            case events.SubagentLinked(call_id=call_id, session_id=session_id):
+                return self._linked(call_id, session_id)
+            case events.SessionMessage():
+                return message_updates(event, self._session_id) if self._caps.subagents else ()
             case _:
                 assert_never(event)
+
+    def knows(self, call: CallRef | None) -> bool:
+        """Whether the call was announced here and has not ended."""
+        return call in self._calls
 
     def catch_up(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
         """The unfinished message and calls, for a client that has just received the stored history.
@@ -197,7 +217,7 @@ class LiveUpdates:
     def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
         """The call in its present state, for a client that does not know the call yet."""
         fields = call_fields(call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments)
-        opened.content = diff_contents(opened.announcement.diffs)
+        opened.content = [link(opened.subagent)] if opened.subagent else diff_contents(opened.announcement.diffs)
         if opened.in_terminal is not None:
             terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
@@ -224,6 +244,15 @@ class LiveUpdates:
         self._calls[call] = _OpenCall(announcement, status="in_progress")
         return (_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement),)
 
+    def _linked(self, call_id: str, session_id: str) -> tuple[Update, ...]:
+        """Link a running call to the session of the sub-agent that carries it out."""
+        found = next((each for each in self._calls.items() if each[0].call_id == call_id), None)
+        if found is None or not self._caps.subagents:
+            return ()
+        call, opened = found
+        opened.subagent, opened.content = session_id, [link(session_id)]
+        return (_call_update(call, opened.status) | {"content": opened.content},)
+
     def _progressed(self, event: events.CallProgressed) -> tuple[Update, ...]:
         opened = self._calls.get(event.call)
         if opened is None:
@@ -247,10 +276,16 @@ class LiveUpdates:
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
             update["_meta"] = _terminal_end(result, opened.in_terminal)
-        elif (content := tool_calls.result_contents(result)) != opened.content:  # some clients would show it twice
-            update["content"] = content
+        else:
+            content = tool_calls.result_contents(result)
+            if opened.subagent:
+                content = [link(opened.subagent), *content]
+            if content != opened.content:  # some clients would show it twice
+                update["content"] = content
         output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
-        return (update | output, *plan_updates(result.plan, by_id=self._caps.plans))
+        answer = answer_of(result, opened.subagent, self._session_id) if opened.subagent else None
+        answered = message_updates(answer, self._session_id) if answer is not None else ()
+        return (update | output, *answered, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         opened = self._calls.pop(event.call, None)
@@ -258,6 +293,8 @@ class LiveUpdates:
             return ()
         update = _call_update(event.call, _ended_status(self._caps))
         content = [text_content(shown_text(event.text))] if event.text else []
+        if opened.subagent:
+            content = [link(opened.subagent), *content]
         if opened.in_terminal is not None:
             content = [_terminal_content(event.call), *content]
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
@@ -284,19 +321,22 @@ class LiveUpdates:
 class ReplayLimits:
     """How much of each call a replay sends. The more entries the history has, the less.
 
-    With `is_full`, a client asked for everything.
+    If several histories are replayed, such as those of sub-agents, the entries of the earlier ones count too. With
+    `is_full`, a client asked for everything.
     """
 
     def __init__(self, *, is_full: bool = False) -> None:
         self._is_full = is_full
+        self._entries = 0
         self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
         self.answer_bytes = REPLAY_ANSWER_BYTES
         """The answer of a slash command has at most this many bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
-        """Sets the limits for a history of so many entries. Returns the most bytes of each tool result to read; None
-        for all of it."""
-        most = REPLAY_RESULTS_BYTES * 3 // max(1, entries)  # about every third entry is a result
+        """Sets the limits for the next history, which has so many entries. Returns the most bytes of each tool result
+        to read; None for all of it."""
+        self._entries += entries
+        most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
         if self._is_full or most >= tool_calls.STANDARD.text:
             return None
         most = max(REPLAY_RESULT_BYTES, most)
@@ -310,11 +350,19 @@ class ReplayUpdates:
 
     Takes every event of `crow.domain.replay.Replay` in order. A call becomes one update with its final status. If a
     turn showed nothing, a remark is added at its end.
+
+    With `family`, the messages between the session and its sub-agents are shown, too.
     """
 
-    def __init__(self, caps: ClientCapabilities, limits: ReplayLimits | None = None) -> None:
+    def __init__(
+        self, caps: ClientCapabilities, limits: ReplayLimits | None = None, family: Family | None = None
+    ) -> None:
         self._caps = caps
         self._limits = limits or ReplayLimits()
+        self._family = family
+        self._order = self._text = ""
+        self.stop = self.detail = ""
+        """How the last turn ended."""
         self._announced: dict[CallRef, events.CallAnnounced] = {}
         self._is_answered = True
 
@@ -324,10 +372,12 @@ class ReplayUpdates:
             case events.EntryStored(entry=entry):
                 updates = self._stored(entry)
             case events.TextShown(message_id=message_id, text=text):
+                self._text = text
                 updates = _text_updates(message_id, text)
             case events.ThoughtShown(message_id=message_id, text=text):
                 updates = _thought_updates(message_id, text)
             case events.CallAnnounced(call=call):
+                self._text = ""  # text before a call is not the turn's answer
                 self._announced[call] = event
                 updates = ()
             case events.CallEnded():
@@ -341,12 +391,17 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
+                self._order = self._text = ""
+                family, call_id = self._family, call_of_order(message_id)
+                if family is not None and family.parent_id and call_id is not None:
+                    return self._ordered(family, call_id, parts)
                 return prompt_updates(message_id, parts)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
                 arguments = None if announced is None else announced.arguments
                 limits = self._limits.calls
-                return _finished_call(result, arguments=arguments, limits=limits, by_id=self._caps.plans)
+                shown_call = _finished_call(result, arguments=arguments, limits=limits, by_id=self._caps.plans)
+                return self._with_messages(shown_call, result.call, arguments, result)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
@@ -359,9 +414,53 @@ class ReplayUpdates:
             case entries.Mask():
                 return (_compaction_update(f"mask_{entry.id}"),) if self._caps.compaction else ()
             case entries.TurnEnd(stop=stop, detail=detail):
-                return self._turn_end(f"turn_end_{entry.id}", stop, detail)
+                self.stop, self.detail = stop, detail
+                return (*self._turn_end(f"turn_end_{entry.id}", stop, detail), *self._answered(stop))
             case _:
                 return ()
+
+    def _ordered(self, family: Family, call_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
+        """The prompt that a sub-agent got from its session."""
+        self._order = call_id
+        family.tasks[call_id] = family.session_id
+        order = events.SessionMessage(
+            message_id=order_id(call_id),
+            sender=family.parent_id,
+            recipient=family.session_id,
+            text=parts_text(parts),
+        )
+        return message_updates(order, family.session_id)
+
+    def _answered(self, stop: str) -> tuple[Update, ...]:
+        """The answer that a sub-agent sent to its session."""
+        if self._family is None or not self._order or stop != "end_turn" or not self._text:
+            return ()
+        self._family.answers[self._order] = self._text
+        answer = events.SessionMessage(
+            message_id=answer_id(self._order),
+            sender=self._family.session_id,
+            recipient=self._family.parent_id,
+            text=self._text,
+        )
+        return message_updates(answer, self._family.session_id)
+
+    def _with_messages(
+        self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
+    ) -> tuple[Update, ...]:
+        """Add to the updates of a call of `task` the link to its sub-agent, the order and the answer."""
+        family = self._family
+        task = family.task(call, result) if family is not None else None
+        if family is None or task is None:
+            return updates
+        shown, *rest = updates
+        shown = shown | {"content": [link(task), *shown.get("content", ())]}
+        order = order_of(call, arguments, family.session_id, task)
+        later = family.answers.get(call.call_id)
+        answer = answer_of(result, task, family.session_id, later) if result is not None else None
+        before, after = (
+            message_updates(message, family.session_id) if message is not None else () for message in (order, answer)
+        )
+        return (*before, shown, *after, *rest)
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         announced = self._announced.pop(event.call, None)
@@ -375,7 +474,8 @@ class ReplayUpdates:
             event.call.call_id, announcement, name=announced.name, arguments=announced.arguments, limits=limits
         )
         content = [*diff_contents(announcement.diffs, limits.diffs), text_content(shown_text(event.text))]
-        return (_update("tool_call", status=_ended_status(self._caps)) | fields | {"content": content},)
+        update = _update("tool_call", status=_ended_status(self._caps)) | fields | {"content": content}
+        return self._with_messages((update,), event.call, announced.arguments)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """A remark if the turn ended badly or without an answer.

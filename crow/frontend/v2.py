@@ -21,7 +21,8 @@ from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
 from crow.frontend.sessions import OpenSession, OpenSessions
-from crow.frontend.updates import ReplayLimits, Update, command_updates, prompt_updates
+from crow.frontend.subagents import Family
+from crow.frontend.updates import ReplayLimits, ReplayUpdates, Update, command_updates, prompt_updates
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
 from crow.store import Tail
 
@@ -109,12 +110,17 @@ class SessionClientV2(SessionClient):
         await super().publish(event)
 
     async def replay(
-        self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool, limits: ReplayLimits | None = None
-    ) -> None:
+        self,
+        history: AsyncIterator[Sequence[Entry]],
+        *,
+        is_running: bool,
+        limits: ReplayLimits | None = None,
+        family: Family | None = None,
+    ) -> ReplayUpdates:
         """See `SessionClient.replay`."""
         self._wording.begin_replay()
         try:
-            await super().replay(history, is_running=is_running, limits=limits)
+            return await super().replay(history, is_running=is_running, limits=limits, family=family)
         finally:
             self._wording.end_replay()
 

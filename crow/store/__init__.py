@@ -99,23 +99,27 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """A session and the part of its path that `for_model` needs, oldest first.
-
-    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
-    a checkpoint it is the whole path.
-    """
-
-    row: SessionRow
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPrompt:
     """A prompt in the inbox."""
 
     parts: tuple[Part, ...]
     message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """A session and the part of its path that `for_model` needs, oldest first.
+
+    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
+    a checkpoint it is the whole path.
+
+    `waiting` is only set when the session is opened. It has the texts in the inbox that tell the model what has ended
+    in the background.
+    """
+
+    row: SessionRow
+    entries: tuple[Entry, ...]
+    waiting: tuple[QueuedPrompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +307,10 @@ class Store(Protocol):
             1.
         """
 
+    async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
+        """Return the sub-agents of a session, oldest first. Archived ones are included. There are none if the session
+        does not exist."""
+
     async def is_known_directory(self, paths: Sequence[str]) -> bool:
         """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
         a session with a prompt. Imported conversations do not count."""
@@ -345,7 +353,14 @@ class Store(Protocol):
         """Return the whole result of a call, on any branch of the session's conversation; None if there is none."""
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        """Put a prompt into the inbox under its message id."""
+        """Put a prompt into the inbox under its message id.
+
+        An id that begins with `WAKE` marks a text that is no prompt. It stays there until an entry with the same id is
+        stored.
+        """
+
+    async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        """Change the parts of a prompt in the inbox. An unknown message id is ignored."""
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """Return the prompts in the inbox, in order."""
@@ -384,9 +399,9 @@ class Store(Protocol):
     ) -> tuple[Entry, ...]:
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
-        The usage of the entries is added to the session's row. Storing an answer removes its draft, and storing a user
-        entry removes its prompt from the inbox. With `release`, the turn ends (the state becomes idle), and `entries`
-        may be empty.
+        The usage of the entries is added to the session's row. Storing an answer removes its draft. Storing a user
+        entry, or a `Custom` entry with an id of the inbox, removes the text with this id from the inbox. With
+        `release`, the turn ends (the state becomes idle), and `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """

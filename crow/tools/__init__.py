@@ -463,19 +463,24 @@ class Plan(Protocol):
 class Task:
     """Work for a sub-agent. `tools` are the names of the tools that it may use; None allows all tools except those that
     sub-agents may never use. `resume` is the id of an earlier task to continue. `instructions` are the prompt of the
-    `kind`, which is None for a plain sub-agent."""
+    `kind`, which is None for a plain sub-agent. With `background`, the call returns when the sub-agent has started to
+    work."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
     resume: str | None = None
+    background: bool = False
     kind: AgentKind | None = None
     instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error."""
+    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
+
+    With `is_running`, the task works in the background, and there is no answer yet.
+    """
 
     id: str
     text: str
@@ -483,6 +488,7 @@ class SubagentResult:
     steps: int = 0
     usage: Usage | None = None
     cost: float | None = None
+    is_running: bool = False
 
 
 class SubagentRunner(Protocol):
@@ -518,6 +524,35 @@ class ElicitationHandler(Protocol):
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
+
+
+class WatchedCommand(Protocol):
+    """A command in the background, for the session that is told when it ends."""
+
+    @property
+    def id(self) -> str:
+        """The name that the model uses for it."""
+
+    @property
+    def line(self) -> str:
+        """The command line."""
+
+    @property
+    def state(self) -> str:
+        """The state in words, such as `ended with exit code 1`."""
+
+    def is_known(self) -> bool:
+        """Whether the model has been told that it ended."""
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+
+
+class BackgroundWatcher(Protocol):
+    """Tells the model later that something has ended in the background."""
+
+    async def watch(self, call_id: str, command: WatchedCommand) -> None:
+        """Watch a command that the call has started. Returns at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,7 +606,8 @@ class Sampler(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
-    from servers are declined; without `sampler`, servers cannot use the model."""
+    from servers are declined; without `sampler`, servers cannot use the model. Without `background`, nobody waits for
+    background commands."""
 
     log: Log
     plan: Plan
@@ -579,6 +615,7 @@ class Ports:
     agents: AgentPolicy | None = None
     elicitation: ElicitationHandler | None = None
     sampler: Sampler | None = None
+    background: BackgroundWatcher | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

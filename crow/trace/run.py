@@ -349,6 +349,7 @@ class _Sorted:
         self._open: dict[tuple[str, str], Exchange] = {}
         self._closed: set[tuple[str, str]] = set()
         self._turns_of: dict[str, list[Turn]] = {}
+        self._children: set[str] = set()
         self._unusual: set[str] = set()
         for line in connection.lines:
             if isinstance(line.message, dict):
@@ -396,8 +397,10 @@ class _Sorted:
             self.updates.append(update)
             if turn is not None and not turn.exchange.is_answered:
                 turn.updates.append(update)
-            elif turn is not None and update.kind in TURN_KINDS:
+            elif turn is not None and update.kind in TURN_KINDS and update.session not in self._children:
                 turn.late.append(update)
+            if update.kind == "subagent_update":
+                self._children.add(update.child)  # it works whenever its session tells it to
 
     def _turn(self, session: str) -> Turn | None:
         """The turn that runs in a session, or the last one that ran. While a load runs, its replay cannot be told from

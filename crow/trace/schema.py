@@ -13,6 +13,17 @@ Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
 
+SESSION_CONTENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "session"},
+        "sessionId": {"$ref": "#/$defs/SessionId"},
+        "_meta": {"type": ["object", "null"]},
+    },
+    "required": ["type", "sessionId"],
+}
+"""Written by hand after the RFD on sub-agent sessions: no package with this content of tool calls is published yet."""
+
 
 class Violation(Exception):
     """A message that the protocol does not allow."""
@@ -208,6 +219,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
     packaged = Path(__file__).parent / file  # exists only in a wheel; a source tree has one copy for all
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
+    definitions["ToolCallContent"]["oneOf"].append(SESSION_CONTENT)
     if strict:
         _forbid_unknown(definitions)
     return definitions
@@ -226,7 +238,7 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 @cache
 def _update_kinds(file: str = STABLE) -> dict[str, int]:
-    """Maps each kind of update to its index in the schema's union of update types."""
+    """Maps each kind of update to its index in the union of update types of a schema."""
     variants = _definitions(file)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 

@@ -70,6 +70,16 @@ class NoteTaker:
     def question_kinds(self) -> frozenset[ElicitationKind]:
         return frozenset({"form", "url"})
 
+    @property
+    def shows_subagents(self) -> bool:
+        return False
+
+    def open_subagent(self, session_id: str) -> NoteTaker:
+        raise AssertionError(f"{session_id} is not shown")
+
+    def close_subagent(self, session_id: str) -> None:
+        """No sub-agent is shown."""
+
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         self.elicitations.append(question)
         return ElicitationAnswer(action="decline")

@@ -203,6 +203,13 @@ async def test_after_a_rejection_the_user_is_not_asked_again_in_the_turn(tmp_pat
     assert len(run.client.questions) == 2
 
 
+async def test_a_call_about_which_nobody_can_be_asked_does_not_refuse_the_next_one(tmp_path: Path) -> None:
+    _, _, told = await ask(
+        tmp_path, Say(text=["Twigs."]), tool="ask_often", times=2, answers=("cannot_ask", "allow_once")
+    )
+    assert told == {REJECTED["message"]: 1, "answered": 1}
+
+
 async def test_requests_that_wait_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rule: dict[str, object] = {"tool": "sampling", "argument": "docs", "allow": True}
     caplog.set_level(logging.INFO, "crow")

@@ -427,7 +427,9 @@ async def test_a_question_of_a_running_call_does_not_say_that_the_call_is_pendin
     "answer", [None, {}, {"outcome": {"outcome": "_later"}}, {"outcome": {"outcome": "selected", "optionId": "yes"}}]
 )
 async def test_an_answer_that_crow_does_not_know_is_no_permission(answer: Any) -> None:
-    assert await client_for(Sent(answer), V2).ask(question(CALL)) == "reject_once"
+    client = client_for(Sent(answer), V2)
+    await client.publish(announced("shell", Announcement(title="make test", kind="execute")))
+    assert await client.ask(question(CALL)) == "reject_once"
 
 
 class Waiting(Sent):
@@ -465,7 +467,7 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
     other, asking, task = (CallRef(assistant=1, index=index) for index in range(3))
     async with anyio.create_task_group() as tasks:
         await client.turn_began(prompted("go"))
-        for event in started(other, "fetch"):
+        for event in (*started(other, "fetch"), announced("shell", Announcement(title="make test", kind="execute"))):
             await client.publish(event)
         tasks.start_soon(client.ask, question(CALL))
         await sent.asked(1)
@@ -482,7 +484,9 @@ async def test_a_question_requires_action_only_while_nothing_else_goes_on() -> N
         tasks.start_soon(client.elicit, FormQuestion(message="Which?", schema={"properties": {}}, call=asking))
         await sent.asked(2)
         assert sent.states()[-1] == "running"  # the sub-agent goes on
-        tasks.start_soon(client.ask, question(CallRef(assistant=2, index=0)))
+        of_subagent, announcement = CallRef(assistant=2, index=0), Announcement(title="make", kind="execute")
+        await client.publish(CallAnnounced(call=of_subagent, name="shell", arguments="{}", announcement=announcement))
+        tasks.start_soon(client.ask, question(of_subagent))
         await sent.asked(3)
         assert sent.states()[-1] == "requires_action"
         sent.answers[1].set()

@@ -148,6 +148,40 @@ def test_a_load_during_a_prompt_replays_it_and_the_prompt_continues(tmp_path: Pa
     assert report.unanswered == ()
 
 
+def test_a_sub_agent_is_known_and_works_when_its_session_says_so(tmp_path: Path) -> None:
+    def child(**update: Any) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "task", "update": update}}
+
+    capabilities = {"clientCapabilities": {"subagents": {}}, "clientInfo": {"name": "c", "version": "1"}}
+    offered = {"agentCapabilities": {"loadSession": True}, "agentInfo": {"name": "a", "version": "1"}}
+    begun = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {"protocolVersion": 1, **capabilities}}
+    announced = show(sessionUpdate="subagent_update", sessionId="task", title="t")
+    call = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "completed"}
+    at = {"cwd": "/w", "mcpServers": []}
+    messages = [
+        begun,
+        answer(0, protocolVersion=1, **offered),
+        *BARE[2:5],
+        announced,
+        child(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m0"),
+        {"jsonrpc": "2.0", "id": 3, "method": "session/prompt", "params": {"sessionId": "task", "prompt": [TEXT]}},
+        {"jsonrpc": "2.0", "id": 3, "error": {"code": -32002, "message": "task is not open"}},
+        child(**call),
+        child(sessionUpdate="agent_message_chunk", content=TEXT, messageId="m"),
+        answer(2, stopReason="end_turn"),
+        {"jsonrpc": "2.0", "id": 4, "method": "session/load", "params": {"sessionId": "s", **at}},
+        announced,
+        child(**call),
+        show(sessionUpdate="user_message_chunk", content=TEXT, messageId="u"),
+        answer(4),
+        {"jsonrpc": "2.0", "id": 5, "method": "session/load", "params": {"sessionId": "task", **at}},
+        child(**call),
+        answer(5),
+    ]
+    report = check(read_recording(written(tmp_path / "subagents.jsonl", messages)))
+    assert found(report) == {}
+
+
 def test_faults_of_the_client_are_shown_but_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     offered = {"protocolVersion": 1, "clientCapabilities": {"fs": {"readTextFile": True}}}
     messages = [

@@ -135,6 +135,15 @@ class SessionMethods(UsesDatabase):
         return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
 
     @snapshot(raise_if_moved=True)
+    def subagents(self, sql: Connection, session_id: str) -> tuple[SessionRow, ...]:
+        rows = sql.execute(
+            f"SELECT {SESSION_COLUMNS} FROM sessions WHERE parent_id = ? AND deleted_ms IS NULL"
+            " ORDER BY created_ms, newest_entry, id",
+            (session_id,),
+        ).fetchall()
+        return tuple(map(session_of, rows))
+
+    @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
         query = (
             "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(?)) AND has_prompt = 1"

@@ -18,6 +18,7 @@ from crow.domain.entries import Announcement, Location, PlanItem
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
+from crow.domain.subagents import resume_hint
 from crow.tools import AgentKind, Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
 from crow.tools.agents import prompt_of, read_agent
 from crow.tools.builtin.skill import permission_argument
@@ -192,13 +193,17 @@ def task_from(args: Arguments) -> Task:
         prompt=args["prompt"],
         tools=None if tools is None else tuple(tools),
         resume=args.get("resume") or None,
+        background=args.get("background", False),
     )
 
 
 def task_outcome(done: SubagentResult) -> Outcome:
     """The result of a task for the model."""
+    if done.is_running:
+        text = f"The task works in the background as {done.id}. You are told when it ends, so do not wait for it."
+        return Outcome(text=text, raw_output={"task": done.id, "background": True})
     return Outcome(
-        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
+        text=f"{done.text or '(no answer)'}{resume_hint(done.id)}",
         is_error=done.is_error,
         raw_output={"task": done.id, "steps": done.steps},
         usage=done.usage,
@@ -249,6 +254,11 @@ _TASK_ARGUMENTS = {
         items={"type": "string"},
     ),
     "resume": argument("string", "The id of an earlier task, to continue it."),
+    "background": argument(
+        "boolean",
+        "Return at once and let the sub-agent go on, even after your answer. You are told when it ends: in this turn "
+        "or with the user's next prompt. Use it only for work whose result you do not need now.",
+    ),
 }
 _AGENT_ARGUMENT = argument("string", "The kind of sub-agent, by name. Default: a plain one.", maxLength=64)
 PLAIN_TASK_SPEC = tool_spec(

@@ -74,7 +74,7 @@ def _early(run: Run) -> Outcome:
                 known.setdefault(exchange.opened, exchange.response.line)
         for update in connection.updates:
             if update.kind == "subagent_update":
-                known.setdefault(update.child, update.line.line)
+                known[update.child] = min(known.get(update.child, update.line.line), update.line.line)
             if update.line.line < known.get(update.session, update.line.line + 1):
                 found.append(Finding(words="the client does not know this session yet", lines=update.lines))
     return found if any(connection.updates for connection in run.connections) else "the agent sent no update"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from crow.trace.rules.rule import (
@@ -53,6 +53,15 @@ def _unique_ids(run: Run) -> Outcome:
     return _walk_calls(run, "a tool call with the id of an earlier one")
 
 
+def _is_below(session: str, root: str, parents: Mapping[str, str]) -> bool:
+    """Whether a session is `root`, or a sub-agent below it. `parents` may be wrong in any way."""
+    seen = set[str]()
+    while session != root and session in parents and session not in seen:
+        seen.add(session)
+        session = parents[session]
+    return session == root
+
+
 def _reopened(run: Run) -> Outcome:
     return _walk_calls(run, "a tool call that had ended gets a new status")
 
@@ -63,10 +72,13 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
     for connection in run.connections:
         calls: dict[tuple[str, str], str] = {}
         loads = [turn.exchange for turn in connection.turns if turn.exchange.method == "session/load"]
+        parents: dict[str, str] = {}
         for update in connection.updates:
             while loads and loads[0].request.line < update.line.line:  # a replay announces the calls again
                 session = loads.pop(0).session
-                calls = {key: status for key, status in calls.items() if key[0] != session}
+                calls = {key: status for key, status in calls.items() if not _is_below(key[0], session, parents)}
+            if update.kind == "subagent_update":
+                parents.setdefault(update.child, update.session)
             if update.kind not in ("tool_call", "tool_call_update"):
                 continue
             has_any = True
