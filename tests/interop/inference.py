@@ -199,7 +199,8 @@ async def test_a_server_that_comes_back_with_a_smaller_window_is_believed(
         with run_llama(port=port, n_ctx=8192):
             assert await agent.prompt(session, "Hello again.") == {"stopReason": "end_turn"}
             assert agent.text(session).count(PLAIN) == 4
-    assert stored(home, "SELECT count(*) FROM entries WHERE kind = 'checkpoint'") == [(1,)]
+    query = "SELECT json_extract(body, '$.reason') FROM entries WHERE kind = 'checkpoint' ORDER BY id DESC LIMIT 1"
+    assert stored(home, query) == [("overflow",)]
 
 
 async def test_a_prompt_that_fits_no_window_is_refused_in_words_and_the_session_goes_on(
