@@ -20,13 +20,16 @@ Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
 """What the client does with a permission request."""
 
 MAX_SILENCES = 5
-"""After this many requests without an answer, the check waits a third of the time for the next ones."""
+"""After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long the check waits, in seconds: for an answer, for late messages, for the end of a process, for a turn to
-    begin, before a slow client reads on, and in all."""
+    """Time limits of the check, in seconds.
+
+    In order: for an answer, for late messages, for a process to exit, for a turn to begin, for the pause in which a
+    slow client does not read, and for the whole check.
+    """
 
     answer_s: float = 30.0
     settle_s: float = 0.3
@@ -37,11 +40,11 @@ class Limits:
 
 
 class OutOfTime(Exception):
-    """The check took longer than it may take in all."""
+    """The whole check exceeded its time limit."""
 
 
 class Interrupted(Exception):
-    """The user wants the check to end. `number` is the signal."""
+    """The user stopped the check. `number` is the number of the signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -50,7 +53,7 @@ class Interrupted(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """A request that was sent. `response` is its answer."""
+    """A sent request. `response` is its answer, or None while there is none."""
 
     line: int
     response: dict[str, Any] | None = None
@@ -63,7 +66,7 @@ class Pending:
 
 
 class Clock:
-    """The numbers of the lines and the time that is left, shared by all connections of a check."""
+    """Line numbers and remaining time, shared by all connections of a check."""
 
     def __init__(self, limits: Limits, trace: Callable[[bytes], None], signalled: Callable[[], int]) -> None:
         self.limits = limits
@@ -74,7 +77,7 @@ class Clock:
         self._end = time.monotonic() + limits.total_s
 
     def answer_s(self) -> float:
-        """How long to wait for an answer now. :raises OutOfTime: the time for the whole check is up."""
+        """Seconds to wait for the next answer. :raises OutOfTime: the time for the whole check is up."""
         if time.monotonic() > self._end:
             raise OutOfTime
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
@@ -85,7 +88,7 @@ class Clock:
             raise Interrupted(number)
 
     def count_silence(self) -> None:
-        """Called for each request without an answer."""
+        """Counts a request that was not answered in time."""
         self._silences += 1
 
 
@@ -131,7 +134,7 @@ class Client:
 
     @contextmanager
     def single_write(self) -> Iterator[None]:
-        """What is sent within is written at once at the end."""
+        """Collects everything sent inside the block, and writes it to stdin in one piece when the block ends."""
         self._joined = bytearray()
         try:
             yield
@@ -146,7 +149,7 @@ class Client:
         return self.request_bytes(json.dumps(message, ensure_ascii=False).encode(), request_id, purpose, cut)
 
     def request_bytes(self, raw: bytes, request_id: Any, purpose: str, cut: int = 0) -> Pending:
-        """Sends the line of a request."""
+        """Sends `raw`, a request with the id `request_id`, without waiting for its response."""
         pending = Pending(line=0)
         self._open[json.dumps(request_id)] = pending
         pending.line = self.send_bytes(raw, purpose, cut)
@@ -171,16 +174,16 @@ class Client:
                 self._clock.count_silence()
 
     def barrier(self) -> None:
-        """Sends a request that the agent refuses, and waits: what was sent before has been read then."""
+        """Sends an unknown method and waits for the error, which shows that the agent has read all earlier lines."""
         self.ask("_acp_check/barrier", {})
 
     def settle(self) -> None:
-        """Reads what arrives until there is a pause."""
+        """Handles messages until none arrives for `settle_s` seconds."""
         while self._take(self._clock.limits.settle_s):
             pass
 
     def pump(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Reads and answers until a condition holds. Returns whether it does."""
+        """Handles messages until `until()` is true, the agent has ended, or the time is up. Returns `until()`."""
         end = time.monotonic() + timeout_s
         while not until():
             self._clock.check_signal()
@@ -190,20 +193,23 @@ class Client:
         return True
 
     def watch(self, session: str) -> Callable[[], bool]:
-        """Whether a prompt has begun since: at the endpoint if the agent uses it, else by an update."""
+        """Returns a function that says whether a prompt has begun since this call.
+
+        The sign is a request at the endpoint if the agent uses it, and otherwise an update of the session.
+        """
         updates, hung = self._updates.get(session, 0), self._endpoint.hung
         if self._endpoint.requests:
             return lambda: self._endpoint.hung > hung
         return lambda: self._updates.get(session, 0) > updates
 
     def release_held(self) -> None:
-        """Answers the permission requests that were held: the prompt was cancelled."""
+        """Answers the held permission requests with `cancelled`, because their prompt was cancelled."""
         for request_id in self._held:
             self._respond(request_id, {"outcome": {"outcome": "cancelled"}})
         self._held.clear()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Closes stdin, reads the rest and waits for the end of the process. Does nothing the second time."""
+        """Closes stdin, waits for the process to exit, and reads the rest. Later calls do nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -265,7 +271,7 @@ class Client:
             self.questions += 1
             self._decide(request_id, params)
         elif self.fails:
-            self._fail(request_id, -32603, "The client of the check refuses everything now.")
+            self._fail(request_id, -32603, "The test client refuses every request at this point of the check.")
         elif method == "fs/read_text_file" and fs.get("readTextFile"):
             self._read(request_id, params)
         elif method == "fs/write_text_file" and fs.get("writeTextFile"):
@@ -282,7 +288,7 @@ class Client:
         if self.answer == "hold":
             self._held.append(request_id)
         elif self.answer == "fail":
-            self._fail(request_id, -32603, "The client of the check cannot ask its user.")
+            self._fail(request_id, -32603, "The test client has no user to ask.")
         else:
             wanted = [option for option in options if str(option.get("kind")).startswith(self.answer)]
             chosen = next((option for option in wanted if str(option.get("kind")).endswith("once")), None)
@@ -318,14 +324,14 @@ class Client:
         self._respond(request_id, {})
 
     def _inside(self, path: Any) -> Path | None:
-        """The path, if it is in the workspace of the check."""
+        """The resolved path if it is in the workspace of the check, otherwise None."""
         if not isinstance(path, str) or "\0" in path:
             return None
         resolved = Path(path).resolve()
         return resolved if resolved.is_relative_to(self._workspace.resolve()) else None
 
     def _terminal(self, method: str) -> dict[str, Any]:
-        """A terminal of the check runs nothing; each command prints one line."""
+        """Answers a terminal request. Nothing is run; each command seems to print one line."""
         status = {"exitCode": 0, "signal": None}
         match method:
             case "terminal/create":

@@ -1,4 +1,4 @@
-"""Drives an agent through everything that the rules look at."""
+"""Sends an agent all messages that the rules of `crow acp-check` need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WITHHELD = (
 
 @dataclass(kw_only=True)
 class Drive:
-    """A check of one agent. `start` starts its process anew for each connection."""
+    """A check of one agent. `start` starts a new agent process for each connection."""
 
     start: Callable[[str], AgentIO]
     workspace: Path
@@ -108,7 +108,10 @@ class Drive:
         client.wait(self._prompt(client, session, word, purpose, *more, **members))
 
     def _main(self) -> tuple[str | None, str | None]:
-        """The connection with everything offered. Returns the sessions to load and to resume."""
+        """The main connection, on which the client offers every capability.
+
+        Returns the session to load and the session to resume; None if there is none.
+        """
         client = self._open("main")
         if not self._initialize(client, "initialize", EVERYTHING):
             client.close()
@@ -140,7 +143,7 @@ class Drive:
         return (first if can_load else None), (first if can_resume else None)
 
     def _requests(self, client: Client, session: str | None) -> None:
-        """Ids, unknown methods and invalid params."""
+        """Sends requests with unusual ids, unknown methods and invalid params."""
         for purpose, request_id in (
             ("id-zero", 0),
             ("id-large", (1 << 53) - 1),
@@ -233,7 +236,7 @@ class Drive:
             asked = client.questions
             held = self._prompt(client, session, "tool", "prompt-cancel-permission")
             client.pump(lambda: held.response is not None or client.questions > asked, self._clock.answer_s())
-            client.settle()  # an agent that does not wait for the answer shows it now
+            client.settle()  # an agent that goes on without the answer shows that now
             client.notify("session/cancel", {"sessionId": session})
             client.release_held()
             client.answer = "allow"
@@ -243,7 +246,7 @@ class Drive:
         request_id = next(each.message["id"] for each in client.connection.lines if each.line == hanging.line)
         client.notify("$/cancel_request", {"requestId": request_id})
         client.pump(lambda: hanging.response is not None, min(2.0, self._clock.answer_s()))
-        if hanging.response is None:  # agents may ignore it; this prompt must end all the same
+        if hanging.response is None:  # agents may ignore $/cancel_request, but the prompt must end
             client.notify("session/cancel", {"sessionId": session})
         client.wait(hanging)
         client.settle()
@@ -256,7 +259,7 @@ class Drive:
             client.ask("session/list", {"cursor": "acp-check-no-such-cursor"}, "list-bad-cursor")
 
     def _settings(self, client: Client, session: str) -> None:
-        """Sets each mode and each option, and then what they were before."""
+        """Sets each mode, changes each option once, and then restores the earlier values."""
         opened = client.opened[session]
         modes = opened.get("modes")
         if isinstance(modes, dict):
@@ -306,7 +309,7 @@ class Drive:
             client.ask(method, {} if method in ("session/list", "logout") else opening, "unadvertised")
 
     def _versions(self) -> None:
-        """Versions that no agent speaks."""
+        """Connections that ask for protocol versions no agent supports."""
         for name, version, purpose, offered in (
             ("newer", 65535, "initialize-newer", {"acpCheckFuture": {"any": True}}),
             ("older", 0, "initialize-zero", {}),
@@ -316,7 +319,7 @@ class Drive:
             client.close()
 
     def _bare(self) -> None:
-        """A connection with nothing offered, that ends during a prompt."""
+        """A connection on which the client offers no capability, and which ends during a prompt."""
         client = self._open("bare")
         client.ask("initialize", {"protocolVersion": 1}, "initialize-minimal")
         session = self._new(client, "new")
@@ -327,7 +330,7 @@ class Drive:
         client.close()
 
     def _broken(self) -> None:
-        """Unusual and broken lines. An agent that ends at one is started again for the next."""
+        """Sends unusual and broken lines. If the agent exits after one of them, it is started again for the next."""
         client: Client | None = None
         for number, line in enumerate(self._lines(), 1):
             if client is None or client.has_ended:

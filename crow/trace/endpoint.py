@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on the loopback that says what a check needs an agent to hear."""
+"""An OpenAI-compatible endpoint on 127.0.0.1 with the scripted answers that a check needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLANS = (("todo", "plan"),)
 
 
 class Endpoint:
-    """Serves chat completions on 127.0.0.1. The word after `acp-check:` in the last user message picks the answer.
+    """Serves chat completions on 127.0.0.1. The word after `acp-check:` in the last user message selects the answer.
 
     `say` streams a fixed text, `tool` and `plan` call tools that the agent offers, `hang` never ends, and `flood` is
     long. Anything else, such as a request for a title, is answered with `ok`.
@@ -52,7 +52,7 @@ class Endpoint:
                 endpoint.answer_post(self)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
-                """Says nothing."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -74,13 +74,13 @@ class Endpoint:
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def wait_until_left(self, timeout_s: float) -> None:
-        """Waits until nobody reads an answer that never ends."""
+        """Waits until the agent has closed every answer of kind `hang`, or the time is up."""
         deadline = time.monotonic() + timeout_s
         while self.log.left < self.log.hung and time.monotonic() < deadline:
             self._stopping.wait(0.02)
 
     def answer_get(self, handler: BaseHTTPRequestHandler) -> None:
-        """Lists the one model."""
+        """Answers a request for the list of models; there is only one model."""
         models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "acp-check", "context_length": WINDOW}]
         _send_json(handler, {"object": "list", "data": models})
 
@@ -150,7 +150,7 @@ _TEXTS = {
 
 
 def _purpose(messages: list[dict[str, Any]]) -> str:
-    """The word after `acp-check:` in the last message of the user."""
+    """The word after `acp-check:` in the last user message, or an empty string."""
     for message in reversed(messages):
         if message.get("role") == "user":
             found = _PURPOSE.findall(json.dumps(message.get("content"), ensure_ascii=False))
@@ -159,7 +159,7 @@ def _purpose(messages: list[dict[str, Any]]) -> str:
 
 
 def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: str) -> Iterator[dict[str, Any]]:
-    """One call of the first tool of each family that the agent offers."""
+    """For each family of tools, a call of the first tool that the agent offers."""
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
     for number, words in enumerate(families):
@@ -171,7 +171,7 @@ def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: st
 
 
 def _example(schema: Any, name: str, workspace: str) -> Any:
-    """A harmless value that a JSON schema allows. `name` is the member that it is for."""
+    """A harmless value that a JSON schema allows. `name` is the member that gets the value."""
     if not isinstance(schema, dict):
         return {}
     if schema.get("enum"):

@@ -1,4 +1,4 @@
-"""An agent's process, started for a check and always ended by it."""
+"""Starts an agent's process for a check, and always ends it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from crow.domain.errors import ArgumentError
 from crow.trace.run import Exit
 
 MAX_BYTES = 256 << 20
-"""The check stops reading an agent that wrote more."""
+"""The check stops reading from an agent that has written more than this many bytes."""
 
 _KILL_AFTER_S = 2.0
 
@@ -28,20 +28,20 @@ class AgentIO(Protocol):
         """Writes to stdin. Never waits."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
-        """The next line of stdout with its newline; None if there is none in time; b"" at the end."""
+        """The next line of stdout with its newline; None if none came in time; b"" at the end of stdout."""
 
     def pause(self) -> None:
         """Stops reading stdout."""
 
     def resume(self) -> None:
-        """Reads stdout again."""
+        """Continues to read stdout."""
 
     def close(self, timeout_s: float) -> Exit:
-        """Closes stdin and waits for the end. Kills what is left."""
+        """Closes stdin, waits for the process to exit, and kills whatever still runs."""
 
 
 class AgentProcess:
-    """A process in a group of its own. :raises ArgumentError: it cannot be started."""
+    """An agent that runs in its own process group. :raises ArgumentError: the agent cannot be started."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], cwd: Path, stderr: Path) -> None:
         try:
@@ -107,10 +107,10 @@ class AgentProcess:
         return Exit(code=code, leftovers=leftovers)
 
     def _end_group(self, *, was_alive: bool) -> bool:
-        """Ends every process of the group. Returns whether there was one besides the agent."""
+        """Ends every process of the group. Returns whether any process besides the agent was left."""
         if not _group_exists(self._process.pid):
             return False
-        leftovers = not was_alive and not self._are_gone(0.5)  # children may need a moment to notice the end
+        leftovers = not was_alive and not self._are_gone(0.5)  # children may need a moment to exit
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, number)
@@ -130,7 +130,7 @@ class AgentProcess:
         return True
 
     def _read(self) -> None:
-        """Reads stdout to its end. Puts whole lines into the queue, then what is left, then b""."""
+        """Reads stdout to its end. Queues each whole line, then an unfinished last line, then b""."""
         assert self._process.stdout is not None
         descriptor, rest, size = self._process.stdout.fileno(), bytearray(), 0
         while size < MAX_BYTES:
@@ -169,7 +169,7 @@ class AgentProcess:
 
 
 def _group_exists(group: int) -> bool:
-    """Whether a process of the group is alive. Those that only wait to be reaped do not count."""
+    """Whether a process of the group is alive. Zombie processes do not count."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _PAIRS = ("env", "headers")
-"""Names of members that hold only secret values, in an object or in a list of `{"name": ..., "value": ...}`."""
+"""Members whose values are all secret: an object, or a list of `{"name": ..., "value": ...}`."""
 
 
 class Recorder:
@@ -38,7 +38,7 @@ class Recorder:
         self._is_broken = False
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Masks these secrets from now on."""
+        """Masks these secrets in all lines that are recorded from now on."""
         self._mask = SecretMask(secrets)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
@@ -135,14 +135,16 @@ def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
 
 
 class _Senders:
-    """Guesses who sent a message if the recording does not say. A request for a method that one side serves comes from
-    the other side."""
+    """Guesses who sent a message if the recording does not say.
+
+    For example, a request for a method that the client serves comes from the agent.
+    """
 
     def __init__(self) -> None:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
 
     def guess(self, message: Any) -> Side:
-        """The most likely sender."""
+        """The most likely sender of a message."""
         match message:
             case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
                 return "agent" if self._is_open_only_for("agent", request_id) else "client"

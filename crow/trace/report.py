@@ -1,4 +1,4 @@
-"""What a check found, as text, as JSON and as JUnit XML."""
+"""Reports what a check found, as text, JSON or JUnit XML."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Report:
     unanswered: tuple[str, ...] = ()
 
     def failed(self, *, strict: bool = False) -> bool:
-        """Whether a rule of severity MUST found something; with `strict`, any rule."""
+        """Whether a rule of severity MUST failed. With `strict`, whether any rule failed."""
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """The lines to print: each rule that found something, and what. With `everything`, also the other rules."""
+        """The lines to print: each failed rule with its findings. With `everything`, also the other rules."""
         for verdict in self.verdicts:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
@@ -58,7 +58,7 @@ class Report:
         yield self.summary()
 
     def summary(self) -> str:
-        """The numbers in one line."""
+        """One line with the numbers of messages and of rules."""
         states = Counter(verdict.state for verdict in self.verdicts)
         binding = sum(1 for verdict in self.verdicts if verdict.findings and verdict.rule.severity == "MUST")
         lines = sum(len(connection.lines) for connection in self.run.connections)
@@ -68,7 +68,7 @@ class Report:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One object for each rule."""
+        """One JSON object for each rule."""
         for verdict in self.verdicts:
             rule = verdict.rule
             yield {
@@ -149,7 +149,7 @@ def check(recording: Iterable[Recorded]) -> Report:
 
 
 def _lines_of(connection: Connection) -> range:
-    """Stands for the lines of a connection: their numbers follow each other."""
+    """The line numbers of a connection, which are consecutive."""
     first = connection.lines[0].line if connection.lines else 0
     return range(first, first + len(connection.lines))
 
@@ -162,5 +162,5 @@ def _quote(line: Recorded) -> str:
 
 
 def _xml(text: str) -> str:
-    """The text without characters that XML does not have."""
+    """Replaces the characters that XML does not allow."""
     return _NOT_XML.sub("�", text)

@@ -1,4 +1,4 @@
-"""Everything that crossed the connections of one check, sorted into requests, updates, turns and tool calls."""
+"""Sorts the messages of a check or a recording into requests, updates and turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_CODE = 0
 class Exit:
     """How the agent's process ended after its stdin was closed.
 
-    `code` is None if it had to be killed. `leftovers` says whether processes of its group remained.
+    `code` is None if the process had to be killed. `leftovers` says whether other processes of its group still ran.
     """
 
     code: int | None
@@ -30,7 +30,7 @@ class Exit:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """What the agent asked the endpoint of the check: requests, answers that never end, and how many it left."""
+    """Counts at the check's endpoint: all requests, answers that never end, and how many of these the agent closed."""
 
     requests: int = 0
     hung: int = 0
@@ -48,7 +48,7 @@ class Exchange:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters, or {} if they are no object."""
+        """The parameters, or {} if they are not an object."""
         return _object(self.request.message.get("params"))
 
     @property
@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def opened(self) -> str:
-        """The session that the response names, or else the request."""
+        """The session that the response names; if it names none, the session that the request names."""
         return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property
@@ -102,7 +102,7 @@ class Update:
 
     @property
     def kind(self) -> str:
-        """Its `sessionUpdate`."""
+        """The value of `sessionUpdate`."""
         return str(self.body.get("sessionUpdate"))
 
     @property
@@ -118,16 +118,16 @@ class Update:
 
     @property
     def lines(self) -> tuple[Recorded, ...]:
-        """The line that has it."""
+        """The line of the update."""
         return (self.line,)
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """A prompt, or a load, with the updates of its session until the response.
+    """A prompt or a load, with the updates of its session up to the response.
 
-    `cancels` are the client's `session/cancel`, `late` the updates of a turn that came after the response and before
-    the next turn, `permissions` the agent's questions.
+    `cancels` are the client's `session/cancel` notifications. `late` are the updates that came after the response and
+    before the next turn. `permissions` are the agent's permission requests.
     """
 
     exchange: Exchange
@@ -138,7 +138,7 @@ class Turn:
 
     @property
     def purpose(self) -> str:
-        """What the check sent the prompt for."""
+        """The purpose for which the check sent the prompt."""
         return self.exchange.request.purpose
 
     @property
@@ -156,7 +156,7 @@ class Turn:
         return "".join(update.text for update in self.updates if update.kind == kind)
 
     def statuses(self) -> dict[str, list[str]]:
-        """The statuses of each tool call, in order."""
+        """Maps the id of each tool call to its statuses, in order."""
         found: dict[str, list[str]] = {}
         for update in self.updates:
             if update.kind in ("tool_call", "tool_call_update"):
@@ -179,12 +179,12 @@ class Connection:
 
     @property
     def is_live(self) -> bool:
-        """Whether the check itself held this connection."""
+        """Whether this connection is from a live check, not from a recording."""
         return bool(self.name)
 
     @property
     def agent_lines(self) -> Iterator[Recorded]:
-        """What the agent wrote."""
+        """The lines that the agent wrote."""
         return (line for line in self.lines if line.sender == "agent")
 
     @property
@@ -223,7 +223,7 @@ class Connection:
 
     @property
     def strays(self) -> list[tuple[Recorded, str]]:
-        """The agent's responses to no open request, each with `twice`, `unknown` or `type`."""
+        """The agent's responses that belong to no open request, each with the problem: `twice`, `unknown` or `type`."""
         return self._sorted.strays
 
     @property
@@ -237,7 +237,7 @@ class Connection:
 
     @property
     def initialize(self) -> Exchange | None:
-        """The first `initialize`."""
+        """The first `initialize` request."""
         return next(self.asked_for("initialize"), None)
 
     @property
@@ -252,13 +252,13 @@ class Connection:
 
     @property
     def auth_methods(self) -> list[dict[str, Any]]:
-        """The ways to authenticate that the agent names."""
+        """The authentication methods that the agent offers."""
         methods = (self.initialize.result or {}).get("authMethods") if self.initialize else None
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
-        """Each line that the client sent for this purpose, what the agent wrote until it answered the next request,
-        and this request."""
+        """For each line that the client sent for this purpose: the line, the lines that the agent wrote before it
+        answered the client's next request, and that request."""
         found = []
         for place, line in enumerate(self.lines):
             if line.sender == "client" and line.purpose == purpose:
@@ -276,10 +276,10 @@ class Connection:
 
 @dataclass(kw_only=True)
 class Run:
-    """All connections of a check, or of a recording. The other members are unset for a recording.
+    """All connections of a check, or of a recording. For a recording, the other members keep their defaults.
 
-    `is_complete` is False if the check ran out of time. `servers_started` says how the MCP server of the check was
-    started each time, and `stderr` has the end of the agent's.
+    `is_complete` is False if the check ran out of time. `servers_started` has the arguments and the variable of each
+    start of the check's MCP server. `stderr` is the end of what the agent wrote to stderr.
     """
 
     connections: list[Connection]
@@ -290,7 +290,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether the check itself drove the agent."""
+        """Whether this is a check that drove the agent, and not a recording."""
         return any(connection.is_live for connection in self.connections)
 
     def named(self, name: str) -> Connection | None:
@@ -325,7 +325,7 @@ class Run:
         ]
 
     def loads(self) -> list[Turn]:
-        """The loads of sessions that exist."""
+        """The loads that were answered with a result."""
         return [
             turn
             for connection in self.connections
@@ -400,11 +400,13 @@ class _Sorted:
             elif turn is not None and update.kind in TURN_KINDS and update.session not in self._children:
                 turn.late.append(update)
             if update.kind == "subagent_update":
-                self._children.add(update.child)  # it works whenever its session tells it to
+                self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> Turn | None:
-        """The turn that runs in a session, or the last one that ran. While a load runs, its replay cannot be told from
-        updates of a prompt, so all count as the load's."""
+        """The turn that runs in a session, or the last one that ran.
+
+        While a load runs, all updates count as the load's, because a replay looks like the updates of a prompt.
+        """
         turns = self._turns_of.get(session, [])
         running = [turn for turn in turns if not turn.exchange.is_answered]
         loads = [turn for turn in running if turn.exchange.method == "session/load"]
@@ -439,12 +441,12 @@ def split(lines: Iterable[Recorded]) -> list[Connection]:
 
 
 def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON."""
+    """A string unchanged; any other value as JSON."""
     return value if isinstance(value, str) else _key(value)
 
 
 def _key(value: Any) -> str:
-    """A text that is equal only for values of the same type."""
+    """The value as JSON, so that values of different types never get the same key."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 

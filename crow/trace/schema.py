@@ -26,7 +26,7 @@ SESSION_CONTENT: dict[str, Any] = {
 
 
 class Violation(Exception):
-    """A message that the protocol does not allow."""
+    """The protocol does not allow a message."""
 
 
 class SchemaChecker:
@@ -91,7 +91,7 @@ class SchemaChecker:
             validate("Error", message["error"], strict=sender == "agent", message=message)
             return
         if method is None:
-            raise violation(message, "a response to a request that is not open")
+            raise violation(message, "this response belongs to no open request")
         name = None if method.startswith("_") else _definition(sender, method, "Response")
         if name is not None:
             validate(name, message["result"], strict=sender == "agent", message=message)
@@ -126,7 +126,7 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
-    """What the definition `name` does not allow in `value`. With `strict`, unknown members are not allowed.
+    """The problems of `value` under the definition `name`. With `strict`, unknown members are problems too.
 
     A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
     """
@@ -145,7 +145,7 @@ def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
 
 
 def definition(receiver: Side, method: str, kind: str) -> str | None:
-    """The definition of the parameters or result of a method that `receiver` serves, stable or not.
+    """The definition of the parameters or result of a method that `receiver` serves, stable or unstable.
 
     `kind` is Request, Response or Notification.
     """
@@ -157,12 +157,12 @@ def definition(receiver: Side, method: str, kind: str) -> str | None:
 
 
 def update_kinds() -> tuple[str, ...]:
-    """The kinds of `session/update`, stable or not."""
+    """The kinds of `session/update`, stable and unstable."""
     return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
 
 
 def _place(name: str, file: str) -> str | None:
-    """Where the schema in `file` has the definition `name`."""
+    """The path of the definition `name` in the schema `file`."""
     base, _, kind = name.partition("/")
     if not kind:
         return name if name in _definitions(file) else None
@@ -176,7 +176,7 @@ def violation(message: Any, problem: str) -> Violation:
 
 
 def is_served_by_client(method: str) -> bool:
-    """Whether the client serves `method`. If not, the agent may serve it."""
+    """Whether the client serves `method`."""
     return any(served[:2] == ("client", method) for file in (STABLE, UNSTABLE) for served in _methods(file))
 
 
@@ -216,7 +216,7 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
-    packaged = Path(__file__).parent / file  # exists only in a wheel; a source tree has one copy for all
+    packaged = Path(__file__).parent / file  # exists only in a wheel
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
     definitions["ToolCallContent"]["oneOf"].append(SESSION_CONTENT)

@@ -1,4 +1,4 @@
-"""Checks an agent in a scratch directory, with an endpoint and an MCP server of the check's own."""
+"""Checks an agent in a temporary directory, with the check's own endpoint and MCP server."""
 
 from __future__ import annotations
 
@@ -49,15 +49,16 @@ for line in sys.stdin.buffer:
     sys.stdout.write(json.dumps(answer) + "\\n")
     sys.stdout.flush()
 """
-"""An MCP server without tools. It writes down how it was started."""
+"""An MCP server without tools. It logs its arguments and one environment variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """The agent to check: its command, and variables for its environment.
 
-    `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` in the words of the command and in values of variables
-    are replaced. `endpoint_variables` get the base URL. `inherited` are variables to pass on.
+    The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in the command and in
+    the values of variables. `endpoint_variables` are the names of variables that get the base URL. `inherited` are
+    the names of variables that the agent gets from crow's own environment.
     """
 
     command: Sequence[str]
@@ -74,7 +75,7 @@ def check_agent(
     report: Callable[[str], None] = lambda _: None,
     signalled: Callable[[], int] = lambda: 0,
 ) -> Run:
-    """Drives an agent and returns what happened. `signalled` is asked often; a number other than 0 ends the check.
+    """Drives an agent and returns what happened. The check ends once `signalled` returns a number other than 0.
 
     :raises ArgumentError: the agent cannot be started, or `trace` cannot be written.
     :raises Interrupted: `signalled` returned a number.
@@ -103,7 +104,7 @@ def check_agent(
             }
             command = [_filled(word, values) for word in subject.command]
             environment = _environment(subject, values, root)
-            stderr, started_in = root / "stderr.txt", Path.cwd()  # so that relative paths in the command work
+            stderr, started_in = root / "stderr.txt", Path.cwd()  # lets the command use relative paths
             drive = Drive(
                 start=lambda _: AgentProcess(command, environment, started_in, stderr),
                 workspace=workspace,
@@ -147,7 +148,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _started(log: Path) -> list[dict[str, Any]]:
-    """How the MCP server was started, each time."""
+    """The arguments and the variable of each start of the MCP server."""
     try:
         return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     except FileNotFoundError:
@@ -162,7 +163,7 @@ def _end_of(stderr: Path) -> str:
 
 
 class _Trace:
-    """Writes the lines of a recording to a new file, if there is to be one."""
+    """Writes a recording to a new file, or nothing if no file was given."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

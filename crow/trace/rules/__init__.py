@@ -37,7 +37,7 @@ def judge(run: Run, rules: tuple[Rule, ...] = RULES) -> list[Verdict]:
         if are_all_prompts_lost and rule.id != _FIRST_PROMPT:
             wanted = [finding for finding in wanted if not _is_lost_prompt(finding)]
         if findings and not wanted:
-            reason = "the agent asks for authentication, or no prompt worked"
+            reason = "the agent requires authentication, or no prompt worked"
         verdicts.append(Verdict(rule=rule, findings=tuple(wanted), reason=reason))
     return verdicts
 

@@ -1,4 +1,4 @@
-"""Rules about what the agent asks of the client, and about its exit."""
+"""Rules about the agent's requests to the client, and about how the agent exits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_boolean_option(line: Recorded) -> bool:
 
 
 def _not_offered(capability: str, is_use: Callable[[Recorded], bool]) -> Check:
-    """A check of the connections on which the client does not offer a capability."""
+    """A check that a capability is not used on connections on which the client does not offer it."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False
@@ -188,7 +188,7 @@ def _after_release(run: Run) -> Outcome:
             has_any = True
             terminal = str(exchange.params.get("terminalId"))
             if terminal in released:
-                words = f"the terminal {terminal!r} was released before"
+                words = f"the terminal {terminal!r} was already released"
                 found.append(Finding(words=words, lines=(exchange.request,)))
             if exchange.method == "terminal/release":
                 released.add(terminal)
@@ -237,7 +237,7 @@ def _ended(name: str, words: str) -> Check:
 def _leftovers(run: Run) -> Outcome:
     exits = [connection for connection in run.connections if connection.exit is not None]
     return [
-        Finding(words="processes that the agent had started remained", lines=tuple(connection.lines[-1:]))
+        Finding(words="processes that the agent had started were still running", lines=tuple(connection.lines[-1:]))
         for connection in exits
         if connection.exit is not None and connection.exit.leftovers
     ] or ([] if exits else "a recording does not say how the agent ended")
@@ -281,7 +281,7 @@ _GATES: tuple[tuple[str, str, str, str, Callable[[Recorded], bool]], ...] = (
     (
         "elicitation-url",
         "elicitation.url",
-        "Addresses are shown",
+        "URLs are shown",
         "elicitation#checking-support",
         _is_elicitation("url"),
     ),
@@ -372,7 +372,7 @@ RULES = (
     Rule(
         "fs.refused",
         MUST,
-        "A prompt is answered also if the client cannot read or write a file.",
+        "A prompt is answered even if the client cannot read or write a file.",
         page("file-system#reading-files"),
         every(
             lambda run: [
@@ -397,7 +397,7 @@ RULES = (
     Rule(
         "terminal.known",
         MUST,
-        "The agent uses terminals that it created.",
+        "The agent uses only terminals that it created.",
         page("terminals#getting-output"),
         _known_terminals,
     ),
@@ -437,7 +437,7 @@ RULES = (
     Rule(
         "extensibility.meta-accepted",
         MUST,
-        "Requests with a _meta of any content are accepted.",
+        "Requests are accepted whatever their _meta contains.",
         page("extensibility#the-_meta-field"),
         every(
             lambda run: run.exchanges("new-with-meta", "prompt-with-meta"),
@@ -448,7 +448,7 @@ RULES = (
     Rule(
         "initialize.future-capabilities",
         MUST,
-        "Capabilities that do not exist yet do no harm.",
+        "A client that offers capabilities which do not exist yet is accepted.",
         page("initialization#capabilities"),
         every(
             lambda run: run.exchanges("initialize-newer"),

@@ -54,7 +54,7 @@ def _version_type(exchange: Exchange) -> str | None:
 
 
 def _same_version(exchange: Exchange) -> str | None:
-    return None if _version(exchange) == 1 else f"asked for 1, the agent answered {_version(exchange)!r}"
+    return None if _version(exchange) == 1 else f"the client asked for 1, the agent answered {_version(exchange)!r}"
 
 
 def _latest(run: Run) -> Outcome:
@@ -98,9 +98,9 @@ def _auth_ids(run: Run) -> Outcome:
         ids = [method.get("id") for method in connection.auth_methods]
         if len({str(each) for each in ids}) < len(ids) and connection.initialize is not None:
             found.append(
-                Finding(words=f"two ways to authenticate share an id: {ids}", lines=connection.initialize.lines)
+                Finding(words=f"two authentication methods have the same id: {ids}", lines=connection.initialize.lines)
             )
-    return found if has_any else "the agent names no way to authenticate"
+    return found if has_any else "the agent offers no authentication method"
 
 
 def _terminal_auth(run: Run) -> Outcome:
@@ -110,7 +110,7 @@ def _terminal_auth(run: Run) -> Outcome:
         if exchange is not None and exchange.result is not None and not offers(connection, "auth.terminal"):
             has_any = True
             if any(method.get("type") == "terminal" for method in connection.auth_methods):
-                words = "the client did not offer auth.terminal, but a way to authenticate needs it"
+                words = "the client did not offer auth.terminal, but an authentication method needs it"
                 found.append(Finding(words=words, lines=exchange.lines))
     return found if has_any else "the client offered auth.terminal"
 
@@ -137,7 +137,7 @@ RULES = (
     Rule(
         "initialize.same-version",
         MUST,
-        "Asked for version 1, the agent answers 1.",
+        "If the client asks for version 1, the agent answers 1.",
         page("initialization#version-negotiation"),
         every(
             lambda run: [each for each in _initialized(run) if each.params.get("protocolVersion") == 1],
@@ -148,14 +148,14 @@ RULES = (
     Rule(
         "initialize.newer-version",
         MUST,
-        "Asked for a version that does not exist yet, the agent answers one that it supports.",
+        "If the client asks for a version that does not exist yet, the agent answers one that it supports.",
         page("initialization#version-negotiation"),
         every(lambda run: run.exchanges("initialize-newer"), _negotiated, _ONLY_LIVE),
     ),
     Rule(
         "initialize.older-version",
         MUST,
-        "Asked for version 0, the agent answers one that it supports.",
+        "If the client asks for version 0, the agent answers one that it supports.",
         page("initialization#version-negotiation"),
         every(
             lambda run: run.exchanges("initialize-zero"),
@@ -166,7 +166,7 @@ RULES = (
     Rule(
         "initialize.latest-version",
         MUST,
-        "Asked for a version that it does not support, the agent answers its latest.",
+        "If the client asks for a version that the agent does not support, the agent answers its latest.",
         page("initialization#version-negotiation"),
         _latest,
     ),
@@ -201,14 +201,14 @@ RULES = (
     Rule(
         "auth.method-ids",
         MUST,
-        "The ways to authenticate have different ids.",
+        "Authentication methods have different ids.",
         page("authentication#advertising-authentication"),
         _auth_ids,
     ),
     Rule(
         "auth.terminal",
         MUST,
-        "A way to authenticate in a terminal is named only to a client that offers auth.terminal.",
+        "An authentication method that needs a terminal is offered only to a client with auth.terminal.",
         page("authentication#terminal-authentication"),
         _terminal_auth,
     ),
@@ -217,6 +217,6 @@ RULES = (
         MUST,
         "authenticate with an unknown method fails.",
         page("authentication#protocol-driven-authentication"),
-        answered_by_error("expected an error", "the agent names no way to authenticate", "auth-unknown"),
+        answered_by_error("expected an error", "the agent offers no authentication method", "auth-unknown"),
     ),
 )

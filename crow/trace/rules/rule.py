@@ -1,4 +1,4 @@
-"""A rule of the protocol, and what it finds in a run."""
+"""Defines rules of the protocol, their findings and their verdicts."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def page(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that a rule does not allow. `lines` show it."""
+    """A violation of a rule. `lines` are the messages that show it."""
 
     words: str
     lines: tuple[Recorded, ...] = ()
 
 
 Outcome: TypeAlias = "list[Finding] | str"
-"""What a rule found, or why it does not apply."""
+"""The findings of a rule, or the reason why the rule does not apply."""
 
 Check: TypeAlias = Callable[[Run], Outcome]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: its id, how binding it is, what it says, where the specification says so, and its check."""
+    """A rule. `says` is its text, `link` is its place in the specification, and `check` applies the rule to a run."""
 
     id: str
     severity: Severity
@@ -50,7 +50,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a rule. `reason` is set if it does not apply."""
+    """The result of a rule. `reason` says why the rule does not apply, and is empty if it does."""
 
     rule: Rule
     findings: tuple[Finding, ...] = ()
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def state(self) -> Literal["passed", "failed", "not applicable"]:
-        """The verdict in a word or two."""
+        """The verdict as text."""
         return "failed" if self.findings else "not applicable" if self.reason else "passed"
 
 
@@ -71,7 +71,11 @@ Item = TypeVar("Item", bound=_HasLines)
 
 
 def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str | None], nothing: str) -> Check:
-    """A check of each item. `problem` says what is wrong with one; `nothing` says why there may be none."""
+    """A check of each item.
+
+    `problem` says what is wrong with an item, or returns None. If there are no items, the rule does not apply, and
+    `nothing` is the reason.
+    """
 
     def check(run: Run) -> Outcome:
         found, is_empty = [], True
@@ -88,7 +92,7 @@ def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str 
 def every_line(
     lines: Callable[[Run], Iterable[Recorded]], problem: Callable[[Recorded], str | None], nothing: str
 ) -> Check:
-    """The same for lines."""
+    """Like `every`, for lines."""
     return every(lambda run: (Shown(line) for line in lines(run)), lambda shown: problem(shown.line), nothing)
 
 
@@ -116,9 +120,9 @@ def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
 def answered_by_error(
     words: str, nothing: str, *purposes: str, codes: tuple[int, ...] = (), if_refused: bool = False
 ) -> Check:
-    """A check that each request with one of these purposes fails, with one of these codes if there are any.
+    """A check that each request with one of these purposes fails. With `codes`, the error must have one of them.
 
-    With `if_refused`, only requests that failed count.
+    With `if_refused`, a request that was answered with a result passes.
     """
 
     def problem(exchange: Exchange) -> str | None:
@@ -141,7 +145,7 @@ def answered(words: str, nothing: str, *purposes: str) -> Check:
 
 
 def describe(exchange: Exchange) -> str:
-    """What became of a request, in words."""
+    """Says in words how a request was answered."""
     if not exchange.is_answered:
         return f"{exchange.method} was not answered"
     if exchange.error is not None:
@@ -170,5 +174,5 @@ def _is_on(capabilities: Any, path: str) -> bool:
 
 
 def is_absolute(path: object) -> bool:
-    """Whether a path is absolute, on any system."""
+    """Whether a path is absolute on POSIX or on Windows."""
     return isinstance(path, str) and (path.startswith(("/", "\\\\")) or path[1:3] in (":\\", ":/"))

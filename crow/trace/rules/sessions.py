@@ -47,7 +47,7 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    """Ids of another process count only if the agent keeps sessions."""
+    """Session ids must differ. Ids of different processes are compared only if the agent stores sessions."""
     seen: dict[tuple[int, str], Exchange] = {}
     found = []
     for number, connection in enumerate(run.connections):
@@ -64,7 +64,7 @@ def _different(run: Run) -> Outcome:
 
 
 def _early(run: Run) -> Outcome:
-    """Updates for a session that the client cannot know yet."""
+    """Finds updates for a session that the client cannot know yet."""
     found = []
     for connection in run.connections:
         known: dict[str, int] = {}
@@ -102,7 +102,7 @@ def _mcp_environment(run: Run) -> Outcome:
 
 
 def _shown(run: Run) -> list[Turn]:
-    """The prompts whose session was loaded later, by another process."""
+    """The prompts of sessions that another process loaded later."""
     loaded = {turn.exchange.session for turn in run.loads()}
     purposes = ("prompt-say", "prompt-tool")
     return [turn for turn in run.turns(*purposes) if turn.exchange.session in loaded and turn.stop_reason == "end_turn"]
@@ -113,7 +113,7 @@ def _replay_of(run: Run, turn: Turn) -> Turn | None:
 
 
 def _replayed(problem: Callable[[Turn, Turn], str | None]) -> Check:
-    """A check of a replay against a turn that was shown before."""
+    """A check that compares the replay of a session with a turn that was shown before."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False
@@ -124,7 +124,7 @@ def _replayed(problem: Callable[[Turn, Turn], str | None]) -> Check:
                 words = problem(turn, replay)
                 if words:
                     found.append(Finding(words=words, lines=(turn.exchange.request, *replay.lines)))
-        return found if has_any else f"no session with a prompt was loaded ({_NO_LOAD}, or the check did not drive it)"
+        return found if has_any else f"no session with a prompt was loaded ({_NO_LOAD}, or this is a recording)"
 
     return check
 
@@ -213,7 +213,7 @@ def _no_replay(run: Run) -> Outcome:
                     for turn in connection.turns
                 )
                 found += [
-                    Finding(words="the resume replayed this", lines=(*exchange.lines, update.line))
+                    Finding(words="session/resume replayed this update", lines=(*exchange.lines, update.line))
                     for update in connection.updates
                     if exchange.request.line < update.line.line < exchange.response.line
                     and update.session == exchange.session
@@ -246,7 +246,7 @@ def _row_cwd(_: Exchange, row: dict[str, Any]) -> str | None:
 
 def _row_filter(exchange: Exchange, row: dict[str, Any]) -> str | None:
     cwd = exchange.params.get("cwd")
-    return f"asked for {cwd!r}, a session has {row.get('cwd')!r}" if cwd and row.get("cwd") != cwd else None
+    return f"asked for sessions of {cwd!r}, got one of {row.get('cwd')!r}" if cwd and row.get("cwd") != cwd else None
 
 
 def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
@@ -260,7 +260,7 @@ def time_problem(value: Any) -> str | None:
     try:
         datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
-        return f"updatedAt is {value!r}, not a time as in ISO 8601"
+        return f"updatedAt is {value!r}, not an ISO 8601 time"
     return None
 
 
@@ -295,7 +295,7 @@ def _deleted(run: Run) -> Outcome:
     gone = {each.session for each in run.exchanges("delete") if each.result is not None}
     lists = [each for each in run.exchanges("list-after-delete") if each.result is not None]
     if not gone or not lists:
-        return f"{_NO_DELETE}, or none of list"
+        return f"{_NO_DELETE} or sessionCapabilities.list"
     return [
         Finding(words="a deleted session is still listed", lines=exchange.lines)
         for exchange in lists
@@ -316,11 +316,11 @@ def _unadvertised(run: Run) -> Outcome:
         Finding(words=f"the agent does not advertise {each.method}, but serves it", lines=each.lines)
         for each in asked
         if each.result is not None
-    ] or ([] if asked else "the agent advertises every method that can be withheld")
+    ] or ([] if asked else "the agent advertises every optional method")
 
 
 def _is_used(problem: str, *purposes: str) -> Check:
-    """The prompts with these purposes were answered by a stop reason."""
+    """A check that each prompt with one of these purposes was answered with a stop reason."""
     return answered_by_result(problem, "no session was opened this way", *purposes)
 
 
@@ -437,7 +437,7 @@ RULES = (
     Rule(
         "load.order",
         MUST,
-        "A load replays the conversation in its order.",
+        "A load replays the conversation in its original order.",
         page(f"{_SETUP}#loading-a-session"),
         _replayed(_order),
     ),
@@ -519,7 +519,7 @@ RULES = (
     Rule(
         "list.cwd-filter",
         MUST,
-        "A list for a directory has only sessions of that directory.",
+        "A list for a directory contains only sessions of that directory.",
         page("session-list#listing-sessions"),
         every(
             lambda run: [each for each in _lists(run) if each.params.get("cwd")],
@@ -551,21 +551,21 @@ RULES = (
     Rule(
         "list.times",
         MUST,
-        "updatedAt is a time as in ISO 8601.",
+        "updatedAt is an ISO 8601 time.",
         page("session-list#listing-sessions"),
         every(_lists, _row_check(_row_time), _NO_LIST),
     ),
     Rule(
         "list.bad-cursor",
         SHOULD,
-        "A cursor that the agent did not give is an error.",
+        "A cursor that the agent did not issue is an error.",
         page("session-list#pagination"),
         answered_by_error("expected an error", _NO_LIST, "list-bad-cursor"),
     ),
     Rule(
         "info.times",
         MUST,
-        "The updatedAt of a session_info_update is a time as in ISO 8601.",
+        "The updatedAt of a session_info_update is an ISO 8601 time.",
         page("session-list#updating-session-metadata"),
         every(
             lambda run: run.updates("session_info_update"),
@@ -624,7 +624,7 @@ RULES = (
 
 
 def _was_running(run: Run, turn: Turn) -> bool:
-    """Whether the turn was unanswered when the session was closed."""
+    """Whether the turn was still running when the session was closed."""
     response = turn.exchange.response
     closes = [each for each in run.exchanges("close") if each.session == turn.exchange.session]
     return any(response is None or response.line > close.request.line for close in closes)

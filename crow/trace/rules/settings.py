@@ -44,7 +44,7 @@ def _current_mode(exchange: Exchange) -> str | None:
 def _repeated(what: str, values: Callable[[Exchange], list[Any]]) -> Callable[[Exchange], str | None]:
     def problem(exchange: Exchange) -> str | None:
         found = values(exchange)
-        return f"two {what} have one id: {found}" if len({str(each) for each in found}) < len(found) else None
+        return f"two {what} have the same id: {found}" if len({str(each) for each in found}) < len(found) else None
 
     return problem
 
@@ -67,7 +67,7 @@ def options_of(value: Any) -> list[dict[str, Any]]:
 
 
 def choices(option: dict[str, Any]) -> list[Any]:
-    """The values of an option, those in groups included."""
+    """The values of an option, including those in groups."""
     found: list[Any] = []
     for each in options_of(option.get("options")):
         found += (
@@ -77,7 +77,7 @@ def choices(option: dict[str, Any]) -> list[Any]:
 
 
 def _configured(run: Run) -> list[Exchange]:
-    """The responses that have options."""
+    """The requests whose response contains configuration options."""
     asked = run.asked_for(*OPENING, "session/set_config_option")
     return [each for each in asked if options_of((each.result or {}).get("configOptions"))]
 
@@ -98,7 +98,7 @@ def _option_current(option: dict[str, Any]) -> str | None:
 
 def _option_values(option: dict[str, Any]) -> str | None:
     values = [str(each) for each in choices(option)]
-    return f"{option.get('id')}: two choices have one value" if len(set(values)) < len(values) else None
+    return f"{option.get('id')}: two choices have the same value" if len(set(values)) < len(values) else None
 
 
 def _option_ids(exchange: Exchange) -> list[Any]:
@@ -109,7 +109,7 @@ def _complete(exchange: Exchange) -> str | None:
     if exchange.result is None:
         return None
     ids = _option_ids(exchange)
-    return None if exchange.params.get("configId") in ids else f"the response has only the options {ids}"
+    return None if exchange.params.get("configId") in ids else f"the response lists only the options {ids}"
 
 
 def _is_set(exchange: Exchange) -> str | None:
@@ -134,7 +134,7 @@ def _all_options(run: Run) -> Outcome:
 
 
 def _in_sync(run: Run) -> Outcome:
-    """The option of category mode, where there is one, has the mode that was set."""
+    """After a mode is set, the option of category mode (if there is one) has the same value."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked_for("session/set_mode"):
@@ -150,7 +150,7 @@ def _in_sync(run: Run) -> Outcome:
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
-    """The newest value of the option of category mode, up to the next request to set something."""
+    """The last value that the option of category mode has before the next request sets a mode or an option."""
     if exchange.response is None:
         return None
     setting = (each for each in connection.asked if each.method in ("session/set_mode", "session/set_config_option"))
@@ -186,7 +186,7 @@ def _command_names(update: Update) -> list[str]:
 
 def _slash(update: Update) -> str | None:
     wrong = [name for name in _command_names(update) if name.startswith("/") or not name.strip() or " " in name]
-    return f"these names are no single words without a slash: {wrong}" if wrong else None
+    return f"these names are not single words without a slash: {wrong}" if wrong else None
 
 
 def _same_commands(update: Update) -> str | None:
@@ -279,7 +279,7 @@ RULES = (
     Rule(
         "options.complete",
         MUST,
-        "The response to session/set_config_option lists the options, that one included.",
+        "The response to session/set_config_option lists all options, including the one that was set.",
         page("session-config-options#from-the-client"),
         every(lambda run: run.asked_for("session/set_config_option"), _complete, _NO_OPTIONS),
     ),
@@ -293,7 +293,7 @@ RULES = (
     Rule(
         "options.unknown-value",
         SHOULD,
-        "Setting an option to a value that is no choice fails.",
+        "Setting an option to a value that is not one of its choices fails.",
         page("session-config-options#from-the-client"),
         answered_by_error("expected an error", _NO_OPTIONS, "set-unknown-value"),
     ),

@@ -128,7 +128,7 @@ def _update_params(line: Recorded) -> str | None:
 
 
 def _custom_fields(run: Run) -> Outcome:
-    """Members that the schema does not have, in messages that are valid otherwise."""
+    """Finds members that the schema does not have, in messages that are valid apart from these members."""
     found, has_any = [], False
     for connection in run.connections:
         for name, value, line in _values(connection):
@@ -141,7 +141,7 @@ def _custom_fields(run: Run) -> Outcome:
 
 
 def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
-    """Each value of the agent, with the name of its definition and its line."""
+    """Each value that the agent sent and the schema defines: the name of its definition, the value, and its line."""
     for exchange in connection.asked:
         name = definition("agent", exchange.method, "Response")
         if name is not None and exchange.result is not None and exchange.response is not None:
@@ -164,7 +164,7 @@ RULES = (
         Rule(
             f"shape.{method}",
             MUST,
-            f"The result of {method} is as in the schema.",
+            f"The result of {method} matches the schema.",
             page(f"{'draft/' if method == 'session/fork' else ''}schema#{_anchor(method)}"),
             _response(method),
         )
@@ -184,7 +184,7 @@ RULES = (
         Rule(
             f"shape.{kind}",
             MUST,
-            f"The update {kind} is as in the schema.",
+            f"The update {kind} matches the schema.",
             page("schema#sessionupdate"),
             _update(kind),
         )
@@ -200,14 +200,14 @@ RULES = (
     Rule(
         "shape.update-kind",
         MUST,
-        "The protocol has each kind of update that is sent.",
+        "The agent sends only kinds of updates that the protocol has.",
         page("schema#sessionupdate"),
         every(_all_updates, _kind, "the agent sent no update"),
     ),
     Rule(
         "shape.error",
         MUST,
-        "An error has a whole number as code and a text as message.",
+        "The code of an error is a whole number, and its message is a string.",
         page("schema#error"),
         every(
             _errors,
@@ -218,7 +218,7 @@ RULES = (
     Rule(
         "extensibility.no-custom-fields",
         MUST,
-        "Members that the protocol does not have are in _meta.",
+        "Members that the protocol does not have are sent only in _meta.",
         page("extensibility#the-_meta-field"),
         _custom_fields,
     ),

@@ -44,7 +44,7 @@ def _announced_once(run: Run) -> Outcome:
             call = str(update.body.get("toolCallId"))
             if update.kind == "tool_call":
                 if call in seen:
-                    found.append(Finding(words=f"a tool call announced twice in one turn: {call}", lines=update.lines))
+                    found.append(Finding(words=f"this turn announces a tool call twice: {call}", lines=update.lines))
                 seen.add(call)
     return found if turns else _NO_CALL
 
@@ -54,7 +54,7 @@ def _unique_ids(run: Run) -> Outcome:
 
 
 def _is_below(session: str, root: str, parents: Mapping[str, str]) -> bool:
-    """Whether a session is `root`, or a sub-agent below it. `parents` may be wrong in any way."""
+    """Whether a session is `root` or one of its sub-agents, at any depth. `parents` may have cycles."""
     seen = set[str]()
     while session != root and session in parents and session not in seen:
         seen.add(session)
@@ -67,14 +67,14 @@ def _reopened(run: Run) -> Outcome:
 
 
 def _walk_calls(run: Run, wanted: str) -> Outcome:
-    """Follows each tool call of each session and returns the findings with these words."""
+    """Follows each tool call of each session. Returns only the findings that begin with the words `wanted`."""
     found, has_any = [], False
     for connection in run.connections:
         calls: dict[tuple[str, str], str] = {}
         loads = [turn.exchange for turn in connection.turns if turn.exchange.method == "session/load"]
         parents: dict[str, str] = {}
         for update in connection.updates:
-            while loads and loads[0].request.line < update.line.line:  # a replay announces the calls again
+            while loads and loads[0].request.line < update.line.line:  # the replay of a load announces the calls again
                 session = loads.pop(0).session
                 calls = {key: status for key, status in calls.items() if not _is_below(key[0], session, parents)}
             if update.kind == "subagent_update":
@@ -99,7 +99,8 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
 
 
 def _unfinished(turn: Turn) -> str | None:
-    """Cancelled and failed turns are left out: version 1 has no status for a call that was cancelled."""
+    """Finds calls that have not ended. Cancelled and failed turns are left out: version 1 has no status for
+    cancelled calls."""
     if turn.stop_reason in (None, "cancelled"):
         return None
     open_calls = [call for call, seen in turn.statuses().items() if seen and seen[-1] not in FINAL]
@@ -168,7 +169,7 @@ def _known_terminal(run: Run) -> Outcome:
 
 
 def offers_terminal_output(offered: dict[str, Any]) -> bool:
-    """Whether the client shows terminals of the agent, an extension that some clients have."""
+    """Whether the client can show terminals of the agent. This is an extension of some clients."""
     meta = offered.get("_meta")
     return isinstance(meta, dict) and bool(meta.get("terminal_output"))
 
@@ -244,12 +245,12 @@ def _questions(run: Run) -> list[Exchange]:
 
 
 def _has_options(question: Exchange) -> str | None:
-    return None if _options(question) else "the client is offered no option"
+    return None if _options(question) else "the request offers no option"
 
 
 def _option_ids(question: Exchange) -> str | None:
     ids = [str(option.get("optionId")) for option in _options(question)]
-    return f"two options have one id: {ids}" if len(set(ids)) < len(ids) else None
+    return f"two options have the same id: {ids}" if len(set(ids)) < len(ids) else None
 
 
 def _open_call(run: Run) -> Outcome:
@@ -277,7 +278,7 @@ def _asked_in_turn(run: Run) -> Outcome:
                     for turn in connection.turns
                 )
                 if not running:
-                    words = "the agent asks for a permission, but the session has no prompt"
+                    words = "the agent asks for a permission, but the session has no running prompt"
                     found.append(Finding(words=words, lines=(question.request,)))
     return found if has_any else _NO_QUESTION
 
@@ -297,7 +298,7 @@ RULES = (
     Rule(
         "tool.announced-once",
         MUST,
-        "A turn announces a tool call once.",
+        "A turn announces each tool call only once.",
         page("tool-calls#creating"),
         _announced_once,
     ),
@@ -311,7 +312,7 @@ RULES = (
     Rule(
         "tool.ended",
         MUST,
-        "A tool call that completed or failed gets no other status.",
+        "A tool call that completed or failed does not change its status again.",
         page("tool-calls#status"),
         _reopened,
     ),

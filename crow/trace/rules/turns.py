@@ -24,11 +24,11 @@ from crow.trace.run import CHUNKS, Exchange, Run, Turn, Update
 _TURN = "prompt-turn"
 _NO_TURN = "no prompt was answered"
 _NO_QUESTION = "the agent asked for no permission"
-_NOT_SENT = "no such prompt was sent, or it ended too early"
+_NOT_SENT = "the check did not send the prompt that this rule needs, or the prompt ended too early"
 _NO_ENDPOINT = "the agent did not use the endpoint of the check"
 _STOP_REASONS = ("end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled")
 SPOKEN = "Hello from the check: ☕ naïve 漢字 🐦\nsecond line\n"
-"""What the endpoint of the check says to a prompt with the purpose say."""
+"""The answer of the check's endpoint to a prompt with the word `say`."""
 
 
 def _answered(run: Run) -> list[Turn]:
@@ -42,7 +42,7 @@ def _stop_reason(turn: Turn) -> str | None:
 
 
 def _late(turn: Turn) -> str | None:
-    return f"{len(turn.late)} updates of the turn came after its response" if turn.late else None
+    return f"{len(turn.late)} updates of the turn came after the response" if turn.late else None
 
 
 def _late_turns(run: Run) -> Iterator[_LateTurn]:
@@ -50,19 +50,19 @@ def _late_turns(run: Run) -> Iterator[_LateTurn]:
 
 
 class _LateTurn:
-    """A turn that is shown with its late updates."""
+    """A turn whose `lines` also include its late updates."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
 
     @property
     def lines(self) -> tuple[Any, ...]:
-        """The turn and its first late updates."""
+        """The lines of the turn and of its first three late updates."""
         return (*self.turn.lines, *(update.line for update in self.turn.late[:3]))
 
 
 def _outside(run: Run) -> Outcome:
-    """Updates of a turn in a session that never had one."""
+    """Finds messages and tool calls in a session that has had no prompt and no load yet."""
     found = []
     for connection in run.connections:
         begun: dict[str, int] = {}
@@ -71,7 +71,7 @@ def _outside(run: Run) -> Outcome:
         children = {u.child for u in connection.updates if u.kind == "subagent_update"}
         resumed = {each.session for each in connection.asked_for("session/resume")}
         found += [
-            Finding(words="this belongs to a turn, but the session had no prompt", lines=update.lines)
+            Finding(words="this update belongs to a turn, but the session has had no prompt", lines=update.lines)
             for update in connection.updates
             if update.kind in (*CHUNKS, "tool_call", "tool_call_update")
             and update.session not in children | resumed
@@ -103,7 +103,7 @@ def _spoken(run: Run) -> Outcome:
 def _not_cancelled(turn: Turn) -> str | None:
     if turn.exchange.result is None:
         return describe(turn.exchange)
-    return "the prompt was not cancelled, but is answered cancelled" if turn.stop_reason == "cancelled" else None
+    return "the prompt was not cancelled, but its stop reason is cancelled" if turn.stop_reason == "cancelled" else None
 
 
 def _ids(run: Run) -> Iterator[tuple[Turn, Update, str]]:
@@ -123,7 +123,7 @@ def _roles(run: Run) -> Outcome:
                 role = "user" if update.kind == "user_message_chunk" else "agent"
                 before = seen.setdefault((update.session, message), (role, update))
                 if before[0] != role:
-                    words = f"the message {message!r} is the user's and the agent's"
+                    words = f"the message {message!r} is used by the user and by the agent"
                     found.append(Finding(words=words, lines=(before[1].line, update.line)))
     return found if seen else "the agent sends no message ids"
 
@@ -134,13 +134,13 @@ def _turn_ids(run: Run) -> Outcome:
     for turn, update, message in _ids(run):
         before = seen.setdefault((update.session, message), (turn, update))
         if before[0] is not turn and turn.exchange.request.line > before[0].exchange.request.line:
-            words = f"the message id {message!r} is also one of an earlier prompt"
+            words = f"the message id {message!r} was already used in an earlier prompt"
             found.append(Finding(words=words, lines=(before[1].line, update.line)))
     return found if seen else "the agent sends no message ids"
 
 
 def _interleaved(run: Run) -> Outcome:
-    """A message id that comes back after another one of the same kind."""
+    """Finds messages that continue after another message of the same kind has begun."""
     found, has_any = [], False
     for turn in run.turns():
         last: dict[str, str] = {}
@@ -180,7 +180,7 @@ def _base64(run: Run) -> Outcome:
             try:
                 base64.b64decode(data, validate=True)
             except (binascii.Error, ValueError):
-                found.append(Finding(words="the data is not Base64", lines=update.lines))
+                found.append(Finding(words="the data is not valid Base64", lines=update.lines))
     return found if has_any else "the agent sent no images, audio or binary resources"
 
 
@@ -195,12 +195,12 @@ def _cancelled_while(purpose: str) -> Callable[[Run], list[Turn]]:
 
 def _cancel_result(turn: Turn) -> str | None:
     if turn.exchange.error is not None:
-        return f"a cancelled prompt is no error; {describe(turn.exchange)}"
+        return f"a cancelled prompt must not be answered with an error; {describe(turn.exchange)}"
     return None
 
 
 def _cancel_reason(turn: Turn) -> str | None:
-    """A prompt may also have ended by itself at the same moment."""
+    """The stop reason must be `cancelled`, unless the prompt may have ended by itself just as it was cancelled."""
     if turn.exchange.result is None or turn.stop_reason == "cancelled":
         return None
     response = turn.exchange.response
@@ -217,7 +217,7 @@ def _left_stream(run: Run) -> Outcome:
     if not run.endpoint or not run.endpoint.hung:
         return _NO_ENDPOINT
     missing = run.endpoint.hung - run.endpoint.left
-    words = f"{missing} of {run.endpoint.hung} answers of the model were still being read after the cancel"
+    words = f"{missing} of {run.endpoint.hung} of the model's answers were still being read after the cancel"
     return [Finding(words=words, lines=_cancelled(run)[0].lines if _cancelled(run) else ())] if missing else []
 
 
@@ -238,11 +238,11 @@ def _plan_entries(update: Update) -> str | None:
     wrong = [
         e for e in (entries if isinstance(entries, list) else ()) if not (isinstance(e, dict) and e.get("content"))
     ]
-    return f"these entries say nothing: {wrong}" if wrong else None
+    return f"these entries have no content: {wrong}" if wrong else None
 
 
 def _complete_plan(run: Run) -> Outcome:
-    """A later plan of one turn that is a proper part of the one before, with only some statuses changed, is a delta."""
+    """Finds plans that repeat only one entry of the plan before: the agent sent a delta instead of the whole plan."""
     found, has_any = [], False
     for turn in run.turns():
         last: list[str] = []
@@ -254,7 +254,7 @@ def _complete_plan(run: Run) -> Outcome:
                     [str(e.get("content")) for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
                 )
                 if len(last) > 1 and len(now) == 1 and now[0] in last:
-                    words = f"the plan had {len(last)} entries and the update has one of them: plans are sent whole"
+                    words = f"the plan had {len(last)} entries and the update has only one; plans are sent whole"
                     found.append(Finding(words=words, lines=update.lines))
                 last = now
     return found if has_any else "the agent sent no plan"
@@ -267,19 +267,19 @@ def _currency(update: Update) -> str | None:
 
 
 def _other_session(run: Run) -> Outcome:
-    """A prompt in one session while another session's prompt was cancelled."""
+    """A prompt must go on when a prompt of another session is cancelled."""
     others = run.turns("prompt-other")
     if not others:
         return _NOT_SENT
     return [
-        Finding(words=f"a prompt of another session was cancelled; {words}", lines=turn.lines)
+        Finding(words=f"only a prompt of another session was cancelled; {words}", lines=turn.lines)
         for turn in others
         if (words := _not_cancelled(turn))
     ]
 
 
 def _own_updates(run: Run) -> Outcome:
-    """The text of one session is not shown in another."""
+    """The text of a session must not be shown in another session."""
     if not run.endpoint or not run.endpoint.requests:
         return _NO_ENDPOINT
     found = []
@@ -309,7 +309,7 @@ def _slow(run: Run) -> Outcome:
 
 
 FLOOD_LINES = 4000
-"""The lines that the endpoint of the check writes for a client that reads slowly."""
+"""The number of lines that the check's endpoint writes for a client that reads slowly."""
 
 
 def _content_prompt(kind: str, capability: str) -> Rule:
@@ -345,7 +345,7 @@ RULES = (
     Rule(
         "prompt.again",
         MUST,
-        "A session accepts a prompt after a prompt.",
+        "A session accepts a second prompt after the first.",
         page(f"{_TURN}#6-continue-conversation"),
         answered_by_result("expected a result", "only a check that drives the agent asks for this", "prompt-again"),
     ),
@@ -380,7 +380,7 @@ RULES = (
     Rule(
         "prompt.text-shown",
         MUST,
-        "The client is shown the model's text, whole and unchanged.",
+        "The client receives the model's text whole and unchanged.",
         page(f"{_TURN}#3-agent-reports-output"),
         _spoken,
     ),
@@ -398,7 +398,7 @@ RULES = (
     Rule(
         "prompt.two-sessions",
         MUST,
-        "Two sessions have prompts at once without mixing their text.",
+        "Two sessions can run prompts at the same time without mixing their text.",
         page("session-setup#session-id"),
         _own_updates,
     ),
@@ -473,14 +473,14 @@ RULES = (
     Rule(
         "cancel.next-prompt",
         MUST,
-        "The prompt after a cancelled one works.",
+        "A prompt after a cancelled prompt works.",
         page(f"{_TURN}#cancellation"),
         every(lambda run: run.turns("prompt-after-cancel"), _not_cancelled, _NOT_SENT),
     ),
     Rule(
         "cancel.idle",
         MUST,
-        "A cancel without a prompt does not cancel the next one.",
+        "A cancel without a running prompt does not cancel the next prompt.",
         page(f"{_TURN}#cancellation"),
         every(lambda run: run.turns("prompt-after-idle-cancel"), _not_cancelled, _NOT_SENT),
     ),
@@ -522,7 +522,7 @@ RULES = (
     Rule(
         "usage.currency",
         MUST,
-        "The currency of a cost is a code of ISO 4217, such as USD.",
+        "The currency of a cost is an ISO 4217 code, such as USD.",
         page(f"{_TURN}#session-usage-updates"),
         every(lambda run: run.updates("usage_update"), _currency, "the agent sent no usage_update"),
     ),

@@ -63,7 +63,7 @@ def _utf8(raw: bytes) -> str | None:
 def _is_json(line: Recorded) -> str | None:
     if line.text is None or _is_other_problem(line) or _numbers(line):
         return None
-    return "this is not JSON"
+    return "this line is not JSON"
 
 
 def _is_other_problem(line: Recorded) -> bool:
@@ -76,7 +76,7 @@ def _bom(raw: bytes) -> str | None:
 
 
 def _numbers(line: Recorded) -> str | None:
-    """Python's parser accepts NaN; the check's own reader does not, and keeps such lines as text."""
+    """Finds NaN and Infinity. Python's parser accepts them, but the check reads such lines as text."""
     if line.text is None or _is_other_problem(line):
         return None
     try:
@@ -87,7 +87,7 @@ def _numbers(line: Recorded) -> str | None:
 
 
 def _is_object(line: Recorded) -> str | None:
-    return None if line.text is not None or isinstance(line.message, dict) else "this is not a JSON object"
+    return None if line.text is not None or isinstance(line.message, dict) else "this line is not a JSON object"
 
 
 def _repeated_names(raw: bytes) -> str | None:
@@ -102,7 +102,7 @@ def _repeated_names(raw: bytes) -> str | None:
         json.loads(raw, object_pairs_hook=pairs)
     except (ValueError, RecursionError):
         return None
-    return f"an object has two members {repeated[0]!r}" if repeated else None
+    return f"an object has two members named {repeated[0]!r}" if repeated else None
 
 
 def _surrogates(line: Recorded) -> str | None:
@@ -122,7 +122,7 @@ def _last_line(run: Run) -> Outcome:
 
 
 def _survives(*purposes: str) -> Check:
-    """After a line with one of these purposes, the agent still answers the next request."""
+    """A check that the agent still answers the next request after a line with one of these purposes."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -138,7 +138,7 @@ def _survives(*purposes: str) -> Check:
 
 
 def _refused(code: int, *purposes: str) -> Check:
-    """A line that is no request is answered with this code, and id null or the id in the line."""
+    """A check that a line with one of these purposes is answered with one error with this code."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -176,7 +176,7 @@ def _null_id(run: Run) -> Outcome:
 
 
 def _silent(*purposes: str) -> Check:
-    """A notification with one of these purposes gets no response."""
+    """A check that a notification with one of these purposes gets no response."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -212,7 +212,7 @@ def _id_problem(line: Recorded) -> str | None:
 
 
 def _unanswered(run: Run) -> Iterable[Exchange]:
-    """What follows a broken line is left to the rules about broken lines."""
+    """The requests that must be answered. Those sent after a broken line are left to the rules about broken lines."""
     return (
         each
         for connection in run.connections
@@ -224,7 +224,7 @@ def _unanswered(run: Run) -> Iterable[Exchange]:
 def _code_problem(exchange: Exchange) -> str | None:
     code = exchange.code
     is_fine = code not in _RESERVED or code in _KNOWN_CODES
-    return None if is_fine else f"{code} is reserved by JSON-RPC and has no meaning"
+    return None if is_fine else f"{code} is reserved by JSON-RPC, but has no defined meaning"
 
 
 def _failed(run: Run) -> Iterable[Exchange]:
@@ -244,8 +244,8 @@ def _has_method(line: Recorded) -> str | None:
 def _one_of(line: Recorded) -> str | None:
     message = line.message
     if "id" not in message:
-        return "this has neither method nor id"
-    return None if ("result" in message) != ("error" in message) else "this must have either result or error"
+        return "this message has neither method nor id"
+    return None if ("result" in message) != ("error" in message) else "a response must have either result or error"
 
 
 def _with(*, method: bool, number: bool = False) -> Callable[[Run], Iterable[Recorded]]:
@@ -270,7 +270,7 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
-    """Only prompts count that ran until they were cancelled."""
+    """Requests must be answered while a prompt runs. Only prompts that ran until they were cancelled count."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked:
@@ -293,7 +293,7 @@ RULES = (
     Rule(
         "framing.json",
         MUST,
-        "Nothing but JSON is on stdout, one message a line.",
+        "The agent writes only JSON to stdout, one message per line.",
         _STDIO,
         every_line(_lines, _is_json, "the agent wrote nothing"),
     ),
@@ -329,14 +329,14 @@ RULES = (
     Rule(
         "framing.no-carriage-return",
         SHOULD,
-        "Lines end with a newline alone.",
+        "Lines end with a newline only, without a carriage return.",
         _STDIO,
         _bytes(lambda raw: "the line ends with a carriage return" if raw.rstrip(b"\n").endswith(b"\r") else None),
     ),
     Rule(
         "framing.unique-names",
         SHOULD,
-        "No object has two members of one name.",
+        "No object has two members with the same name.",
         f"{JSON}#section-4",
         _bytes(_repeated_names),
     ),
@@ -347,7 +347,13 @@ RULES = (
         f"{JSON}#section-8.2",
         every_line(_raw, _surrogates, _NO_BYTES),
     ),
-    Rule("framing.reads-blank-line", SHOULD, "A blank line on stdin does no harm.", _STDIO, _survives("blank-line")),
+    Rule(
+        "framing.reads-blank-line",
+        SHOULD,
+        "A blank line on stdin does not end the connection.",
+        _STDIO,
+        _survives("blank-line"),
+    ),
     Rule(
         "framing.reads-pieces",
         MUST,
@@ -358,7 +364,7 @@ RULES = (
     Rule(
         "framing.reads-several",
         MUST,
-        "Several messages that arrive at once are all read.",
+        "If several messages arrive at once, all of them are read.",
         _STDIO,
         answered("one of three messages in a single write was not answered", _ONLY_LIVE, "at-once"),
     ),
@@ -399,12 +405,12 @@ RULES = (
     Rule(
         "jsonrpc.members",
         MUST,
-        "A message has no members but those of JSON-RPC.",
+        "A message has only the members of JSON-RPC.",
         page("overview#conventions"),
         every_line(
             _messages,
             lambda line: (
-                f"JSON-RPC has no members {unknown}"
+                f"JSON-RPC does not have the members {unknown}"
                 if (unknown := sorted(line.message.keys() - {"jsonrpc", "id", "method", "params", "result", "error"}))
                 else None
             ),
@@ -425,7 +431,7 @@ RULES = (
         f"{JSON_RPC}#parameter_structures",
         every_line(
             _with(method=True),
-            lambda line: None if isinstance(line.message.get("params", {}), dict) else "params is no object",
+            lambda line: None if isinstance(line.message.get("params", {}), dict) else "params is not an object",
             "the agent sent no request and no notification",
         ),
     ),
@@ -460,16 +466,16 @@ RULES = (
     Rule(
         "jsonrpc.one-response",
         MUST,
-        "A request is answered once.",
+        "A request is answered only once.",
         f"{JSON_RPC}#response_object",
-        _strays("twice", "this request was answered before"),
+        _strays("twice", "this request was already answered"),
     ),
     Rule(
         "jsonrpc.id-type",
         MUST,
         "The id of a response has the type of the request's id.",
         f"{JSON_RPC}#response_object",
-        _strays("type", "the id has the type of none of the client's open requests"),
+        _strays("type", "an open request of the client has this id, but of another type"),
     ),
     Rule(
         "jsonrpc.answered",
@@ -495,7 +501,7 @@ RULES = (
             ("id-large", "the id 9007199254740991", "A request with a large id is answered with the same number."),
             ("id-string", "a string as id", "A request with a string as id is answered with the same string."),
             ("id-number-string", 'the id "7"', 'A request with the id "7" is answered with "7", not with 7.'),
-            ("id-unicode", "an id of several scripts", "An id in any script comes back unchanged."),
+            ("id-unicode", "an id in several scripts", "An id in any script is returned unchanged."),
         )
     ),
     Rule(
@@ -508,7 +514,7 @@ RULES = (
     Rule(
         "jsonrpc.error-code",
         SHOULD,
-        "An error has no code that JSON-RPC reserves without a meaning.",
+        "An error does not use a code that JSON-RPC reserves but does not define.",
         f"{JSON_RPC}#error_object",
         every(_failed, _code_problem, "the agent sent no error"),
     ),
@@ -543,7 +549,7 @@ RULES = (
     Rule(
         "jsonrpc.unknown-response",
         SHOULD,
-        "A response to no request does no harm.",
+        "A response that belongs to no request does not end the connection.",
         f"{JSON_RPC}#response_object",
         _survives("unknown-response"),
     ),
@@ -571,21 +577,21 @@ RULES = (
     Rule(
         "jsonrpc.invalid-request",
         SHOULD,
-        "A message that is no request is answered with -32600.",
+        "A message that is not a valid request is answered with -32600.",
         f"{JSON_RPC}#error_object",
         _refused(-32600, "bad-method", "not-an-object"),
     ),
     Rule(
         "jsonrpc.survives-invalid-request",
         SHOULD,
-        "A message that is no request does not end the connection.",
+        "A message that is not a valid request does not end the connection.",
         f"{JSON_RPC}#error_object",
         _survives("bad-method", "not-an-object"),
     ),
     Rule(
         "jsonrpc.batch",
         SHOULD,
-        "A batch, which the protocol does not have, is answered with one -32600.",
+        "A batch is answered with a single error -32600, because the protocol has no batches.",
         page("transports#stdio"),
         _refused(-32600, "batch"),
     ),
@@ -606,7 +612,7 @@ RULES = (
     Rule(
         "jsonrpc.wrong-params",
         MUST,
-        "A request with a required member of a wrong type is refused.",
+        "A request with a required member of the wrong type is refused.",
         page("schema"),
         answered_by_error("expected an error", _ONLY_LIVE, "wrong-params"),
     ),
