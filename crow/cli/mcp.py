@@ -1,4 +1,4 @@
-"""`crow mcp`: lists, adds, removes and tries the MCP servers in the user's file, and logs in to them."""
+"""`crow mcp`: lists, adds, removes and tries the MCP servers in the user's config.toml, and logs in to them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def describe_server(loaded: Loaded, name: str) -> dict[str, Any]:
 
 
 def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow mcp add`: write a server into the user's file."""
+    """`crow mcp add`: write a server into the user's config.toml."""
     name, target, args = options.name, options.target, options.args
     if not 1 <= len(name) <= NAME_CHARS:
         raise ArgumentError(f"The name of a server has 1 to {NAME_CHARS} characters, and {name!r} has {len(name)}.")
@@ -104,7 +104,7 @@ def check_values(name: str, values: Mapping[str, Any]) -> None:
 
 
 def remove(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow mcp remove`: take a server out of the user's file."""
+    """`crow mcp remove`: remove a server from the user's config.toml."""
     server = server_named(loaded, options.name) if options.name in servers_of(loaded) else None
     remove_server(loaded.paths.config_file, options.name)
     print(f"Removed {on_one_line(options.name)} from {loaded.paths.config_file}.")
@@ -124,7 +124,7 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
         raise ArgumentError(f"{server.name} has an Authorization header in the settings; remove it to log in instead.")
     try:
         old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
-    except ToolServerError:  # a damaged file is of no use to anybody
+    except ToolServerError:  # a damaged file is useless, so it may be replaced
         old = None
         await anyio.to_thread.run_sync(adapters.remove_login, loaded, server)
     report = await try_one(loaded, server, TerminalAsker(opens_browser=options.browser))
@@ -136,7 +136,7 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
         return 0
     print(f"Logged in to {server.name}{f' at {new.issuer}' if new.issuer else ''}.")
     if report.problem:
-        raise ToolServerError(f"{server.name} does not work in spite of that: {report.problem}")
+        raise ToolServerError(f"{server.name} still does not work: {report.problem}")
     return 0
 
 
@@ -165,7 +165,7 @@ async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
 
 
 async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow mcp test`: start servers and print what they list, and what is wrong. Returns 1 if one failed."""
+    """`crow mcp test`: start servers and print what they list, and what is wrong. Returns 1 if any server failed."""
     if loaded.problem is not None:
         raise loaded.problem
     names = options.names or [name for name, each in loaded.settings.mcp_servers.items() if each.enabled]
@@ -184,7 +184,7 @@ async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 def lines_of(report: ServerReport) -> Iterator[str]:
-    """A report for a person."""
+    """The lines of a report, for a person."""
     if report.problem:
         yield f"{report.name}: failed after {time_text(report.seconds)}: {on_one_line(report.problem)}"
         return
@@ -232,7 +232,8 @@ def server_named(loaded: Loaded, name: str) -> McpServer:
 
 
 def http_server(loaded: Loaded, given: str) -> HttpServer:
-    """The server with this name in the user's file, or with this URL: a server of the editor is in no file."""
+    """The server with this name in the user's config.toml, or with this URL. Servers of the editor are given by URL,
+    because they are in no file."""
     if "://" in given and given not in servers_of(loaded):
         return HttpServer(name=urlsplit(given).hostname or given, url=given, oauth=OAuthOptions(login=given))
     server = server_named(loaded, given)
@@ -258,10 +259,8 @@ class TerminalAsker:
         """See :class:`crow.tools.LoginAsker`."""
         print(f"To log in to {question.server} ({question.server_host}), open this page on {question.place}:\n")
         print(f"  {question.page}\n")
-        print(
-            "If the browser runs on another machine, it ends on a page that it cannot open: then paste the address of"
-        )
-        print("that page here.", flush=True)
+        print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")
+        print("the address of that page here.", flush=True)
         if self._opens_browser and has_browser():
             await anyio.to_thread.run_sync(webbrowser.open, question.page, abandon_on_cancel=True)
         async with anyio.create_task_group() as tasks:
@@ -271,20 +270,20 @@ class TerminalAsker:
         return "accept"
 
     async def _read_addresses(self, question: LoginQuestion) -> None:
-        """Take the address that the user pastes."""
+        """Read addresses that the user pastes, until one belongs to this login."""
         rest = b""
         while True:
             try:
                 await anyio.wait_readable(sys.stdin)
             except (NotImplementedError, OSError, ValueError):
-                return  # this input cannot be waited for: it is a file, or the system is Windows
+                return  # crow cannot wait for this input: it is a file, or the system is Windows
             data = os.read(sys.stdin.fileno(), INPUT_BYTES)
             if not data:
                 return
             *lines, rest = (rest + data)[-INPUT_BYTES:].split(b"\n")
             for line in lines:
                 if line.strip() and not question.take(line.decode("utf-8", "replace")):
-                    print("That is not the address of this login's last page. Paste the whole address.", flush=True)
+                    print("That is not the address of the last login page. Paste the whole address.", flush=True)
 
 
 def has_browser() -> bool:

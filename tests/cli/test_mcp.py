@@ -232,7 +232,7 @@ def test_a_login_in_the_browser_is_kept_until_the_logout(
     code, rest, errors = log_in("web", pastes=how == "paste")
     assert (code, errors) == (0, "")
     assert rest.endswith(f"Logged in to web at {server.base}.\n")
-    assert ("That is not the address of this login's last page." in rest) == (how == "paste")
+    assert ("That is not the address of the last login page." in rest) == (how == "paste")
     assert mcp(capsys, "list") == (0, f"web\t{server.url}\tlogged in at {server.base}\n")
     code, shown = mcp(capsys, "test", "web")
     assert (code, "1 tool in " in shown) == (0, True)

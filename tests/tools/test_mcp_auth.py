@@ -327,7 +327,7 @@ async def test_a_server_that_refuses_every_token_asks_the_user_once(
     server.answers["/token"] = lambda _: as_json({"access_token": server.next("none"), "token_type": "Bearer"})
     async with open_box(http(server), elicitation=browser, login_folder=folder) as box:
         for _ in range(3):
-            assert (await ready(box)).startswith("it refuses the token that its authorization server has just given")
+            assert (await ready(box)).startswith("it refuses the token that its authorization server has just issued")
     assert len(browser.questions) == 1
 
 
@@ -397,7 +397,7 @@ async def test_a_scope_that_is_never_granted_is_asked_for_once(
     assert len(browser.questions) == 2
     assert all(outcome.is_error for outcome in outcomes)
     refused = (
-        "it refuses the token that its authorization server has just given; to log in anew, run `crow mcp login web`"
+        "it refuses the token that its authorization server has just issued; to log in again, run `crow mcp login web`"
     )
     assert outcomes[0].text == f"MCP server web refused whoami: {refused}"
 
@@ -424,8 +424,8 @@ async def test_a_secret_never_goes_to_another_authorization_server(
     own = http(server, client_id="mine", client_secret="its-secret", issuer="https://login.example.com")
     async with open_box(own, elicitation=browser, login_folder=folder) as box:
         assert await ready(box) == (
-            f"its authorization server is now {server.base}, and not https://login.example.com; if that is right, "
-            "change oauth_issuer and the client"
+            f"its authorization server is now {server.base} instead of https://login.example.com; if that is right, "
+            "change oauth_issuer, oauth_client_id and oauth_client_secret"
         )
     assert browser.questions == []
     assert server.forms == []
@@ -618,7 +618,7 @@ async def test_a_visitor_that_speaks_no_http_changes_nothing(sent: bytes) -> Non
         ("http://10.0.0.1/mcp", "http://10.0.0.1/token", ""),
         ("http://10.0.0.1/mcp", "http://10.0.0.1:81/token", "not encrypted"),
         ("https://1.1.1.1/mcp", "https://8.8.8.8/token", ""),
-        ("https://1.1.1.1/mcp", "file:///etc/passwd", "no http or https URL"),
+        ("https://1.1.1.1/mcp", "file:///etc/passwd", "not an http or https URL"),
     ],
 )
 async def test_a_server_leads_only_to_places_no_further_inside_than_its_own(

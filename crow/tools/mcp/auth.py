@@ -1,8 +1,8 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
-The SDK's `OAuthClientProvider` decides what to send: discovery, registration, PKCE, refresh, wider scopes. It is used
-as a generator of requests. Crow sends these itself (`Exchange`), because they must not carry the headers of the MCP
-server, go to any address, or hold back other calls of the server while the user logs in.
+The SDK's `OAuthClientProvider` decides what to send: discovery, registration, PKCE, refresh, wider scopes. It yields
+its requests as a generator, and crow sends them itself through `Exchange`: they must not carry the headers of the MCP
+server, go to arbitrary addresses, or delay other calls to the server while the user logs in.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from crow.tools.mcp.redirect import RedirectListener, code_from, listening
 from crow.tools.web import normalize_url
 
 logger = logging.getLogger(__name__)
-# It logs each failed login with a traceback, whose text may hold codes and tokens. Crow logs the reason itself.
+# The SDK logs each failed login with a traceback that may contain codes and tokens. Crow logs the reason itself.
 logging.getLogger("mcp.client.auth.oauth2").setLevel(logging.CRITICAL)
 
 CLIENT_NAME = "Crow"
 LOGIN_S = 900.0
 EARLY_S = 30.0
-"""How long before its end a token is refreshed."""
+"""A token is refreshed this many seconds before it expires."""
 RETRY_S = 15.0
-"""After a failed attempt to get a token, further requests fail at once for so long."""
+"""For this many seconds after a failed attempt to get a token, further requests fail at once."""
 REASON_CHARS = 300
 TOKEN = re.compile(r"[!-~]{1,16384}")
 
@@ -59,9 +59,9 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 class ServerAuth(httpx2.Auth):
     """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
 
-    `hold` is entered while a token is got: a server that is starting is given more time. With `forces_login`, the
-    stored login is not used, so that the user is asked. `problem` says why there is no token that the server accepts;
-    it is empty if all is well.
+    `hold` is entered while crow gets a new token, so that a server that is starting gets more time.
+    With `forces_login`, the stored login is not used, so that the user is asked. `problem` says why crow has no token
+    that the server accepts; it is empty if all is well.
     """
 
     server: HttpServer
@@ -77,12 +77,12 @@ class ServerAuth(httpx2.Auth):
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _fresh: set[str] = field(default_factory=set)
-    """The token of the last refresh, until the server has accepted it. If it refuses it, only a login helps."""
+    """The token of the last refresh, until the server has accepted it. If it is refused, the user must log in."""
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
     def account(self) -> Account:
-        """What the login is bound to."""
+        """The server and account that the login is for."""
         return account_of(self.server)
 
     def reset(self) -> None:
@@ -93,7 +93,7 @@ class ServerAuth(httpx2.Auth):
         self._fresh.clear()
 
     async def async_auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
-        """See `httpx2.Auth`. A login that fails is no exception: the server's refusal is returned."""
+        """See `httpx2.Auth`. A failed login raises no exception; the server's refusal is returned."""
         token = await self._token_for(request)
         response = yield request
         asked_for: set[int] = set()
@@ -109,15 +109,15 @@ class ServerAuth(httpx2.Auth):
                 asked_for.add(status)
             response = yield request
         if is_challenge(response):
-            words = "it refuses the token that its authorization server has just given"
-            self._note(ToolServerError(f"{words}; to log in anew, run {self._command}"))
+            words = "it refuses the token that its authorization server has just issued"
+            self._note(ToolServerError(f"{words}; to log in again, run {self._command}"))
             self._is_final = True
         elif response.is_success and token:
             self.problem = ""
             self._fresh.discard(token)
 
     async def _token_for(self, request: httpx2.Request) -> str:
-        """Add the token, refreshed if it ends soon. Return it; empty if there is none."""
+        """Add the token to `request`, refreshed if it expires soon. Return the token; empty if there is none."""
         try:
             if not self._is_read:
                 self._login, self._is_read = await self._read(), True
@@ -136,10 +136,10 @@ class ServerAuth(httpx2.Auth):
         return self._login.token
 
     async def _renew(self, request: httpx2.Request, response: httpx2.Response, token: str) -> tuple[str, bool]:
-        """Get a token that answers the server's refusal of `token`, and add it. Return it, and whether the user was
-        asked.
+        """Get a new token after the server refused `token`, and add it to `request`. Return the new token, and whether
+        the user was asked to log in.
 
-        :raises ToolServerError: there is no such token.
+        :raises ToolServerError: no new token is available.
         """
         is_second = response.status_code == 401 and token in self._fresh
         if response.status_code == 401:
@@ -165,19 +165,19 @@ class ServerAuth(httpx2.Auth):
     async def _refreshed_after(
         self, request: httpx2.Request, response: httpx2.Response, login: Login | None
     ) -> Login | None:
-        """The login with a new token, if the server refused the old one and the authorization server refreshes it."""
+        """The refreshed login; None if the server wants wider scopes, or the token cannot be refreshed."""
         if response.status_code != 401 or login is None:
             return None
         refreshed = await self._refreshed(request, login)
         return refreshed if refreshed is not None and refreshed.token != login.token else None
 
     async def _new_login(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        """The login after the user was asked. :raises ToolServerError: there is nobody to ask, or it failed."""
+        """Ask the user to log in. :raises ToolServerError: there is nobody to ask, or the login failed."""
         scope = extract_scope_from_www_auth(response) or ""
         if response.status_code == 403 and scope in self._steps:
             raise ToolServerError(
                 f"it still refuses after a login with the scope it asked for, {on_one_line(scope)[:REASON_CHARS]}; "
-                f"to log in anew, run {self._command}"
+                f"to log in again, run {self._command}"
             )
         if not self.asker.can_ask:
             raise LoginRequired(f"it needs you to log in; run {self._command}")
@@ -187,10 +187,10 @@ class ServerAuth(httpx2.Auth):
         return made
 
     async def _refreshed(self, request: httpx2.Request, login: Login) -> Login | None:
-        """The login with a new token; None if the authorization server does not refresh it.
+        """The login with a new token; None if the token cannot be refreshed.
 
-        Only one session refreshes at a time: many servers accept a refresh token once, and revoke all tokens if it
-        comes twice.
+        Only one session refreshes at a time, because many servers accept a refresh token only once, and revoke all
+        tokens if it is used twice.
         """
         if not login.tokens.get("refresh_token"):
             return login if not has_ended(login) else None
@@ -200,7 +200,7 @@ class ServerAuth(httpx2.Auth):
                 return stored
             storage = Storage(login=login)
             provider = self._provider(storage, None)
-            provider.context.token_expiry_time = 1.0  # makes the SDK refresh first
+            provider.context.token_expiry_time = 1.0  # the token counts as expired, so the SDK refreshes it first
             await self._drive(provider, request, None)
             if not storage.is_changed:
                 self._refused.add(login.token)
@@ -210,7 +210,7 @@ class ServerAuth(httpx2.Auth):
             return made
 
     async def _asked(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        """Ask the user to log in. If another session does that already, take its login.
+        """Ask the user to log in. If another session is already asking, use its login.
 
         :raises ToolServerError: nobody has logged in.
         """
@@ -245,7 +245,7 @@ class ServerAuth(httpx2.Auth):
         return found
 
     async def _authorized(self, request: httpx2.Request, response: httpx2.Response, login: Login | None) -> Login:
-        """Run the whole flow of authorization, with the user in a browser."""
+        """Run the whole authorization flow; the user logs in with a browser."""
         options = self.server.oauth
         client = client_of(login)
         port = options.redirect_port or registered_port(client)
@@ -261,7 +261,7 @@ class ServerAuth(httpx2.Auth):
                     f"port {port} cannot be used: {error.strerror}; end the program that uses it, or set "
                     "oauth_redirect_port to another port"
                 ) from error
-        # the registration names a port that another program uses now
+        # another program now uses the port of the stored registration; register again with a free port
         try:
             return await self._authorized_at(0, None, request, response, login, registers=True)
         except OSError as error:
@@ -277,7 +277,10 @@ class ServerAuth(httpx2.Auth):
         *,
         registers: bool = False,
     ) -> Login:
-        """Run it with the browser coming back to `port`. `registers`: do not use the stored registration."""
+        """Run the authorization flow; the browser comes back to `port`.
+
+        With `registers`, crow registers again instead of using the stored registration.
+        """
         async with listening(port) as redirect:
             configured = self._configured_client(redirect.uri)
             storage = Storage(login=login, client=configured or client, registers=registers)
@@ -299,7 +302,7 @@ class ServerAuth(httpx2.Auth):
         )
 
     def _provider(self, storage: Storage, redirect: RedirectListener | None) -> OAuthClientProvider:
-        """The SDK's side of a login. Without `redirect`, it can only refresh."""
+        """Make the SDK's provider for a login. Without `redirect`, the provider can only refresh."""
         options, page = self.server.oauth, ""
 
         async def open_page(url: str) -> None:
@@ -308,7 +311,7 @@ class ServerAuth(httpx2.Auth):
             await self._check_page(provider, url)
 
         async def wait_for_code() -> AuthorizationCodeResult:
-            assert redirect is not None, "the SDK only refreshes without one"
+            assert redirect is not None, "without a redirect, the SDK only refreshes"
             return await self._code(redirect, one_query(page))
 
         uri = redirect.uri if redirect is not None else "http://127.0.0.1/callback"
@@ -332,7 +335,7 @@ class ServerAuth(httpx2.Auth):
     async def _drive(
         self, provider: OAuthClientProvider, request: httpx2.Request, response: httpx2.Response | None
     ) -> None:
-        """Send what the SDK wants to be sent, until it has a token. Without `response`, it only refreshes.
+        """Send the requests of the SDK until it has a token. Without `response`, it only refreshes.
 
         :raises ToolServerError: the login failed.
         """
@@ -353,7 +356,7 @@ class ServerAuth(httpx2.Auth):
             raise ToolServerError(f"the login failed: {error.strerror or error}") from error
         except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
             words = on_one_line(describe_error(error))
-            # these words repeat what the server sent, which may be a token
+            # the error quotes the server's answer, which may contain a token
             words = "its authorization server gave an unusable token" if "token response" in words else words
             raise ToolServerError(f"the login failed: {words[:REASON_CHARS]}") from None
         finally:
@@ -378,7 +381,7 @@ class ServerAuth(httpx2.Auth):
             place = shown(str(request.url))
             if "invalid_client" in reason and not self.server.oauth.client_id:
                 context.client_info = None
-                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # it registers anew next time
+                await anyio.to_thread.run_sync(self.logins.remove, self.account)  # the next attempt registers again
             raise ToolServerError(f"{place} gave no token: {reason}")
         return response
 
@@ -389,11 +392,11 @@ class ServerAuth(httpx2.Auth):
         uris = provider.context.client_metadata.redirect_uris or ()
         if options.client_id:
             raise ToolServerError(
-                f"its authorization server is now {place}, and not {options.issuer}; if that is right, change "
-                "oauth_issuer and the client"
+                f"its authorization server is now {place} instead of {options.issuer}; if that is right, change "
+                "oauth_issuer, oauth_client_id and oauth_client_secret"
             )
         if metadata is None and provider.context.protected_resource_metadata is not None:
-            raise ToolServerError(f"its authorization server {place} does not describe itself, so nobody can log in")
+            raise ToolServerError(f"its authorization server {place} publishes no metadata, so nobody can log in")
         if metadata is not None and metadata.registration_endpoint is None:
             raise ToolServerError(
                 f"its authorization server {place} does not let programs register; register crow there by hand, with "
@@ -401,7 +404,7 @@ class ServerAuth(httpx2.Auth):
             )
 
     async def _check_page(self, provider: OAuthClientProvider, page: str) -> None:
-        """Check what the user is about to be shown, and settle how crow proves who it is.
+        """Check the login page before the user sees it, and choose how crow authenticates at the token endpoint.
 
         :raises ToolServerError: the login would not be safe.
         """
@@ -412,8 +415,8 @@ class ServerAuth(httpx2.Auth):
             raise ToolServerError(f"its authorization server is {named}, but oauth_issuer is {options.issuer}")
         if metadata is not None and "S256" not in (metadata.code_challenge_methods_supported or ()):
             raise ToolServerError(
-                f"its authorization server {shown(str(metadata.issuer))} does not offer PKCE with S256, without which "
-                "others could steal the login"
+                f"its authorization server {shown(str(metadata.issuer))} does not offer PKCE with S256; without "
+                "it, others could steal the login"
             )
         if client is not None and client.client_secret and client.token_endpoint_auth_method is None:
             # the default of RFC 7591; the SDK would send no secret
@@ -463,7 +466,7 @@ class ServerAuth(httpx2.Auth):
         login = await anyio.to_thread.run_sync(self.logins.read, self.account)
         configured = self.server.oauth.client_id
         if login is not None and configured and login.client.get("client_id") != configured:
-            return None  # a login of another client
+            return None  # this login belongs to another client id
         return login
 
     async def _save(self, storage: Storage, provider: OAuthClientProvider) -> Login:
@@ -475,7 +478,7 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether the last attempt failed so recently, or so finally, that another one makes no sense."""
+        """Whether another attempt makes no sense, because the last one failed just now or for good."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
@@ -506,13 +509,13 @@ class Storage:
             return None
         with suppress(ValueError):
             return OAuthToken.model_validate(self.login.tokens)
-        return None  # the file was edited by hand
+        return None  # somebody edited the file by hand
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        """See `mcp.client.auth.TokenStorage`. :raises ToolServerError: a token could not be sent in a header."""
+        """See `mcp.client.auth.TokenStorage`. :raises ToolServerError: a token cannot be sent in a header."""
         for token in (tokens.access_token, tokens.refresh_token):
             if token is not None and not TOKEN.fullmatch(token):
-                raise ToolServerError("its authorization server gave a token that no HTTP header can hold")
+                raise ToolServerError("its authorization server gave a token that cannot be sent in an HTTP header")
         self.tokens, self.is_changed = tokens, True
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
@@ -526,7 +529,7 @@ class Storage:
         self.client = client_info
 
     def new_login(self, account: Account, provider: OAuthClientProvider) -> Login:
-        """The login that is now complete."""
+        """The complete login. Call this only after `set_tokens`."""
         context = provider.context
         assert self.tokens is not None, "called after a login"
         lasts_s = self.tokens.expires_in
@@ -545,12 +548,12 @@ def dumped(model: Any) -> dict[str, Any]:
 
 
 def account_of(server: HttpServer) -> Account:
-    """What a login to this server is bound to. :raises ~crow.domain.errors.ArgumentError: its URL cannot be used."""
+    """The server and account that a login is for. :raises ~crow.domain.errors.ArgumentError: the URL is not valid."""
     return Account(url=normalize_url(server.url), name=server.oauth.account)
 
 
 def may_log_in(server: HttpServer) -> bool:
-    """Whether crow may log in to a server: not if the user gave it a token, or its URL holds a password."""
+    """Whether crow may log in to a server. False if the user set an Authorization header, or the URL is invalid."""
     if any(name.casefold() == "authorization" for name, _ in server.headers):
         return False
     try:
@@ -581,7 +584,7 @@ def has_ended(login: Login) -> bool:
 
 
 def client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if there is none, or it was edited by hand."""
+    """Crow's registration at the authorization server; None if there is none, or somebody broke it by hand."""
     if login is None:
         return None
     with suppress(ValueError):
@@ -590,7 +593,7 @@ def client_of(login: Login | None) -> OAuthClientInformationFull | None:
 
 
 def registered_port(client: OAuthClientInformationFull | None) -> int:
-    """The port of this machine that a registration names; 0 if it names none."""
+    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is none."""
     for uri in (client.redirect_uris if client is not None else None) or ():
         if uri.host == "127.0.0.1" and uri.port:
             return uri.port
@@ -602,7 +605,7 @@ def same_issuer(metadata: OAuthMetadata | None, issuer: str) -> bool:
 
 
 def one_query(page: str) -> str:
-    """The URL of the login page. The SDK adds a second `?` if the server's URL already has one."""
+    """Make the URL of a login page valid. The SDK adds a second `?` if the server's URL already has one."""
     head, mark, query = page.partition("?")
     return f"{head}{mark}{query.replace('?', '&')}"
 
@@ -619,9 +622,9 @@ def reason_of(response: httpx2.Response) -> str:
 
 
 async def revoke(login: Login) -> bool:
-    """Tell the authorization server that the tokens are no longer used. Return whether it can revoke tokens.
+    """Revoke the tokens at the authorization server. Return False if the server does not offer that.
 
-    :raises ToolServerError: it failed.
+    :raises ToolServerError: the server did not revoke a token.
     """
     endpoint = login.metadata.get("revocation_endpoint")
     if not isinstance(endpoint, str):

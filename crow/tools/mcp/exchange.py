@@ -28,12 +28,12 @@ MAX_ANSWER_BYTES = 1_000_000
 TIMEOUT_S = 20.0
 SHOWN_CHARS = 200
 PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
-"""How far inside an address is. A server may name addresses that are no further inside than its own."""
+"""How close to this machine an address is. A server may name only addresses that are not closer than its own."""
 
 
 class Exchange:
     """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
-    empty; the user's own URLs may be anywhere."""
+    empty. These two URLs come from the user, so any address is allowed for them."""
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url
@@ -42,7 +42,7 @@ class Exchange:
     async def send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request without following redirects, and read the whole answer.
 
-        :raises ToolServerError: the place is not allowed, it cannot be reached, or its answer is too large.
+        :raises ToolServerError: the URL is not allowed, the host cannot be reached, or its answer is too large.
         """
         url = str(request.url)
         place = shown(url)
@@ -67,15 +67,15 @@ class Exchange:
             raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:SHOWN_CHARS]}") from None
 
     async def check(self, url: str) -> str | None:
-        """Check that crow, or the user's browser, may go to `url`. Return the address to connect to; None: a proxy
-        connects.
+        """Check that crow, or the user's browser, may go to `url`. Return the address to connect to, or None if a proxy
+        makes the connection.
 
-        :raises ToolServerError: it may not.
+        :raises ToolServerError: `url` is not allowed.
         """
         try:
             parts = urlsplit(normalize_url(url))
         except ArgumentError:
-            raise ToolServerError(f"its login leads to {shown(url)}, which is no http or https URL") from None
+            raise ToolServerError(f"its login leads to {shown(url)}, which is not an http or https URL") from None
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         is_own = origin(url) in self._own
         if parts.scheme == "http" and not is_own and not is_this_machine(host):
@@ -86,15 +86,15 @@ class Exchange:
         except OSError:
             if is_proxied:
                 return None
-            raise ToolServerError(f"its login leads to {shown(url)}, but there is no host {safe(host)}") from None
+            raise ToolServerError(f"its login leads to {shown(url)}, but the host {safe(host)} was not found") from None
         if not is_own:
             limit = await self._depth_of_server()
             for address in addresses:
                 if depth(address) > limit:
                     kind = "on this machine" if depth(address) == LOCAL else "in a private network"
                     raise ToolServerError(
-                        f"its login leads to {shown(url)}, which is {kind} ({address}), and the server itself is not; "
-                        "if you trust it, set oauth_issuer to that authorization server"
+                        f"its login leads to {shown(url)}, which is {kind} ({address}), but the server itself is not; "
+                        "if you trust this authorization server, set oauth_issuer to it"
                     )
         return None if is_proxied else addresses[0]
 
@@ -107,7 +107,7 @@ class Exchange:
 
 
 class PinnedTransport(httpx2.AsyncBaseTransport):
-    """Connects to one address, whatever the host of a request now resolves to. TLS still checks the host's name."""
+    """Connects to one address and does not resolve the host again. TLS still checks the host's name."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -131,13 +131,13 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
 
 
 def make_client(transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
-    # without a transport of its own, the client uses the proxies in the environment
+    # if no transport is given, the client uses the proxies in the environment
     return httpx2.AsyncClient(transport=transport or None, timeout=TIMEOUT_S)
 
 
 async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
-    """The answer with its body read. Compressed answers are refused: nobody asked for them, and a few bytes could
-    become gigabytes."""
+    """Read the whole answer. Compressed answers are refused: crow does not ask for them, and a few bytes could expand
+    to gigabytes."""
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise ToolServerError(f"{place} sent a compressed answer, which crow did not ask for")
     data = bytearray()
@@ -161,12 +161,12 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def depth(text: str) -> int:
-    """How far inside an address is."""
+    """How close to this machine an address is: PUBLIC, PRIVATE, LOCAL or NEVER."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if address.is_loopback or (mapped is not None and mapped.is_loopback):
         return LOCAL
-    # cloud providers serve credentials of the machine at a link-local address
+    # cloud providers serve the machine's credentials at a link-local address
     if any(one.is_link_local or one.is_multicast or one.is_unspecified for one in (address, mapped) if one is not None):
         return NEVER
     return PUBLIC if is_public(text) else PRIVATE

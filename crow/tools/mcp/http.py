@@ -22,13 +22,13 @@ HTTP_READ_S = 300.0
 async def http_transport(
     server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    """The transport to `server`. Its HTTP client, if it has one of its own, is closed by `stack`."""
+    """The transport to `server`. If it needs a separate HTTP client, `stack` closes that client."""
     headers = dict(server.headers)
     if server.transport == "sse":
         return sse_client(server.url, headers=headers, timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=auth)
     make = partial(
         httpx2.AsyncClient,
-        headers={"Accept-Encoding": "identity", **headers},  # a small compressed body could grow without limit
+        headers={"Accept-Encoding": "identity", **headers},  # a small compressed body could expand without limit
         timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S),
         event_hooks={"response": [limit_body]},
         auth=auth,
@@ -39,13 +39,13 @@ async def http_transport(
 
 
 async def limit_body(response: httpx2.Response) -> None:
-    """Let a response that is not a stream of events have at most `LINE_BYTES`. The library limits streams itself."""
+    """Limit the body of a response to `LINE_BYTES`, unless it is an event stream: the library limits those itself."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         response.stream = LimitedBody(response)
 
 
 class LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response, which ends with an error if it is too large or compressed."""
+    """The body of a response. Reading it raises an error if it is too large or compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
@@ -55,7 +55,7 @@ class LimitedBody(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """:raises httpx2.StreamError: the body is too large or compressed."""
         if self._encoding != "identity":
-            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow asked for plain text")
+            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow did not ask for that")
         size = 0
         async for chunk in self._body:
             size += len(chunk)

@@ -30,7 +30,7 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a login is bound to: the URL of a server, and a name for the user's account there (usually empty)."""
+    """What a login is for: the URL of a server, and a name for the user's account there (usually empty)."""
 
     url: str
     name: str = ""
@@ -63,12 +63,12 @@ class Login:
 
     @property
     def issuer(self) -> str:
-        """The authorization server, or an empty text if it describes itself nowhere."""
+        """The authorization server; empty if it is not known."""
         return str(self.metadata.get("issuer") or "")
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The values that must not be shown."""
+        """The tokens and the client secret, which must not be shown."""
         found = (self.tokens.get("access_token"), self.tokens.get("refresh_token"), self.client.get("client_secret"))
         return tuple(value for value in found if isinstance(value, str) and value)
 
@@ -76,7 +76,7 @@ class Login:
 class LoginFolder:
     """The directory with one file for each login. All methods but `locked` block.
 
-    `secrets` are the tokens that this object has read or written. `on_secrets` is called with each new login's.
+    `secrets` are the tokens that this object has read or written. `on_secrets` is called with those of each new login.
     """
 
     def __init__(self, folder: Path, on_secrets: Callable[[Iterable[str]], None] | None = None) -> None:
@@ -97,7 +97,7 @@ class LoginFolder:
         return login
 
     def write(self, login: Login) -> None:
-        """Store a login in place of the one before. :raises OSError: the file cannot be written."""
+        """Store a login; replace an earlier one for the same account. :raises OSError: the file cannot be written."""
         self._remember(login)
         self._make_folder()
         file = self._file(login.account)
@@ -114,12 +114,13 @@ class LoginFolder:
             raise
 
     def remove(self, account: Account) -> None:
-        """Remove a login, even one that cannot be read."""
+        """Remove a login, even if its file cannot be read."""
         self._file(account).unlink(missing_ok=True)
 
     @asynccontextmanager
     async def locked(self, account: Account, purpose: str) -> AsyncIterator[None]:
-        """Hold a lock that only one session of all processes can hold. Waiting for it can be cancelled.
+        """Hold a lock that only one session can hold at a time, across all processes. Waiting for the lock can be
+        cancelled.
 
         :raises ToolServerError: the lock file cannot be made.
         """
@@ -151,7 +152,7 @@ class LoginFolder:
 
 
 def is_locked_now(descriptor: int) -> bool:
-    """Try to lock an open file. Where the system has no locks, this always succeeds."""
+    """Try to lock an open file; return whether it is locked now. Without support for locks, always return True."""
     if fcntl is None:
         return True
     try:

@@ -27,7 +27,7 @@ SHOWN_CHARS = 300
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Crow</title></head>\
 <body style="font-family: sans-serif; margin: 3em"><p>{words}</p></body></html>"""
 ACCEPTED = "Crow got the answer. You can close this page."
-REFUSED = "This is not an answer that crow waits for."
+REFUSED = "Crow is not waiting for this answer."
 
 
 class RedirectListener:
@@ -41,7 +41,7 @@ class RedirectListener:
         self.issuer: str | None = None
         self.problem = ""
         self.state = ""
-        """What an answer must contain. While it is empty, no answer counts."""
+        """The `state` that an answer must contain. While this is empty, no answer counts."""
         self._visitors = 0
 
     def take(self, target: str) -> bool:
@@ -66,7 +66,7 @@ class RedirectListener:
         return True
 
     async def handle(self, visitor: anyio.abc.SocketStream) -> None:
-        """Answer one connection."""
+        """Answer one connection of a browser or another program."""
         if self._visitors >= MAX_VISITORS:
             await visitor.aclose()
             return
@@ -76,7 +76,7 @@ class RedirectListener:
                 with anyio.move_on_after(VISITOR_S):
                     await visitor.send(self._answer(await read_head(visitor)))
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-            pass  # the visitor has gone
+            pass  # the other side has closed the connection
         finally:
             self._visitors -= 1
 
@@ -85,7 +85,7 @@ class RedirectListener:
         method, _, rest = lines[0].partition(" ")
         target, _, version = rest.partition(" ")
         hosts = [line.partition(":")[2].strip() for line in lines[1:] if line.lower().startswith("host:")]
-        # the host is checked because a page in the browser could reach this port by a name of its own
+        # the host is checked, because a web page could point its own host name at this port
         is_here = method == "GET" and version.startswith("HTTP/1.") and hosts == [f"{HOST}:{self.port}"]
         is_taken = is_here and target.startswith("/") and self.take(target)
         body = PAGE.format(words=ACCEPTED if is_taken else REFUSED).encode()
@@ -110,11 +110,11 @@ async def read_head(visitor: anyio.abc.SocketStream) -> str:
 
 @asynccontextmanager
 async def listening(port: int) -> AsyncIterator[RedirectListener]:
-    """Listen on a port of this machine; 0: any free one. The port is held until the block ends.
+    """Listen on a port of this machine until the block ends. With port 0, any free port is used.
 
     :raises OSError: the port is in use.
     """
-    # the number, and not the name localhost: another user could listen at its other address
+    # an address instead of localhost, because another user could listen on ::1
     listener = await anyio.create_tcp_listener(local_host=HOST, local_port=port, family=socket.AF_INET)
     async with listener:
         redirect = RedirectListener(listener.extra(anyio.abc.SocketAttribute.local_port))  # noqa: S610 - not Django's
@@ -123,7 +123,7 @@ async def listening(port: int) -> AsyncIterator[RedirectListener]:
             failure: BaseException | None = None
             try:
                 yield redirect
-            except Exception as error:  # noqa: BLE001 - raised below, outside the task group that would wrap it
+            except Exception as error:  # noqa: BLE001 - raised again below; the task group would wrap it
                 failure = error
             tasks.cancel_scope.cancel()
     if failure is not None:
@@ -131,7 +131,7 @@ async def listening(port: int) -> AsyncIterator[RedirectListener]:
 
 
 async def code_from(redirect: RedirectListener, timeout_s: float) -> str:
-    """The authorization code. :raises ToolServerError: the login was refused, or took too long."""
+    """Wait for the authorization code. :raises ToolServerError: the login was refused, or took too long."""
     with anyio.move_on_after(timeout_s):
         await redirect.answered.wait()
     if redirect.problem or not redirect.answered.is_set():

@@ -18,9 +18,9 @@ _INDEX_DIGITS = 6
 def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
-    Because of one such schema, llama.cpp refuses every request: one with `true` instead of `{}`, an empty `enum` or
-    `anyOf`, a limit that is no number, or a reference other than `#/name/name`. Such lists and limits are left out. So
-    is a reference that cannot be rewritten: its value may then be anything, and the MCP server checks it anyway.
+    llama.cpp refuses every request if the schema of one tool has `true` instead of `{}`, an empty `enum` or `anyOf`, a
+    limit that is not a number, or a reference other than `#/name/name`. Such lists and limits are left out. References
+    that cannot be rewritten are left out too: any value is allowed there, and the MCP server checks it anyway.
     """
     rewriter = _Rewriter(schema)
     plain = rewriter.rewrite(schema)
@@ -31,7 +31,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Rewriter:
-    """Rewrites the parts of one schema. A reference to the root becomes one to a copy, `$defs/root`."""
+    """Rewrites the parts of one schema. References to the root become references to its copy, `$defs/root`."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -41,7 +41,7 @@ class _Rewriter:
         self.refers_to_root = False
 
     def rewrite(self, schema: object, depth: int = 0) -> dict[str, Any]:
-        """Return the plain form of a schema. What is nested too deeply may be anything."""
+        """Return the plain form of a schema. Parts that are nested too deeply become `{}`, which allows any value."""
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return {"not": {}} if schema is False else {}
         plain = {key: value for key, value in schema.items() if _is_usable(key, value)}
@@ -60,7 +60,7 @@ class _Rewriter:
         return plain
 
     def _reference(self, reference: object) -> str | None:
-        """Return the reference in the form that every server resolves; None if there is none."""
+        """Return the reference in a form that every server can resolve; None if that is not possible."""
         followed: set[str] = set()
         target: object = {"$ref": reference}
         while isinstance(target, Mapping) and "$ref" in target:
@@ -77,7 +77,7 @@ class _Rewriter:
         return str(reference)
 
     def _part(self, reference: str) -> object:
-        """Return the part of the schema that `reference` names literally."""
+        """Return the part of the schema at `reference`, without following further references."""
         first, *names = reference.split("/")
         if first != "#":
             return None
@@ -93,7 +93,7 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Whether a member of a schema is no empty list and no limit that is not a number."""
+    """Whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

@@ -1,4 +1,4 @@
-"""Tries one MCP server: starts it, asks for all that it lists, and measures how long that takes."""
+"""Tries one MCP server: starts it, reads its listings, and measures the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLOSE_S = 2.0
 
 
 async def try_server(server: tools.McpServer, workspace: tools.Workspace, settings: ToolSettings) -> tools.ServerReport:
-    """Start the server, ask it for all that it lists, and stop it. Failures are part of the report."""
+    """Start the server, read all its listings, and stop it. Failures are part of the report."""
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
     keys = settings.keys if logins is None else lambda: keys_with_tokens(settings.keys, logins)
     connection = ServerConnection(
@@ -52,7 +52,7 @@ async def try_server(server: tools.McpServer, workspace: tools.Workspace, settin
 
 
 async def inspect(connection: ServerConnection, client: Client, started_s: float) -> tools.ServerReport:
-    """Ask a server that has started for all that it lists."""
+    """Read all listings of a server that has started."""
     able = client.server_capabilities
     listings = [await listing("tools", client.list_tools, "tools", "name")]
     if able.prompts is not None:
