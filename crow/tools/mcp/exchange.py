@@ -1,4 +1,4 @@
-"""Sends the requests of a login, only to places that the MCP server may name.
+"""Sends the requests of a login, and only to addresses that the MCP server may name.
 
 An MCP server says where its authorization server is. A server on the internet must not lead crow into a private
 network, and one in a private network must not lead it to programs on this machine. So each host is resolved once, its

@@ -74,8 +74,8 @@ async def inspect(connection: ServerConnection, client: Client, started_s: float
 
 
 async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> tools.ServerListing:
-    """Read all pages of a listing. `key` is the member of a page that holds the entries, `name` the member of an entry
-    that names it."""
+    """Read all pages of a listing. `key` is the member of each page that holds the entries; `name` is the member
+    of each entry that holds its name."""
     began = time.monotonic()
     names: list[str] = []
     problem = ""

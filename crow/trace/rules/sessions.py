@@ -544,7 +544,7 @@ RULES = (
     Rule(
         "list.once",
         SHOULD,
-        "A session is listed once.",
+        "A session is listed only once.",
         page("session-list#listing-sessions"),
         every(_lists, _listed_twice, _NO_LIST),
     ),

@@ -174,7 +174,7 @@ RULES = (
         Rule(
             f"shape.{method}",
             MUST,
-            f"The params of {method} are as in the schema.",
+            f"The params of {method} match the schema.",
             page(f"schema#{_anchor(method)}"),
             _request(method),
         )
