@@ -1,4 +1,4 @@
-"""Kinds of sub-agents: which are offered, and what they set and restrict."""
+"""Kinds of sub-agents: which kinds are offered, and what each of them sets and restricts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OfferedAgents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speciality:
-    """What its kind sets for a sub-agent. Without a kind, everything is as in the session."""
+    """What a sub-agent's kind sets for it. Without a kind, everything is as in the session."""
 
     name: str = ""
     instructions: str = ""
@@ -56,8 +56,8 @@ class Speciality:
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
-        """The speciality in the configuration of a sub-agent. What is damaged there counts as absent, except that
-        damaged tools allow none."""
+        """The speciality in the configuration of a sub-agent. A damaged value counts as absent, except that a damaged
+        list of tools allows no tool."""
         match config.get(CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
@@ -90,7 +90,7 @@ class Speciality:
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """The tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: it allows none of them."""
+        """The tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: it allows none of `specs`."""
         if self.tools is None:
             return tuple(specs)
         allowed = tuple(spec for spec in specs if any(fnmatchcase(spec.name, name) for name in self.tools))

@@ -1,8 +1,8 @@
-"""Tells a session what has ended in the background: sub-agents and commands.
+"""Tells a session's model which sub-agents and commands have ended in the background.
 
-ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. What has
-ended waits in the session's inbox in the store. A running turn tells the model before its next request; otherwise, the
-next turn does.
+ACP allows the messages of a turn only while a prompt is unanswered, so crow never starts a turn by itself. The news
+waits in the session's inbox in the store. If a turn is running, the model is told before its next request; otherwise,
+it is told in the next turn.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "crow"
 TEXT_CHARS = 20_000
-"""The model sees at most about this much of what has ended."""
+"""The model sees at most about this many characters of the text about something that has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """Something that ended in the background. The model gets `text`.
 
-    `remark` tells the user that the model was told; it may be empty. If `is_known` returns true when the model would be
-    told, the model knows already.
+    `remark` tells the user that the model was told; it may be empty. `is_known` is called before the model is told. If
+    it returns true, the model already knows and is not told again.
     """
 
     message_id: str
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Inbox:
-    """What has ended in the background of a session, and what the model was not told yet."""
+    """What has ended in the background of a session and has not been told to the model yet."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Inbox:
         tasks: Callable[[], anyio.abc.TaskGroup],
         has_turn: Callable[[], bool],
     ) -> None:
-        """`waiting` is what ended before the session was opened. Commands are watched in `tasks`."""
+        """`waiting` is what ended before the session was opened. Commands are watched in the task group `tasks()`."""
         self._branch = branch
         self._store = store
         self._tasks = tasks
@@ -69,18 +69,19 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something that the model was not told yet."""
+        """Whether there is something that the model does not know yet."""
         return any(not each.is_known() for each in self._ended)
 
     async def expect(self, call_id: str, if_killed: str) -> None:
-        """Store that something runs in the background. If crow dies before `add`, the model gets `if_killed`.
+        """Note in the store that something runs in the background. If crow dies before `add`, the model gets the text
+        `if_killed`.
 
-        :raises ~crow.domain.errors.StoreError: that could not be stored.
+        :raises ~crow.domain.errors.StoreError: the note could not be stored.
         """
         await self._store.enqueue(self._branch.row.id, (Text(text=if_killed),), f"{WAKE}{call_id}")
 
     async def drop(self, call_id: str) -> None:
-        """Forget something that did not start."""
+        """Remove the note about something that did not start."""
         with suppress(StoreError):
             await self._store.drop_prompt(self._branch.row.id, f"{WAKE}{call_id}")
 
@@ -92,16 +93,16 @@ class Inbox:
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
         except StoreError as error:
-            logger.warning("Session %s: what ended in the background is not stored: %s", self._branch.row.id, error)
+            logger.warning("Session %s: could not store what ended in the background: %s", self._branch.row.id, error)
         self._ended.append(ended)
         if not self._has_turn():
-            description = "The model is told with your next prompt."
+            description = "Crow tells the model with your next prompt."
             await self._branch.publish(NoticeShown(severity="info", title=title, description=description))
 
     async def deliver(self) -> None:
-        """Tell the model. The entries and the removal from the inbox are stored together.
+        """Tell the model what has ended. Each entry and its removal from the inbox are stored together.
 
-        :raises ~crow.domain.errors.StoreError: the rest was not stored, and is not forgotten.
+        :raises ~crow.domain.errors.StoreError: something could not be stored; the rest stays in the inbox.
         """
         while self._ended:
             ended = self._ended[0]
@@ -119,7 +120,7 @@ class Inbox:
         try:
             await self.expect(call_id, f"{name} has ended, because crow ended while it ran.")
         except StoreError as error:
-            logger.warning("Session %s: %s is not stored: %s", self._branch.row.id, name, error)
+            logger.warning("Session %s: could not store the note about this: %s: %s", self._branch.row.id, name, error)
         self._tasks().start_soon(self._watch, call_id, name, command)
 
     async def _watch(self, call_id: str, name: str, command: WatchedCommand) -> None:
@@ -133,7 +134,7 @@ class Inbox:
         self._watching.remove(scope)
 
     def close(self) -> None:
-        """Stop watching commands. What still runs is about to be ended."""
+        """Stop watching commands, because those that still run are about to be ended."""
         for scope in self._watching:
             scope.cancel()
 

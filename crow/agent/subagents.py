@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Limits how many sub-agents run at the same time, in the whole process and for each session. Each session's branch is
-a holder of slots."""
+"""Limits how many sub-agents run at the same time, in the whole process and for each session. A session is identified
+by its branch."""
 
 MAX_BACKGROUND = 8
 """At most this many sub-agents of a session work in the background at the same time."""
@@ -70,7 +70,7 @@ END_S = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunningTask:
-    """A sub-agent at work. Cancelling `scope` ends its work, but not the turn that gave it the order."""
+    """A sub-agent at work. Cancelling `scope` ends the sub-agent's work, but not the turn that ordered it."""
 
     branch: Branch
     kind: Speciality
@@ -83,11 +83,11 @@ class RunningTask:
 class SubAgents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
-    A task's conversation is stored like a session, with `parent_id`, and the session's permissions apply to its calls.
-    An editor that shows sub-agents sees it as a session of its own. For other editors, its calls are announced under
-    the session's id. A task in the background is a task of the session's task group, and `inbox` gets its answer.
+    A task's conversation is stored like a session, with `parent_id`. The session's permissions apply to the calls of
+    the sub-agent. An editor that shows sub-agents shows each as a session of its own. For other editors, the calls are
+    announced under the session's id. A background task runs in the session's task group, and `inbox` gets its answer.
 
-    `running` has the tasks that run now, by their ids. `started` counts the tasks of each turn.
+    `running` maps ids to the tasks that run now. `started` counts the tasks of each turn.
     """
 
     adapters: Adapters
@@ -119,20 +119,20 @@ class SubAgents:
             return await self._delegate(call_id, task, toolbox, on_output)
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel the work of one sub-agent. Returns False if it does not run."""
+        """Cancel the work of one sub-agent. Returns False if it is not running."""
         running = self.running.get(task_id)
         if running is not None:
             running.scope.cancel()
         return running is not None
 
     def cancel_background(self) -> None:
-        """Cancel the tasks that work in the background."""
+        """Cancel the tasks that run in the background."""
         for running in self.running.values():
             if running.is_background:
                 running.scope.cancel()
 
     async def wait_ended(self) -> None:
-        """Wait until no task works any more."""
+        """Wait until no task is running."""
         while self.running:
             await next(iter(self.running.values())).ended.wait()
 
@@ -195,7 +195,7 @@ class SubAgents:
                 with running.scope:
                     async with SLOTS.slot(self.parent):
                         await self._work(running, tools, client)
-                if running.scope.cancelled_caught and not client.has_ended:  # it waited for a slot
+                if running.scope.cancelled_caught and not client.has_ended:  # cancelled while it waited for a slot
                     await self._end(branch, None, client, TurnEnd(stop="cancelled"))
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
@@ -411,8 +411,8 @@ class SubAgentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """What the sub-agent may do. The mode and the rules are always those of its session, whose permissions are
-        `shared`."""
+        """What the sub-agent may do. `shared` are the permissions of its session. The session's mode and rules always
+        apply."""
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
@@ -493,8 +493,8 @@ class SubAgentClient:
 
 
 class HiddenSubAgentClient(SubAgentClient):
-    """The client of a sub-agent that works in the background of an editor that cannot show it. It asks the user
-    nothing, because a question needs a running turn."""
+    """The client of a sub-agent that works in the background and that the editor cannot show. It never asks the user,
+    because a question needs a running turn."""
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`."""
@@ -558,7 +558,7 @@ class ShownSubAgentClient(SubAgentClient):
             await self._session.publish(event)
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. Meanwhile, the sub-agent waits for the user."""
+        """See :class:`crow.agent.Client`. Meanwhile, the sub-agent's state is `requires_action`."""
         assert self._session is not None, "a running sub-agent was announced"
         assert self.branch is not None, "the branch is set before the turn runs"
         session_id = self.branch.row.id

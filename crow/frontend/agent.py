@@ -63,7 +63,7 @@ DRAIN_S = 0.5
 """How long unfinished requests may still run after the end of stdin."""
 
 SHORT_ENTRIES = 30
-"""A load of so many entries goes on if the session is closed meanwhile, since it takes only a moment."""
+"""Closing a session does not cancel a load of at most this many entries, because that takes only a moment."""
 
 CLOSE_S = 0.8
 """Time limit for closing everything. What still runs after that is cancelled."""
@@ -91,8 +91,8 @@ UNSTABLE = frozenset(
         *("auth/status", "providers/list", "providers/set", "providers/disable"),
     }
 )
-"""Requests that are not part of the stable protocol. They are refused before `initialize`, whose response offers
-them."""
+"""Requests that are not part of the stable protocol. They are refused before `initialize`, because only its response
+offers them."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -109,7 +109,7 @@ async def serve(
     With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
     not need this. `agent_type` serves the methods; the default is `AcpAgent`.
 
-    Each session is a task of this function's task group, not of the request that opens the session.
+    Each session runs in this function's task group, not in the task of the request that opens the session.
     """
     async with anyio.create_task_group() as tasks:
         agent = (agent_type or AcpAgent)(dependencies, connection, tasks)
@@ -201,7 +201,7 @@ class AcpAgent:
         """Waits until no message has come for `WARM_AFTER_S`, then imports what the first prompt needs. Earlier imports
         would delay answers."""
         loop = asyncio.get_running_loop()
-        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
+        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._sessions.warm()
 
@@ -285,7 +285,7 @@ class AcpAgent:
         return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
 
     def _tell_auth_status(self) -> None:
-        """Sends the authentication status if it is not what a client that has asked for it knows."""
+        """Sends a changed authentication status to a client that has asked for the status before."""
         if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
             self._told_auth_status = status
             self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
@@ -318,7 +318,7 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session and sends its history. Closing or deleting the session ends this."""
+        """Opens a stored session and sends its history. Closing or deleting the session cancels the request."""
         limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
         self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
         try:
@@ -363,12 +363,12 @@ class AcpAgent:
         try:
             await self._sessions.close(params["sessionId"])
         except NoSuchSession:
-            if not was_loading:  # a load that is cancelled closes the session itself
+            if not was_loading:  # a cancelled load closes the session itself
                 raise
         return {}
 
     def _cancel_loading(self, session_id: str) -> bool:
-        """Ends the requests that load this session, unless its history is short. Returns whether there were any."""
+        """Cancels the requests that load this session, unless its history is short. Returns whether there were any."""
         loads = [load for load in self._loading.values() if load.session_id == session_id]
         for load in loads:
             load.end()
@@ -482,7 +482,7 @@ class Load:
         self._is_unwanted = False
 
     async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
-        """The same history. It is long when it goes on after `SHORT_ENTRIES`."""
+        """Yields the batches of `history`. Notes that it is long if it has more than `SHORT_ENTRIES` entries."""
         count = 0
         async for batch in history:
             self._is_long = count >= SHORT_ENTRIES

@@ -100,7 +100,7 @@ def request_error(code: int, message: str, **data: object) -> RequestError:
 class SessionClient:
     """See :class:`crow.agent.Client`.
 
-    `options` returns the session's current config options, and `commands` its current commands. `has_network`:
+    `options` returns the session's current config options, and `commands` its current commands. `has_network` says
     whether confined commands with the access `write` may use the network.
 
     The user sees at most one permission request and one question from a server at a time. Otherwise, a new dialog might
@@ -189,8 +189,8 @@ class SessionClient:
     async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
         """Announces the session's sub-agents and sends their stored histories, before the history of the session.
 
-        Until `tell_subagents`, those that work now send nothing more, because the client takes everything before the
-        response for history.
+        Until `tell_subagents`, running sub-agents send nothing more, because the client treats everything before the
+        response as history.
         """
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
@@ -202,7 +202,7 @@ class SessionClient:
             title = title_line(row.title or "")
             await self.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
             family.known.add(row.id)
-            # One that runs in another process cannot be observed here.
+            # A sub-agent that runs in another process cannot be observed here.
             shown = events.SubagentChanged(
                 session_id=row.id, title=row.title or "", state="unknown" if state == "running" else "idle"
             )
@@ -218,7 +218,7 @@ class SessionClient:
             self._replayed[row.id] = replace(shown, stop=updates.stop, detail=updates.detail)
 
     async def tell_subagents(self) -> None:
-        """Says what each sub-agent does now, right after the response to the request that opened the session."""
+        """Sends the state of each sub-agent, right after the response to the request that opened the session."""
         known, self._replayed = self._replayed, {}
         for session_id in dict.fromkeys([*known, *self.subagents]):
             state = self._states.get(session_id) or known[session_id]
@@ -309,8 +309,8 @@ class SessionClient:
             await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. A question of a server in a sub-agent's call is asked in the sub-agent's
-        session."""
+        """See :class:`crow.agent.Client`. A question that a server asks during a sub-agent's call is asked in the
+        sub-agent's session."""
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.ask(question)
         if not self.has_call(question.call):
@@ -347,7 +347,7 @@ class SessionClient:
         return self._caps.question_kinds
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """See :class:`crow.agent.Client`. A question of a sub-agent's call is asked in the sub-agent's session."""
+        """See :class:`crow.agent.Client`. A question during a sub-agent's call is asked in the sub-agent's session."""
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.elicit(question)
         if question.call is not None and not self.has_call(question.call):

@@ -36,8 +36,8 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Whether crow has credentials. `accounts` maps a label for each endpoint with a key to whether the default model
-    uses it."""
+    """Whether crow has credentials. `accounts` has a label for each endpoint with a key. The value says whether the
+    default model uses that endpoint."""
 
     state: AuthState
     accounts: Mapping[str, bool]
@@ -55,7 +55,7 @@ LOGGED_OUT_STATUS: dict[str, Any] = {"state": "unauthenticated", "accounts": []}
 
 
 class Endpoints(Protocol):
-    """The endpoints of this process. Changes by the client end with the process."""
+    """The endpoints of this process. Changes that the client makes last until the process ends."""
 
     def providers(self) -> Sequence[Provider]:
         """All providers, including those that the client has disabled."""
@@ -73,12 +73,12 @@ class Endpoints(Protocol):
         ...
 
     def credentials(self) -> Credentials:
-        """What crow has credentials for."""
+        """Whether crow has credentials, and for which endpoints."""
         ...
 
 
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
-    """Does what the parameters of `providers/set` say. :raises ArgumentError: they cannot be used; nothing changed."""
+    """Handles the parameters of `providers/set`. :raises ArgumentError: one cannot be used; nothing has changed."""
     if params["apiType"] != API_TYPE:
         raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
     headers = params.get("headers", {})

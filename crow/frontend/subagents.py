@@ -17,19 +17,19 @@ Update: TypeAlias = dict[str, Any]
 ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
-"""The histories of this many sub-agents of a session are replayed, newest first. Older ones are only announced."""
+"""The histories of a session's newest sub-agents, at most this many, are replayed. Older ones are only announced."""
 
 CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
-"""What the client may do with a sub-agent that it was told about."""
+"""What the client may do with a sub-agent that was announced to it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sessions that a replay of `session_id` may name.
+    """What a replay of the session `session_id` knows about its sub-agents.
 
-    `parent_id` is set for the replay of a sub-agent below its session. `tasks` has the sub-agents that the client
-    knows, by the calls that gave them their orders, and `answers` what they answered. The replay of a sub-agent adds to
-    both. `known` has the sub-agents that were announced.
+    If a sub-agent is replayed as part of the session that it works for, `parent_id` is that session. `tasks` maps the
+    id of each `task` call to the sub-agent that got its order, and `answers` maps it to the sub-agent's answer. The
+    replay of a sub-agent adds to both. `known` contains the sub-agents that were announced.
     """
 
     session_id: str
@@ -96,7 +96,7 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """The order that a call of `task` gave."""
+    """The order that a call of `task` gave. None if the arguments contain no prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
         return None
@@ -104,7 +104,7 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """The answer in the result of a call of `task`, or the answer that came `later`. None if there is none."""
+    """The answer to a call of `task`: the text in its result, or else the text `later`. None if both are missing."""
     text = answer_text(result) or later
     if text is None:
         return None

@@ -31,8 +31,8 @@ from crow.frontend.tool_calls import (
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
-"""At most this many characters of output are streamed to a client's terminal. The rest is sent, shortened if it is
-long, when the command ends."""
+"""At most this many characters of output are streamed to a client's terminal. The rest is sent when the command
+ends, and is shortened if it is long."""
 
 NOTICE_CHARS = 500
 """At most this many characters of a notice's title are shown."""
@@ -44,12 +44,12 @@ REPLAY_RESULTS_BYTES = 6_000_000
 """A replay sends about this many bytes of tool results in total."""
 
 REPLAY_RESULT_BYTES = 400
-"""However long the history is, this many bytes of each tool result are sent."""
+"""Even if the history is long, at least this many bytes of each tool result are sent."""
 
 REPLAY_ANSWER_BYTES = 10_000_000
 
 PLAN_ID = "plan"
-"""The id of a session's plan. A session has one plan at most."""
+"""The id of a session's plan. A session has at most one plan."""
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -84,7 +84,7 @@ class _OpenMessage:
 class LiveUpdates:
     """Converts events of a running session into updates for one client.
 
-    Remembers unfinished calls and the unfinished message. So updates need only contain what is new, and `catch_up` can
+    Remembers unfinished calls and the unfinished message. So updates contain only what is new, and `catch_up` can
     update a client that has just loaded the session. Every update of a tool call has a status. `cwd` is shown in
     terminals. `new_id` makes ids for messages that are not stored.
     """
@@ -239,7 +239,7 @@ class LiveUpdates:
                 # Remove the content of the permission request, which has been answered.
                 opened.content = changed["content"] = [_terminal_content(call)]
             return (_call_update(call, "in_progress") | changed,)
-        if announcement is None:  # the call has already ended for this client
+        if announcement is None:  # the client already knows that the call has ended
             return ()
         self._calls[call] = _OpenCall(announcement, status="in_progress")
         return (_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement),)
@@ -280,7 +280,7 @@ class LiveUpdates:
             content = tool_calls.result_contents(result)
             if opened.subagent:
                 content = [link(opened.subagent), *content]
-            if content != opened.content:  # some clients would show it twice
+            if content != opened.content:  # some clients would show the same content twice
                 update["content"] = content
         output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
         answer = answer_of(result, opened.subagent, self._session_id) if opened.subagent else None
@@ -319,10 +319,10 @@ class LiveUpdates:
 
 
 class ReplayLimits:
-    """How much of each call a replay sends. The more entries the history has, the less.
+    """How much of each call a replay sends. The longer the history is, the less of each call is sent.
 
-    If several histories are replayed, such as those of sub-agents, the entries of the earlier ones count too. With
-    `is_full`, a client asked for everything.
+    If several histories are replayed, such as those of sub-agents, the entries of the earlier histories count too.
+    `is_full` means that the client asked for everything.
     """
 
     def __init__(self, *, is_full: bool = False) -> None:
@@ -333,8 +333,8 @@ class ReplayLimits:
         """The answer of a slash command has at most this many bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
-        """Sets the limits for the next history, which has so many entries. Returns the most bytes of each tool result
-        to read; None for all of it."""
+        """Sets the limits for the next history, which has this many entries. Returns how many bytes of each tool result
+        to read at most, or None to read all."""
         self._entries += entries
         most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
         if self._is_full or most >= tool_calls.STANDARD.text:
@@ -447,7 +447,7 @@ class ReplayUpdates:
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
     ) -> tuple[Update, ...]:
-        """Add to the updates of a call of `task` the link to its sub-agent, the order and the answer."""
+        """Add the link to the sub-agent, the order and the answer to the updates of a call of `task`."""
         family = self._family
         task = family.task(call, result) if family is not None else None
         if family is None or task is None:
@@ -467,7 +467,7 @@ class ReplayUpdates:
         if announced is None:
             return ()
         announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # an older version stored only the call
+        if announcement == Announcement(title=announced.name):  # an older version of crow stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
         limits = self._limits.calls
         fields = call_fields(
@@ -508,10 +508,10 @@ def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
-    """The complete plan; nothing for None.
+    """The complete plan as updates; no updates if `items` is None.
 
-    With `by_id`, the client supports the protocol's unstable updates of plans with ids. It then gets these instead, and
-    is told when the plan is empty.
+    `by_id` means that the client supports the protocol's unstable updates for plans with ids. The client then gets
+    those updates, and is also told when the plan becomes empty.
     """
     if items is None:
         return ()

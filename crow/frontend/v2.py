@@ -37,7 +37,7 @@ REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_a
 
 
 class VersionedConnection(ClientConnection, Protocol):
-    """A connection whose parameters can be those of either version."""
+    """A connection whose requests can have the parameters of either version."""
 
     checks_parameters: bool
     """Whether `run` checks the parameters of requests against version 1."""
@@ -46,8 +46,8 @@ class VersionedConnection(ClientConnection, Protocol):
 class SessionClientV2(SessionClient):
     """The client of one session, in version 2.
 
-    It sends the state of the session, and the user's messages when they are part of the conversation. `session` is set
-    before the session starts.
+    It also sends the state of the session, and each user message when that message has become part of the conversation.
+    `session` is set before the session starts.
     """
 
     session: Session
@@ -59,13 +59,13 @@ class SessionClientV2(SessionClient):
         self._wording = Wording()
         self._state = IDLE
         self._insertions: dict[str, asyncio.Future[str]] = {}
-        self._names: dict[str, str] = {}  # of the tools of the calls that have not ended
+        self._names: dict[str, str] = {}  # tool names, by the ids of the calls that have not ended
         self._running_calls: set[str] = set()
         self._cancellable: set[str] = set()
-        self._questions: Counter[str] = Counter()  # by the id of the call that asks; empty if no call does
+        self._questions: Counter[str] = Counter()  # open questions, by call id; the id is empty if no call asks
 
     def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
-        """Returns the future message id of a prompt. It is set when the prompt is part of the conversation."""
+        """Returns the future message id of a prompt. It is set when the prompt has become part of the conversation."""
         self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
         return future
 
@@ -80,7 +80,7 @@ class SessionClientV2(SessionClient):
             await self._show(RUNNING)
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See `TurnListener`. A prompt that was cancelled at once is shown here, if it is stored."""
+        """See `TurnListener`. Also shows the prompt if it was cancelled before it was shown, but is stored."""
         await self._is_known.wait()
         async with self._updating:
             expected = self._insertions.get(prompt.message_id)
@@ -125,7 +125,7 @@ class SessionClientV2(SessionClient):
             self._wording.end_replay()
 
     async def send(self, update: Update) -> None:
-        """Sends what `update`, an update of version 1, says."""
+        """Converts an update of version 1 to version 2, and sends it."""
         if update["sessionUpdate"] == "available_commands_update":
             if update["availableCommands"] == self.known_commands:
                 return
@@ -138,11 +138,11 @@ class SessionClientV2(SessionClient):
         await self._show_whether_blocked()
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """Asks the user. Meanwhile the state is `requires_action`, unless something else of the turn goes on."""
+        """Asks the user. Meanwhile, the state is `requires_action`, unless other calls of the turn still run."""
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
-            if call_id in self._running_calls:  # the question, such as one of its server, is not about the call itself
+            if call_id in self._running_calls:  # the question, perhaps from an MCP server, is not about the call itself
                 params["subject"]["toolCall"] = {"toolCallId": call_id}
         self._questions[call_id] += 1
         try:
@@ -150,7 +150,7 @@ class SessionClientV2(SessionClient):
             answer = await super()._request(method, params)
         finally:
             self._questions[call_id] -= 1
-            self._questions += Counter()  # drops what is zero
+            self._questions += Counter()  # removes zero counts
         await self._show_whether_blocked()
         return answer
 
@@ -170,7 +170,7 @@ class SessionClientV2(SessionClient):
         await self.send(state)
 
     async def _show_whether_blocked(self) -> None:
-        """Sends the state if it has become `requires_action` or is that no longer."""
+        """Sends the state if it has changed to or from `requires_action`."""
         if self._state["state"] == "idle":
             return
         state = REQUIRES_ACTION if self._is_blocked() else RUNNING
@@ -178,15 +178,15 @@ class SessionClientV2(SessionClient):
             await self._show(state)
 
     def _is_blocked(self) -> bool:
-        """Whether the turn cannot go on without the user. A sub-agent that asks blocks the `task` call it works for."""
+        """Whether the turn cannot go on without the user. A sub-agent's question blocks the sub-agent's `task` call."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self.session.running_calls  # while a task runs, a question of any other call is one of its sub-agent
+        own = self.session.running_calls  # while a task runs, questions about any other call come from its sub-agent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Adds whether the client may cancel the call, if that has changed. Also remembers the calls that run."""
+        """Adds whether the client may cancel the call, if that has changed. Also keeps track of the running calls."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -212,7 +212,7 @@ class VersionedSessions(OpenSessions):
     is_v2 = False
 
     def begin_v2(self) -> None:
-        """From now on, sessions are opened in version 2. None may be open."""
+        """Opens sessions in version 2 from now on. No session may be open yet."""
         self.is_v2, self.client_type = True, SessionClientV2
 
     def find(self, session_id: str) -> Session | None:
@@ -221,7 +221,7 @@ class VersionedSessions(OpenSessions):
         return None if opened is None else opened.session
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """See `OpenSessions.introduce`. The answer has the commands too, and the mode only as a config option."""
+        """See `OpenSessions.introduce`. In version 2, the commands are added, and the mode is only a config option."""
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
@@ -247,7 +247,7 @@ class NegotiatingAgent(AcpAgent):
     _sessions: VersionedSessions
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """See `AcpAgent.handle`. In version 2, `session/cancel` takes back the prompts that wait."""
+        """See `AcpAgent.handle`. In version 2, `session/cancel` also takes back the waiting prompts."""
         if is_notification and method == "session/cancel" and self._sessions.is_v2:
             session_id = params.get("sessionId")
             revoke_waiting(self._sessions.find(session_id) if isinstance(session_id, str) else None)
@@ -307,7 +307,7 @@ class NegotiatingAgent(AcpAgent):
 
     async def _new_v2(self, params: RequestParams) -> dict[str, Any]:
         opened = await self._sessions.create(open_request_v2(params), alias=session_alias(params))
-        if opened.session.busy:  # the alias names a session that is open
+        if opened.session.busy:  # the alias belongs to a session that is already open
             await client_of(opened).show_state()
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
@@ -327,7 +327,7 @@ class NegotiatingAgent(AcpAgent):
         return await self._list(params)
 
     async def _close_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Closes a session. Succeeds if the session is not open."""
+        """Closes a session. Also succeeds if the session is not open."""
         session_id = text_in(params, "sessionId")
         session = self._sessions.find(session_id)
         if session is not None:
@@ -335,7 +335,7 @@ class NegotiatingAgent(AcpAgent):
             try:
                 await self._sessions.close(session_id)
             except NoSuchSession:
-                logger.info("Session %s has been closed meanwhile", session_id)
+                logger.info("Session %s was closed in the meantime", session_id)
         return {}
 
     async def _delete_v2(self, params: RequestParams) -> dict[str, Any]:
@@ -347,8 +347,10 @@ class NegotiatingAgent(AcpAgent):
         text_in(params, "configId")
         kind, value = params.get("type"), params.get("value")
         if (kind, type(value)) not in (("id", str), ("boolean", bool)):
-            given = f"type is {describe(kind)} and value {describe(value)}"
-            raise ArgumentError(f"{given}; expected the type id with a string, or boolean with true or false.")
+            given = f"type is {describe(kind)} and value is {describe(value)}"
+            raise ArgumentError(
+                f'{given}; expected the type "id" with a string, or the type "boolean" with true or false.'
+            )
         answer = await self._set_config_option(params)
         return {"configOptions": config_options(answer["configOptions"])}
 
@@ -361,7 +363,7 @@ class NegotiatingAgent(AcpAgent):
         return {}
 
     async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Answers when the prompt is part of the conversation. `state_update` tells how its turn goes on and ends."""
+        """Answers when the prompt has become part of the conversation. `state_update` reports the rest of its turn."""
         session, metadata = self._sessions.get(text_in(params, "sessionId")), session_metadata(params)
         is_first = session.branch.prompt is None
         # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
@@ -408,11 +410,11 @@ def turn_error(error: Exception) -> RequestError:
     """The error of a turn, as the client sees it."""
     if isinstance(error, CrowError):
         return error_response(error)
-    return request_error(INTERNAL_ERROR, "Internal error. The log of crow has the details.")
+    return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
 
 
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
-    """Takes a prompt back if it waits, else ends its turn."""
+    """Takes back a prompt that waits for an earlier turn, or ends the prompt's own turn."""
     if not session.revoke(prompt):
         session.withdraw(prompt)
 
@@ -457,7 +459,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
-    """Reads the parameters of `session/new` and `session/resume`. :raises ArgumentError: one cannot be used."""
+    """Reads the parameters of `session/new` and `session/resume`. :raises ArgumentError: a parameter cannot be used."""
     text_in(params, "cwd")
     for key in ("additionalDirectories", "mcpServers"):
         if not isinstance(params.get(key), list | None):
@@ -466,12 +468,12 @@ def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
         if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
             raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
     if params.get("systemPrompt") is not None:
-        raise ArgumentError("systemPrompt is not offered in version 2 of the protocol; _meta.systemPrompt is.")
+        raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
     return open_request_from(params)
 
 
 def wants_replay(params: Mapping[str, Any]) -> bool:
-    """Whether `session/resume` asks for the history. :raises ArgumentError: an unknown `replayFrom`."""
+    """Whether `session/resume` asks for the history. :raises ArgumentError: `replayFrom` is unknown."""
     match params.get("replayFrom"):
         case None:
             return False
@@ -482,7 +484,7 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
 
 
 def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A required object. :raises ArgumentError: it is something else."""
+    """A required object. :raises ArgumentError: it is missing or not an object."""
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
@@ -490,7 +492,7 @@ def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """A required string. :raises ArgumentError: it is something else."""
+    """A required string. :raises ArgumentError: it is missing or not a string."""
     value = params.get(key)
     if not isinstance(value, str):
         raise ArgumentError(f"{where}{key} is {describe(value)}; expected a string.")

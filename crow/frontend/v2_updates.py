@@ -1,4 +1,4 @@
-"""Says session updates, config options and questions in the words of protocol version 2."""
+"""Converts session updates, config options and questions from protocol version 1 to version 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crow.frontend.tool_calls import DiffFields, Fields
 from crow.frontend.updates import Update
 
 PLAN_ID = "plan"
-"""A session has one plan."""
+"""The id of a session's plan. A session has at most one plan."""
 
 FINAL_STATUSES = frozenset({"completed", "failed", "cancelled"})
 
@@ -47,7 +47,7 @@ class Wording:
         self._replayed.clear()
 
     def updates(self, update: Update) -> Iterator[Update]:
-        """The updates that say the same as `update`; none if version 2 says it elsewhere."""
+        """The updates of version 2 that replace `update`; none if version 2 sends its content elsewhere."""
         match update["sessionUpdate"]:
             case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
                 yield self._chunk(kind, update)
@@ -57,7 +57,7 @@ class Wording:
                 plan = {"type": "items", "planId": PLAN_ID, "entries": update["entries"]}
                 yield {"sessionUpdate": "plan_update", "plan": plan}
             case "current_mode_update":
-                return  # the mode is a config option, which is sent as well
+                return  # the mode is also a config option, whose update is sent too
             case "config_option_update":
                 yield update | {"configOptions": config_options(update["configOptions"])}
             case "available_commands_update":
@@ -86,7 +86,7 @@ class Wording:
         yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
 
     def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
-        """The state and output of the call's terminal, which clients without this version get as `_meta`."""
+        """The state and output of the call's terminal. Version 1 sends them in `_meta`."""
         if (info := meta.get("terminal_info")) is not None:
             opened: Update = {"sessionUpdate": "terminal_update", "terminalId": info["terminal_id"]}
             match update.get("rawInput"):
@@ -107,7 +107,7 @@ class Wording:
 
 
 def call_fields(call: Mapping[str, Any]) -> Fields:
-    """The fields of a tool call. A call that the user cancelled has a status of its own."""
+    """The fields of a tool call. A call that the user cancelled has the status `cancelled`."""
     fields = {key: value for key, value in call.items() if key not in ("sessionUpdate", "_meta")}
     if "content" in fields:
         fields["content"] = call_content(fields["content"])
@@ -118,7 +118,7 @@ def call_fields(call: Mapping[str, Any]) -> Fields:
 
 
 def call_content(content: Sequence[Fields]) -> list[Fields]:
-    """The content of a tool call. The changed regions of one file become one diff, at the place of the first."""
+    """The content of a tool call. The changed regions of one file become one diff, where the first region was."""
     regions: dict[str, list[DiffFields]] = {}
     for item in content:
         if isinstance(item, DiffFields):
@@ -150,7 +150,7 @@ def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
 def permission_params(params: Mapping[str, Any]) -> Fields:
     """The parameters of `session/request_permission`.
 
-    The texts of the question become its description. So the call in it has only what belongs to the call.
+    The texts in the call's content become the description of the question. The call keeps the rest of its content.
     """
     call = call_fields(params["toolCall"])
     content = call.pop("content", [])
@@ -164,7 +164,7 @@ def permission_params(params: Mapping[str, Any]) -> Fields:
 
 
 def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
-    """The change of one file. Its patch has all regions that are whole, or is left out if none is."""
+    """The change of one file. Its patch contains the regions that are not cut. If all are cut, it has no patch."""
     is_new = regions[0].is_new
     change = {"operation": "add" if is_new else "modify", "path": path, "fileType": "text"}
     hunks = [line for region in regions if not region.is_cut for line in _hunks(region)]
@@ -179,7 +179,7 @@ def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
 
 
 def _hunks(region: DiffFields) -> Iterator[str]:
-    """The lines of a patch that makes the change. The texts are safe: they have no unusual line ends."""
+    """The lines of a patch that makes the change. The texts are escaped, so they have no unusual line ends."""
     for hunk in changed_regions(region["oldText"], region["newText"]):
         before, after = _lines(hunk.old_text), _lines(hunk.new_text)
         shorter = min(len(before), len(after))
@@ -198,7 +198,7 @@ def _hunks(region: DiffFields) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text with their ends."""
+    """The lines of a text, including their line ends."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -220,7 +220,7 @@ def _quoted(path: str) -> str:
 
 
 def _signal_name(words: str | None) -> str | None:
-    """The name of a signal; `words` are such as `signal 9`."""
+    """The name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
     if words is None:
         return None
     with suppress(ValueError):

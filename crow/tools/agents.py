@@ -2,7 +2,7 @@
 
 The user's folder comes first, then those of the workspace. As with skills, files of the workspace are untrusted until
 the user allows them, and must be inside the workspace after links are resolved. The head of each file is read in
-advance. A file that cannot be used is found too, with the reason, so that crow can report it.
+advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
 
 
 def tools_in(text: str) -> tuple[tuple[str, ...], str]:
-    """The names or globs of tools in a list, and what is wrong with it. The list has commas, spaces or dashes."""
+    """The tool names and globs in a list, and what is wrong with it. Commas, spaces or dashes separate the names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
     names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
     wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)
@@ -121,8 +121,8 @@ def tools_in(text: str) -> tuple[tuple[str, ...], str]:
 def read_agent(kind: AgentKind) -> tuple[str, str]:
     """The whole text of an agent file, and the sha256 (hex) of the file.
 
-    :raises ~crow.domain.errors.ArgumentError: the file is too large or cannot be read any more, or a link has been put
-        into its path.
+    :raises ~crow.domain.errors.ArgumentError: the file is too large or cannot be read any more, or its path now
+        contains a link.
     """
     try:
         data = read_file(Path(kind.source), 0, FILE_BYTES + 1)
@@ -134,7 +134,7 @@ def read_agent(kind: AgentKind) -> tuple[str, str]:
 
 
 def prompt_of(kind: AgentKind, text: str) -> tuple[AgentKind, str]:
-    """What a whole agent file describes now, and the prompt below its front matter.
+    """The kind that the whole agent file now describes, and the prompt below its front matter.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be used any more.
     """

@@ -193,7 +193,7 @@ async def test_a_failure_of_the_endpoint_tells_the_server_nothing_about_it(tmp_p
 async def test_a_loop_of_requests_ends(tmp_path: Path) -> None:
     rule: dict[str, object] = {"tool": "sampling", "argument": "docs", "allow": True}
     _, model, told = await ask(tmp_path, *[Say(text=["x"])] * 50, tool="ask_often", times=80, rule=rule)
-    assert told == {"answered": 50, "A server gets at most 50 answers of the model in a turn.": 30}
+    assert told == {"answered": 50, "A server gets at most 50 answers from the model in one turn.": 30}
     assert len(model.requests) == 52
 
 

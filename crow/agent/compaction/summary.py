@@ -2,7 +2,7 @@
 
 Models are asked twice at most. If the user has set a model for summaries, it gets a shortened transcript first. The
 session's model gets the session's own prefix, which the provider has cached, or else the transcript. If no answer is a
-complete summary, code takes notes, which cannot fail.
+complete summary, crow takes notes without a model, which cannot fail.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ UPDATE = (
 )
 
 MARK = re.compile(r"(?:^|(?<=\r))(?=[^\S\n]*\[(?:user|assistant|result|calls)\b)", re.MULTILINE | re.IGNORECASE)
-"""The beginning of a line that starts like a message of a transcript."""
+"""The beginning of a line that looks like the start of a message in a transcript."""
 
 FRAME = re.compile(
     r"(?:^|(?<=\r))(?=[^\S\n]*(?:</?(?:message|skill|file_*)\b|## Messages of the user, word for word))",
     re.MULTILINE | re.IGNORECASE,
 )
-"""The beginning of a line that looks like a part of a checkpoint which crow writes, such as a message of the user."""
+"""The beginning of a line that looks like one that crow writes around the parts of a checkpoint."""
 
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
@@ -103,8 +103,8 @@ class SummaryJob:
     hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
     before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
     the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
-    `stream(model, request, sent=tokens)` sends them and counts what they use. `show` receives the text as it arrives;
-    an empty string retracts what was shown.
+    `stream(model, request, sent=tokens)` sends a request and counts what it uses. `show` receives the text as it
+    arrives; an empty string retracts what was shown.
     """
 
     messages: tuple[Message, ...]
@@ -142,9 +142,9 @@ class Summary:
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
     """Return a summary of at most `job.limits.summary` tokens. Never fails.
 
-    If there is a `compact_model`, it gets a transcript. If it writes no complete summary, or there is none, `model` is
-    asked at the end of the conversation itself, if there is room. Without that room, or if this fails and there is no
-    `compact_model`, `model` gets the transcript. If all this fails, code makes the summary.
+    The following requests are sent until an answer is a complete summary. If there is a `compact_model`, it gets a
+    transcript. If there is room, `model` gets the conversation itself, with the instruction at its end. If there is no
+    room or no `compact_model`, `model` gets a transcript. If no answer is complete, crow takes notes without a model.
     """
     requests: list[tuple[Literal["prefix", "serialised"], Model, Request]] = []
     if compact_model is not None:
@@ -164,8 +164,8 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """Return a summary made by code, of at most `budget` estimated tokens: `previous`, then one line for each answer in
-    `messages`.
+    """Return a summary made without a model, of at most `budget` estimated tokens: `previous`, then one line for each
+    answer in `messages`.
 
     If there is not enough room for all lines, the newest are kept. If `previous` already contains notes, the new lines
     continue them, so notes do not nest.
@@ -236,7 +236,7 @@ def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
         newest.append(text)
     transcript = "\n\n".join([*opening, *reversed(newest)])
     tag = "conversation"
-    while f"</{tag}" in transcript.lower():  # no output may end the conversation early
+    while f"</{tag}" in transcript.lower():  # no text in the conversation may close the tag early
         tag += "_"
     text = f"<{tag}>\n{transcript}\n</{tag}>\n\n{instruction}"
     return Request(

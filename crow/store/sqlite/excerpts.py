@@ -1,8 +1,8 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
-A session of a year has hundreds of megabytes of tool output, and a client that opens the session shows little of each.
-So only the pages of the database with the ends of an output are read. The sha256 of the output is not checked then; it
-is whenever the whole output is read. What does not have the form in which crow writes a result is read whole.
+After a year, a session may have hundreds of megabytes of tool output. A client that opens it shows little of each
+output. So only those pages of the database are read that hold the beginning and the end of an output. The sha256 of an
+output is checked only when the whole output is read. A result that is not written in crow's own form is read whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BEFORE_TEXT = b',"text":"'
 _AFTER_TEXT = b'","is_error":'
 
 _OTHER_BYTES = 2_048
-"""The members before the text, and those after it, usually take fewer bytes than this."""
+"""The members before the text usually take fewer bytes than this, and so do the members after it."""
 
 _MOST_OTHER_BYTES = 64 * 1024
 _ESCAPE_BYTES = 6
@@ -32,7 +32,7 @@ SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
 
 
 def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
-    """Return an excerpt of the text in `blob`; None if it is not longer than that."""
+    """Return an excerpt of about `most_bytes` bytes of the text in `blob`; None if the text is not much longer."""
     half = max(1, most_bytes // 2)
     omitted = len(blob) - 2 * half
     if omitted <= EXCERPT_SLACK_BYTES:
@@ -45,8 +45,8 @@ def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
 def excerpt_of_result(blob: Blob, most_bytes: int, load: Load) -> ToolResult | None:
     """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text.
 
-    Older versions stored long results in that way.
-    Return None if the result has to be read whole: its text is short, or other members are long.
+    Older versions of crow stored long results as JSON. Return None if the result has to be read whole, because its text
+    is short or its other members are long.
     """
     size, half = len(blob), max(1, most_bytes // 2)
     head = blob.read(half + _OTHER_BYTES)
@@ -85,13 +85,13 @@ def _result(
 
 
 def _parse_end(end: bytes) -> tuple[bytes, dict[str, object]] | None:
-    """Split the end of a result's JSON: the end of the text as JSON, and the members after it."""
+    """Split the end of a result's JSON into the end of the text, still as JSON, and the members after it."""
     at = end.find(_AFTER_TEXT)
     while at >= 0:
         try:
             members = json.loads(b"{" + end[at + 2 :])
         except (ValueError, RecursionError):
-            at = end.find(_AFTER_TEXT, at + 1)  # this one is inside another member
+            at = end.find(_AFTER_TEXT, at + 1)  # these bytes are inside another member
             continue
         return end[:at], members
     return None
@@ -108,7 +108,8 @@ def _readable_head(text: bytes) -> str | None:
 
 
 def _readable_tail(text: bytes) -> str | None:
-    """Decode JSON text that may begin within a character or an escape: up to the first place that surely is neither."""
+    """Decode JSON text that may begin within a character or an escape. What comes before the first
+    position that is certainly outside both is dropped."""
     for start in range(_ESCAPE_BYTES, len(text)):
         is_inside = text[start] & 0xC0 == 0x80 or b"\\" in text[start - _ESCAPE_BYTES : start]
         if not is_inside:

@@ -80,7 +80,7 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
         asks_once=True,
         wider_arguments=("all",) if query.scope == "workspace" else (),
         narrower_arguments=("workspace",) if query.scope == "all" else (),
-        review_text=f"The model may then read {place} until this session ends. `/permissions` takes that back.",
+        review_text=f"The model may then read {place} until this session ends. `/permissions` can take that back.",
     )
 
 
@@ -155,7 +155,9 @@ def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
     if not name:
         return None
     if args.get("resume"):
-        raise ArgumentError("agent and resume are both given; a task that is continued stays what it is, so omit agent")
+        raise ArgumentError(
+            "agent and resume are both given; a resumed task keeps its kind of sub-agent, so omit agent"
+        )
     kinds = [kind for kind in context.agents if not kind.problem]
     for kind in kinds:
         if kind.name == name:
@@ -167,7 +169,7 @@ def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
 async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCall | None) -> Task:
     """The task that the arguments describe, with the kind of sub-agent as its file describes it now.
 
-    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the file is not the one that was allowed.
+    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or its file has changed since the user allowed it.
     """
     task, kind = task_from(args), find_agent(context, args)
     if kind is None:
