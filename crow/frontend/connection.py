@@ -152,6 +152,10 @@ class EditorConnection:
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 
+    def post(self, method: str, params: dict[str, Any]) -> None:
+        """Sends a notification without waiting for a client that does not keep up."""
+        self._transport.post({"jsonrpc": "2.0", "method": method, "params": params})
+
     async def receive(self) -> Message | None:
         """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
         while True:

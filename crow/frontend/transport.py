@@ -86,10 +86,15 @@ class Transport(Protocol):
         ...
 
     async def send(self, message: Message) -> None:
-        """Sends a message. Responses and notifications to a client that is gone are dropped.
+        """Sends a message; waits while the client does not keep up. Responses and notifications to a client that is
+        gone are dropped.
 
         :raises ConnectionError: `message` is a request, and the client is gone.
         """
+        ...
+
+    def post(self, message: Message) -> None:
+        """Sends a notification without ever waiting."""
         ...
 
     def stop(self) -> None:
@@ -145,6 +150,24 @@ class Wire:
         return FrameError(frames.INVALID_REQUEST, "The object has no method.", given)
 
 
+class FairSending:
+    """Gives other tasks a turn when one task sends many messages without ever waiting."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    async def rest(self) -> None:
+        """Call this after each message that was sent without waiting."""
+        if self._since is None:
+            self._since = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._reset)
+        elif time.monotonic() - self._since > FAIR_S:
+            await asyncio.sleep(0)
+
+    def _reset(self) -> None:
+        self._since = None
+
+
 class StdioTransport:
     """The SDK's `Transport` over two descriptors of any kind, which stay open. Create it inside the event loop.
 
@@ -169,7 +192,7 @@ class StdioTransport:
         self._reading: asyncio.Task[bytes] | None = None
         self._at_end = False
         self._stopped = False
-        self._sending_since: float | None = None
+        self._sending = FairSending()
 
     async def receive(self) -> Message | None:
         """The next message; None when stdin has ended or the editor stopped reading. Never raises for a bad line."""
@@ -201,11 +224,12 @@ class StdioTransport:
         waiting = self._write(message)
         if waiting is not None:
             await waiting
-        elif self._sending_since is None:
-            self._sending_since = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._reset_sending)
-        elif time.monotonic() - self._sending_since > FAIR_S:
-            await asyncio.sleep(0)
+        else:
+            await self._sending.rest()
+
+    def post(self, message: Message) -> None:
+        """See `Transport`."""
+        self._write(message)
 
     def stop(self) -> None:
         """Acts as if stdin had ended; still writes pending output. May be called from the loop's signal handlers."""
@@ -239,9 +263,6 @@ class StdioTransport:
             return None
         data, self._reading = self._reading.result(), None
         return data
-
-    def _reset_sending(self) -> None:
-        self._sending_since = None
 
     def _write(self, message: Message) -> asyncio.Future[None] | None:
         return self._sink.write(self._wire.encode(message), is_response="method" not in message)
