@@ -23,7 +23,7 @@ from crow.frontend.agent import serve as serve_connection
 from crow.frontend.v2 import NegotiatingAgent
 from crow.log import log_as_json
 from crow.serve import listen
-from crow.serve.http import SHUTDOWN, Grant, AcpService, NoAccessControl, ServedConnection
+from crow.serve.http import SHUTDOWN, AcpService, Grant, NoAccessControl, ServedConnection
 from crow.serve.metrics import Family, metered
 from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
 from crow.settings import Loaded
@@ -131,7 +131,7 @@ class Server:
     async def close(self) -> None:
         """Closes the models."""
 
-    async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
+    async def _serve(self, connection: ServedConnection, _connection_id: str, _grant: Grant | None) -> None:
         wiring = Wiring(self._loaded, reload=self._reload)
         dependencies = wiring.dependencies()
         open_store = dependencies.open_store

@@ -348,6 +348,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             if not self.disconnected and self.close_timer is None:
                 self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
+    async def send(self, message: Any) -> None:
+        """Sends an event of the application. A refusal completes the handshake: uvicorn would log it as an error."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
+
     def handle_text(self, event: Frame) -> None:
         """Collects a message of many fragments in one buffer: a list of tiny fragments would take far more memory."""
         super().handle_text(event)
