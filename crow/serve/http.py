@@ -172,6 +172,7 @@ class AcpService:
         hosts: Iterable[str] = (),
         gauges: Callable[[], Iterable[Family]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
+        metrics: Metrics | None = None,
     ) -> None:
         self._serve = serve
         self._access = access
@@ -183,7 +184,7 @@ class AcpService:
         self._gauges = gauges
         self._check_ready = check_ready
         self._remembered: dict[str, tuple[str | None, float]] = {}
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(64, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}

@@ -247,7 +247,7 @@ async def test_sigterm_lets_turns_finish_and_tells_the_clients(tmp_path: Path, p
             call = await client.start_prompt(session, "write notes.txt: twigs then say done")
             await asked.wait()
             server.send_signal(signal.SIGTERM)
-            await server.wait_for_log("The server drains", prompts=1)
+            await server.wait_for_log("The server drains", sessions=1)
             with pytest.raises(RpcError, match="shutting down and starts nothing new"):
                 await idle.new_session(place)
             with pytest.raises(InvalidStatus) as refused:
