@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crow.frontend.client import Handler, RequestParams, request_error
 from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
-from crow.frontend.transport import StdioTransport
+from crow.frontend.transport import Transport
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """Values that replace null in these parameters before validation, since the SDK's models reject null."""
@@ -99,17 +99,19 @@ class EditorConnection:
     its response in the same task, so this class uses the task to tell which request a response belongs to.
     """
 
-    def __init__(self, transport: StdioTransport) -> None:
+    def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
         self.checks_parameters = True
         """Whether the parameters of requests are checked against `MODELS`."""
         self._transport = transport
+        self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
         self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
 
     async def run(self, handle: Handler) -> None:
-        """See `ClientConnection`. SIGTERM, SIGINT and SIGHUP have the same effect as the end of stdin."""
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        """See `ClientConnection`. With `ends_on_signals`, SIGTERM, SIGINT and SIGHUP have the same effect as the end of
+        stdin."""
+        for name in ("SIGTERM", "SIGINT", "SIGHUP") if self._ends_on_signals else ():
             if hasattr(signal, name):
                 with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
@@ -149,6 +151,10 @@ class EditorConnection:
         The SDK's connection stops sending at that point, but running turns still send updates.
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def post(self, method: str, params: dict[str, Any]) -> None:
+        """Sends a notification without waiting for a client that does not keep up."""
+        self._transport.post({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def receive(self) -> Message | None:
         """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""
