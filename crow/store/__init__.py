@@ -530,7 +530,7 @@ class Store(Protocol):
         """Merge new facts about an endpoint into the stored ones. A top-level key replaces the stored key of the same
         name."""
 
-    async def access(self, session_id: str, principal: str) -> Access | None:
+    async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session. None if that is nothing, also if there is no such session:
         both take the same statement."""
 

@@ -6,6 +6,7 @@ session has, so it takes the same statements and raises the same error as an unk
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -48,8 +49,20 @@ _RANKS: Mapping[Access, int] = {"read": 1, "write": 2, "own": 3}
 
 _MOST_KNOWN = 1_000
 
+_PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+
 _SHARED_CHANGES = frozenset({"title", "title_by_user", "model", "mode", "config", "metadata", "calibration"})
 """Columns that a principal with the access `write` may change. The others belong to the owner."""
+
+
+def check_principal(name: str) -> str:
+    """Return the name. It is also used as the name of a directory. :raises ArgumentError: it cannot be used."""
+    if not _PRINCIPAL.fullmatch(name):
+        raise ArgumentError(
+            f"Principal {name!r}: expected 1 to 64 of the characters a-z, A-Z, 0-9 and . _ @ + -, beginning with a "
+            'letter or digit, such as "ann" or "ann@example.org".'
+        )
+    return name
 
 
 class PrincipalStore(Store):
@@ -72,7 +85,7 @@ class PrincipalStore(Store):
     def warning(self) -> str:
         return self.inner.warning
 
-    async def access_to(self, session_id: str) -> Access | None:
+    async def access(self, session_id: str) -> Access | None:
         """What the principal may do with a session; None if it is unknown or hidden."""
         if session_id in self._family:
             return "own"
@@ -80,7 +93,7 @@ class PrincipalStore(Store):
             return "own" if await self._is_in_family(session_id) else None
         if self.principal is None or session_id in self._own:
             return "own"
-        found = await self.inner.access(session_id, self.principal)
+        found = await self.inner.access_of(session_id, self.principal)
         if found == "own":
             self._remember(session_id)
         return found
@@ -91,7 +104,7 @@ class PrincipalStore(Store):
         :raises ~crow.domain.errors.NoSuchSession: the session is unknown or hidden.
         :raises ~crow.domain.errors.ArgumentError: the session is shared, but not for this.
         """
-        access = await self.access_to(session_id)
+        access = await self.access(session_id)
         if access is None:
             raise NoSuchSession(session_id)
         _check(session_id, access, need)
@@ -373,12 +386,12 @@ class PrincipalStore(Store):
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         await self.inner.learn(base_url, model, facts)
 
-    async def access(self, session_id: str, principal: str) -> Access | None:
+    async def access_of(self, session_id: str, principal: str) -> Access | None:
         """What a principal may do with a session. Only its owner may ask that about others."""
-        own = await self.access_to(session_id)
+        own = await self.access(session_id)
         if principal == self.principal:
             return own
-        return await self.inner.access(session_id, principal) if own == "own" else None
+        return await self.inner.access_of(session_id, principal) if own == "own" else None
 
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
@@ -393,7 +406,7 @@ class PrincipalStore(Store):
     async def shares(self, session_id: str) -> tuple[Share, ...]:
         """With whom a session is shared. Others than its owner see their own share only."""
         found = await self._guarded(session_id, "read", self.inner.shares)
-        is_own = await self.access_to(session_id) == "own"
+        is_own = await self.access(session_id) == "own"
         return tuple(share for share in found if is_own or share.principal == self.principal)
 
     async def add_token(self, token: Token) -> None:
@@ -430,7 +443,7 @@ class PrincipalStore(Store):
     ) -> T:
         """Call `call` with the id, or with an id that no session has if the session is hidden. With `missing`, call
         that instead; it must raise NoSuchSession."""
-        access = await self.access_to(session_id)
+        access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
         try:
@@ -444,7 +457,7 @@ class PrincipalStore(Store):
 
     async def _may(self, session_id: str, need: Access) -> bool:
         """Whether the principal sees the session. :raises ArgumentError: it does, but may not do this."""
-        access = await self.access_to(session_id)
+        access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
         return access is not None

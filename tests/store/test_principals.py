@@ -43,7 +43,7 @@ READS = frozenset(
             "usage_by_model",
         ),
         *("moves", "outline", "left_behind", "file_changes", "search", "scan", "subagents", "fork_session", "sessions"),
-        *("shares", "access", "sees_entries"),
+        *("shares", "access_of", "sees_entries"),
     }
 )
 """What a share for reading allows."""
@@ -268,8 +268,8 @@ async def test_a_share_allows_what_it_says_and_no_more(scene: Scene, access: Any
 async def test_a_share_covers_subagents_of_now_and_later_but_no_other_session(scene: Scene) -> None:
     await scene.ann.share_session("a1", "bob", "read")
     await scene.ann.create_session(new_session("a1-later", cwd="/ann", parent_id="a1"))
-    assert [await scene.bob.access_to(name) for name in ("a1", "a1-task", "a1-later")] == ["read"] * 3
-    assert await scene.bob.access_to("a2") is None
+    assert [await scene.bob.access(name) for name in ("a1", "a1-task", "a1-later")] == ["read"] * 3
+    assert await scene.bob.access("a2") is None
     assert row_ids((await scene.bob.sessions()).rows) == ["b1", "a1"]
     assert (await scene.bob.session("a1")).alias is None
     with pytest.raises(ArgumentError, match="Share the session that started it, a1"):
@@ -277,7 +277,7 @@ async def test_a_share_covers_subagents_of_now_and_later_but_no_other_session(sc
     with pytest.raises(ArgumentError, match="belongs to ann already"):
         await scene.ann.share_session("a1", "ann", "read")
     await scene.ann.share_session("a1", "bob", None)
-    assert [await scene.bob.access_to(name) for name in ("a1", "a1-task", "a1-later")] == [None] * 3
+    assert [await scene.bob.access(name) for name in ("a1", "a1-task", "a1-later")] == [None] * 3
 
 
 async def test_only_the_owner_sees_with_whom_else_a_session_is_shared(scene: Scene) -> None:
@@ -287,7 +287,7 @@ async def test_only_the_owner_sees_with_whom_else_a_session_is_shared(scene: Sce
     assert made["eve"] == Share(session="a1", principal="eve", access="read", created_ms=made["eve"].created_ms)
     assert made.keys() == {"bob", "eve"}
     assert [share.principal for share in await scene.bob.shares("a1")] == ["bob"]
-    assert await scene.bob.access("a1", "eve") is None
+    assert await scene.bob.access_of("a1", "eve") is None
 
 
 async def test_a_fork_of_a_shared_session_is_the_forkers_own_and_shows_only_what_was_shared(scene: Scene) -> None:
@@ -376,7 +376,7 @@ async def test_deleting_needs_the_owner_and_ends_the_shares(scene: Scene) -> Non
     await scene.ann.delete_session("a1")
     with pytest.raises(NoSuchSession):
         await scene.bob.session("a1")
-    assert await scene.bob.access_to("a1") is None
+    assert await scene.bob.access("a1") is None
     with pytest.raises(NoSuchSession):
         await scene.ann.session("a1")
 
@@ -528,7 +528,7 @@ class Model:
             own = [name for name, known in self.known.items() if known.owner == who and known.alias]
             assert [aliased.id] == own if aliased else not own
             for name, known in self.known.items():
-                assert await view.access_to(name) == self.may(who, name)
+                assert await view.access(name) == self.may(who, name)
                 if name not in mine:
                     with pytest.raises(NoSuchSession):
                         await view.tail(name)

@@ -24,7 +24,7 @@ class PrincipalMethods(UsesDatabase):
     """Methods of the store for principals."""
 
     @snapshot(raise_if_moved=True)
-    def access(self, sql: Connection, session_id: str, principal: str) -> Access | None:
+    def access_of(self, sql: Connection, session_id: str, principal: str) -> Access | None:
         # All three subqueries run, whatever the others find.
         exists, owner, shared = sql.execute(
             "SELECT (SELECT 1 FROM sessions WHERE id = :id AND deleted_ms IS NULL),"
