@@ -172,6 +172,10 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    from crow.cli.tokens import add_token_commands
+
+    parser.set_defaults(token_command=None)
+    add_token_commands(parser)
 
 
 def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
@@ -275,6 +279,16 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    unshare = add("unshare", admin.share, "end that", "1")
+    for each in (share, unshare):
+        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.set_defaults(access=None)
+    accesses = share.add_mutually_exclusive_group(required=True)
+    words = "the other may read it and fork it"
+    accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
+    words = "the other may also prompt in it and change its title, model, mode and options"
+    accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
@@ -430,6 +444,10 @@ def _acp(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from crow.runtime import importing
 
+    if options.token_command is not None:
+        from crow.cli.tokens import run_token_command
+
+        return _run_async(run_token_command(_load(options), options))
     if options.tls_cert or options.tls_key or options.log_file:
         for name in ("tls_cert", "tls_key", "log_file"):
             if getattr(options, name):  # the settings resolve relative paths against their own directory
