@@ -26,12 +26,14 @@ from crow.frontend.sessions import Requester
 from crow.frontend.v2 import NegotiatingAgent
 from crow.log import log_as_json
 from crow.serve import listen
-from crow.serve.http import SHUTDOWN, AcpService, Grant, NoAccessControl, ServedConnection
+from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess
 from crow.serve.metrics import Family, Metrics, gauge, metered
+from crow.serve.tokens import Authenticator, Grant, is_valid
 from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
 from crow.settings import Loaded
 from crow.settings.values import ServeSettings
 from crow.store import Store
+from crow.store.principals import PrincipalStore, session_view
 
 CLOSE_S = 5.0
 """After the drain, cancelled turns get this long to end, and clients to read what waits for them."""
@@ -60,77 +62,96 @@ async def serve(
     """
     if loaded.problem is not None:
         raise loaded.problem
-    settings = loaded.settings.serve
     start_server_log(loaded)
-    limits = limits or ConnectionLimits()
+    try:
+        await _serve(loaded, reload, offers_v2=offers_v2, limits=limits or ConnectionLimits(), tell=on_listening)
+    except BaseExceptionGroup as group:  # the task groups wrap what is raised inside
+        raise _only_error(group) from None
+    logger.info("The server has ended")
+    return 0
+
+
+async def _serve(
+    loaded: Loaded,
+    reload: Callable[[], Loaded],
+    *,
+    offers_v2: bool,
+    limits: ConnectionLimits,
+    tell: Callable[[str], object],
+) -> None:
+    settings = loaded.settings.serve
     tls = tls_options(settings, loaded.paths.config_file.parent)
     with listen.listening(listen.parse_address(settings.listen)) as sockets:
-        if not listen.is_private(sockets):
-            raise ConfigError(
-                f"crow serve --listen {settings.listen} would let other machines connect, and no token exists. Listen "
-                "on 127.0.0.1 or on a Unix socket."
-            )
         raise_file_limit()
         adapters.protect_process(loaded)
         wiring = Wiring(loaded, reload=reload)
-        async with adapters.orphans_ended(), Server.opened(wiring, settings, limits, offers_v2=offers_v2) as server:
+        is_private = listen.is_private(sockets)
+        async with (
+            adapters.orphans_ended(),
+            share_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            anyio.create_task_group() as tasks,
+        ):
             http = uvicorn_server(server.service, settings, limits, tls)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(http.serve, sockets)
-                with ended_by_signals() as signals:
-                    await http.has_started()
-                    for each in sockets:
-                        address = listen.describe(each, is_tls=bool(tls))
-                        logger.info("The server listens", extra={"address": address, "version": __version__})
-                        on_listening(address)
-                    listen.notify_systemd("READY=1")
-                    tasks.start_soon(server.warm)
-                    await signals.get()
-                    listen.notify_systemd("STOPPING=1")
-                    await server.drain(settings.drain_timeout_s, signals)
-                    http.should_exit = True
+            tasks.start_soon(http.serve, sockets)
+            with ended_by_signals() as signals:
+                await http.has_started()
+                for each in sockets:
+                    address = listen.describe(each, is_tls=bool(tls))
+                    logger.info("The server listens", extra={"address": address, "version": __version__})
+                    tell(address)
+                listen.notify_systemd("READY=1")
+                tasks.start_soon(server.warm)
+                tasks.start_soon(server.authenticator.run)
+                await signals.get()
+                listen.notify_systemd("STOPPING=1")
+                await server.drain(settings.drain_timeout_s, signals)
+                http.should_exit = True
+                await http.has_ended()
+                tasks.cancel_scope.cancel()
         await wiring.close()
-    logger.info("The server has ended")
-    return 0
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error in a group, or the group."""
+    while len(group.exceptions) == 1:
+        (error,) = group.exceptions
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        group = error
+    return group
 
 
 class Server:
     """What the process serves to all clients: the shared host of the sessions, and the service that clients reach."""
 
     def __init__(
-        self, host: SessionHost, settings: ServeSettings, limits: ConnectionLimits, *, offers_v2: bool, metrics: Metrics
+        self,
+        host: SessionHost,
+        authenticator: Authenticator,
+        access: AccessControl,
+        settings: ServeSettings,
+        limits: ConnectionLimits,
+        *,
+        offers_v2: bool,
+        metrics: Metrics,
     ) -> None:
         self._host = host
+        self.authenticator = authenticator
         self._agent_type: type[AcpAgent] = NegotiatingAgent if offers_v2 else AcpAgent
         self._checked: tuple[float, str] = (0.0, "")
         self.service = AcpService(
             self._serve,
-            access=NoAccessControl(),
+            access=access,
             limits=limits,
             max_connections=settings.max_connections,
             max_connections_each=settings.max_connections_each,
             origins=settings.origins,
             hosts=settings.hosts,
+            operators=settings.operators,
             gauges=self._gauges,
             check_ready=self._problem,
             metrics=metrics,
         )
-
-    @classmethod
-    @asynccontextmanager
-    async def opened(
-        cls, wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, offers_v2: bool
-    ) -> AsyncIterator[Server]:
-        """Opens the host. At the end, closes its sessions and its store."""
-        metrics = Metrics()
-        dependencies = wiring.dependencies()
-        open_store = dependencies.open_store
-
-        async def open_metered() -> Store:
-            return metered(await open_store(), metrics)
-
-        async with share_host(replace(dependencies, open_store=open_metered)) as host:
-            yield cls(host, settings, limits, offers_v2=offers_v2, metrics=metrics)
 
     async def warm(self) -> None:
         """Prepares the first prompt."""
@@ -169,8 +190,8 @@ class Server:
             while self.busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
                 await anyio.sleep(0.05)
 
-    async def _serve(self, connection: ServedConnection, connection_id: str, _grant: Grant | None) -> None:
-        requester = Requester(connection_id=connection_id)
+    async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
+        requester = requester_of(grant, connection_id)
         await serve_connection(
             connection, self._host.dependencies, host=self._host, requester=requester, agent_type=self._agent_type
         )
@@ -200,12 +221,52 @@ class Server:
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
 
 
+def requester_of(grant: Grant | None, connection_id: str) -> Requester:
+    """What a client may do. Without tokens it may do everything."""
+    if grant is None:
+        return Requester(connection_id=connection_id)
+    view = partial(PrincipalStore, principal=grant.principal)
+    return Requester(connection_id=connection_id, view=view, may_configure=False)
+
+
+@asynccontextmanager
+async def share_server(
+    wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
+) -> AsyncIterator[Server]:
+    """Opens the store and the host of the sessions, and closes both at the end.
+
+    Unless only programs on this machine can connect (`is_private`), every client needs a token.
+
+    :raises ConfigError: tokens are needed, and there is none. :raises StoreError: the store cannot be used.
+    """
+    metrics = Metrics()
+    dependencies = wiring.dependencies()
+    open_store = dependencies.open_store
+
+    async def open_metered() -> Store:
+        return metered(await open_store(), metrics)
+
+    async with share_host(replace(dependencies, open_store=open_metered), session_view=session_view) as host:
+        store = await host.store()
+        if not is_private:
+            now_ms = time.time_ns() // 1_000_000
+            if not any(is_valid(token, now_ms) for token in await store.tokens()):
+                raise ConfigError(
+                    f"crow serve --listen {settings.listen} would let other machines connect, and no token exists. Add "
+                    'one with "crow serve token add NAME", or listen on 127.0.0.1 or on a Unix socket.'
+                )
+        authenticator = Authenticator(store)
+        access = TokenAccess(authenticator, store, is_required=not is_private)
+        yield Server(host, authenticator, access, settings, limits, offers_v2=offers_v2, metrics=metrics)
+
+
 class UvicornServer(uvicorn.Server):
     """uvicorn, without its own signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._started = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -217,9 +278,18 @@ class UvicornServer(uvicorn.Server):
         await super().startup(sockets)
         self._started.set()
 
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """Closes what is still connected."""
+        await super().shutdown(sockets)
+        self._ended.set()
+
     async def has_started(self) -> None:
         """Returns when connections are accepted."""
         await self._started.wait()
+
+    async def has_ended(self) -> None:
+        """Returns when all connections are closed."""
+        await self._ended.wait()
 
 
 def uvicorn_server(

@@ -12,8 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.serve.http import AcpService, Grant, NoAccessControl, ServedConnection
+from crow.serve.http import AcpService, NoAccessControl, ServedConnection
 from crow.serve.server import uvicorn_server
+from crow.serve.tokens import Grant
 from crow.serve.websocket import ConnectionLimits
 from crow.settings.values import ServeSettings
 from tests.support.server import ServerProcess, server_environment
@@ -78,7 +79,7 @@ class Service:
             while not is_true():  # noqa: ASYNC110
                 await anyio.sleep(0.005)
 
-    async def _serve(self, connection: ServedConnection, _id: str, _grant: Grant | None) -> None:
+    async def _serve(self, connection: ServedConnection, id_: str, _grant: Grant | None) -> None:
         self.connections.append(connection)
 
         async def handle(method: str, params: Any, is_notification: bool) -> Any:
@@ -87,7 +88,9 @@ class Service:
                     if params["waits"]:
                         await connection.notify("filler", {"text": "x" * params["size"]})
                     else:
-                        connection.post("filler", {"text": "x" * params["size"]})
+                        params_of = {"text": "x" * params["size"]}
+                        (client,) = (each for each in self.acp.clients.values() if each.id == id_)
+                        client.transport.post({"jsonrpc": "2.0", "method": "filler", "params": params_of})
             return dict(params)
 
         await connection.run(handle)

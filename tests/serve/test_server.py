@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import signal
 import socket
+import ssl
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -14,13 +17,18 @@ import acp
 import pytest
 from acp import schema
 from acp.ws import create_websocket_stream
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 
 from crow import __version__
 from crow.domain.errors import ConfigError
 from crow.serve.server import serve
+from crow.serve.tokens import new_token
 from crow.settings import load_settings
-from tests.support.acp_client import RpcError, reject_once
+from crow.store.sqlite.store import SqliteStore
+from tests.support.acp_client import RpcError, allow_once, reject_once
 from tests.support.server import ServerProcess, WebSocketClient, server_environment
 
 
@@ -300,3 +308,122 @@ async def refusal(home: Path, **options: str) -> str:
     with pytest.raises(ConfigError) as refused:
         await serve(loaded, lambda: loaded)
     return str(refused.value)
+
+
+async def add_token(home: Path, principal: str) -> tuple[str, str]:
+    """Adds a token for a principal; returns its text and its id."""
+    store = await SqliteStore.open(load_settings({}, {"CROW_HOME": str(home)}).paths.database)
+    try:
+        text, token = new_token(principal)
+        await store.add_token(token)
+    finally:
+        await store.close()
+    return text, token.id
+
+
+async def test_with_tokens_everybody_needs_one_and_sees_only_their_own(tmp_path: Path, place: Path) -> None:
+    home = tmp_path / "home"
+    ann, ann_id = await add_token(home, "ann")
+    (bob, _), (operator, _) = await add_token(home, "bob"), await add_token(home, "prometheus")
+    (home / "config.toml").write_text('[serve]\noperators = ["prometheus"]\nmax_connections_each = 2\n')
+    env = server_environment(home, CROW_SANDBOX="off")
+    async with ServerProcess("--listen", "0.0.0.0:0", env=env, cwd=place) as server:
+        server.address = f"ws://127.0.0.1:{server.port}/acp"
+        for headers, status in (({}, 401), (bearer("crow_nonsense"), 401), ({"Authorization": f"Basic {ann}"}, 401)):
+            with pytest.raises(InvalidStatus) as refused:
+                await server.client(headers=headers).__aenter__()
+            assert refused.value.response.status_code == status
+            assert refused.value.response.headers["WWW-Authenticate"] == 'Bearer realm="crow"'
+        for token, status in (("crow_x", 401), (ann, 403), (operator, 200)):
+            assert (await server.get("/metrics", **bearer(token))).status_code == status
+        async with server.client(headers=bearer(ann)) as first, server.client(headers=bearer(bob)) as other:
+            await first.initialize()
+            await other.initialize()
+            session = await first.new_session(place)
+            await first.prompt(session, "say hello")
+            assert (await other.request("session/list", {}))["sessions"] == []
+            with pytest.raises(RpcError, match=session):
+                await other.load_session(session, place)
+            async with server.client(headers=bearer(ann)) as second:
+                await second.initialize()
+                (listed,) = (await second.request("session/list", {}))["sessions"]
+                assert listed["sessionId"] == session
+                with pytest.raises(InvalidStatus) as refused:
+                    await server.client(headers=bearer(ann)).__aenter__()
+                assert refused.value.response.status_code == 503
+                stranger = {"Acp-Connection-Id": first.connection_id} | bearer(bob)
+                async with server.client(headers=stranger) as thief:
+                    assert thief.connection_id != first.connection_id
+                    await thief.initialize()
+            store = await SqliteStore.open(load_settings({}, {"CROW_HOME": str(home)}).paths.database)
+            await store.revoke_token(ann_id)
+            await store.close()
+            assert await first.closed() == (1008, "The token of this connection was revoked or has expired.")
+            await other.new_session(place)
+        for _ in range(11):
+            with pytest.raises(InvalidStatus) as refused:
+                await server.client(headers=bearer(ann)).__aenter__()
+        assert refused.value.response.status_code == 429
+        assert int(refused.value.response.headers["Retry-After"]) >= 1
+        async with server.client(headers=bearer(bob)) as other:
+            await other.initialize()
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header with a token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_a_turn_goes_on_without_the_client_that_has_sent_it(server: ServerProcess, place: Path) -> None:
+    async with server.client() as client:
+        await client.initialize()
+        session = await client.new_session(place)
+        await client.start_prompt(session, "count to 30 then write notes.txt: twigs")
+        await client.wait_for_text(session, "2")
+        client.break_off()
+    asked: list[str] = []
+
+    def allow(params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(params["toolCall"]["title"])
+        return allow_once(params)
+
+    async with server.client(answers={"session/request_permission": allow}) as other:
+        other.follows_order = False  # it sees a turn that another client has started
+        await other.initialize()
+        await other.load_session(session, place)
+        await other.wait_for_update("tool_call_update", status="completed")
+        assert asked != []
+        assert (place / "notes.txt").read_text().strip() == "twigs"
+
+
+async def test_tls_needs_only_a_certificate_and_its_key(tmp_path: Path, place: Path) -> None:
+    make_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
+    options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    env = server_environment(tmp_path / "home", CROW_SANDBOX="off")
+    async with ServerProcess(*options, env=env, cwd=tmp_path) as server:
+        assert server.address.startswith("wss://127.0.0.1:")
+        async with server.client(ssl=context) as client:
+            await client.initialize()
+            assert await client.prompt(await client.new_session(place), "say hello") == {"stopReason": "end_turn"}
+            assert client.socket.transport.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
+        with pytest.raises((InvalidMessage, ConnectionError, EOFError)):
+            await WebSocketClient(server.address.replace("wss", "ws")).__aenter__()
+
+
+def make_certificate(cert: Path, key: Path) -> None:
+    """Writes a certificate for 127.0.0.1 that signs itself."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    made = (
+        x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number(), now - day, now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(private, hashes.SHA256())
+    )
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private_bytes = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    key.write_bytes(private_bytes)

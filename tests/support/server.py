@@ -20,9 +20,11 @@ import httpx2
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed
 
-from crow.trace.schema import Violation
+from crow.trace.schema import SchemaChecker, Violation
 from tests.support import fork_server
 from tests.support.acp_client import WAIT_S, Answer, CrowProcess
+from tests.support.house_rules import HouseRules
+from tests.support.order import OrderChecker
 
 PIPE = asyncio.subprocess.PIPE
 
@@ -162,6 +164,9 @@ class WebSocketClient(CrowProcess):
         **options: Any,
     ) -> None:
         super().__init__(None, env={}, cwd=Path(), answers=answers)
+        self.follows_order = True
+        """Whether messages must come in the order that a client without others sees. Set it to False for one that
+        watches the turns of others."""
         self._address = address
         self._options = {"compression": None, "max_size": None, "proxy": None, "additional_headers": headers} | options
 
@@ -201,6 +206,9 @@ class WebSocketClient(CrowProcess):
         """Checks everything received so far. :raises Violation: an invalid message."""
         if self._faults:
             raise Violation("\n".join(self._faults))
+
+    def _rules(self) -> tuple[SchemaChecker | OrderChecker | HouseRules, ...]:
+        return super()._rules() if self.follows_order else (self._schema, self._house)
 
     async def closed(self) -> tuple[int | None, str | None]:
         """Waits until the server closes the connection; returns the code and the reason."""
