@@ -20,7 +20,8 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, 
 from crow.domain.messages import JsonObject
 from crow.llm import Model, ModelInfo
 from crow.store import Store
-from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Workspace
+from crow.tools import PlannedCall, Ports, Toolbox, Workspace
+from crow.tools.servers import McpServer, ServerPrompts
 
 if TYPE_CHECKING:  # importing these at run time would be circular: both use `Client`
     from crow.agent.compaction.budget import CompactionPolicy

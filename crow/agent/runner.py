@@ -39,7 +39,8 @@ from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerE
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
-from crow.tools import Ports, ServerPrompt, ServerStatus, Toolbox
+from crow.tools import Ports, ServerStatus, Toolbox
+from crow.tools.servers import ServerPrompt
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
 from crow.domain.trace_context import current_trace_context, use_trace_context
 from crow.store import SessionChanges, Tail
-from crow.tools import McpServer, ServerPrompt, Workspace
+from crow.tools import Workspace
+from crow.tools.servers import McpServer, ServerPrompt
 
 if TYPE_CHECKING:  # importing these at run time would be circular
     from crow.agent.runner import TurnRunner

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Text
-from crow.tools import ServerPrompt, ServerPrompts
 from crow.tools.front_matter import front_matter
+from crow.tools.servers import ServerPrompt, ServerPrompts
 
 MAX_BYTES = 256 * 1024
 MAX_TEMPLATES = 100

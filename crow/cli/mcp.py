@@ -21,7 +21,7 @@ from crow.domain.rendering import on_one_line
 from crow.settings import Loaded
 from crow.settings.values import McpServerSettings, expectation
 from crow.settings.write import remove_server, save_server
-from crow.tools import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
+from crow.tools.servers import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
 
 NAME_CHARS = 64
 INPUT_BYTES = 65_536
@@ -245,18 +245,18 @@ def http_server(loaded: Loaded, given: str) -> HttpServer:
 
 
 class TerminalAsker:
-    """Asks at the terminal to log in, and opens the browser. See :class:`crow.tools.LoginAsker`."""
+    """Asks at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
 
     def __init__(self, *, opens_browser: bool) -> None:
         self._opens_browser = opens_browser
 
     @property
     def can_ask(self) -> bool:
-        """See :class:`crow.tools.LoginAsker`."""
+        """See :class:`crow.tools.servers.LoginAsker`."""
         return True
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """See :class:`crow.tools.LoginAsker`."""
+        """See :class:`crow.tools.servers.LoginAsker`."""
         print(f"To log in to {question.server} ({question.server_host}), open this page on {question.place}:\n")
         print(f"  {question.page}\n")
         print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")

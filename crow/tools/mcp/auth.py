@@ -34,11 +34,11 @@ from pydantic import AnyUrl
 
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.rendering import on_one_line
-from crow.tools import HttpServer, LoginAsker, LoginQuestion
 from crow.tools.mcp.calls import describe_error, page_to_open
 from crow.tools.mcp.exchange import Exchange, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
+from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
 from crow.tools.web import normalize_url
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import in_title, on_one_line, safe
-from crow.tools import ElicitationHandler, LoginQuestion, OnOutput, Outcome
+from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
+from crow.tools.servers import LoginQuestion
 from crow.tools.web import is_address, normalize_url
 
 ERROR_CHARS = 300

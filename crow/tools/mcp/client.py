@@ -32,6 +32,7 @@ from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_f
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.process import HiddenKeys, KeySource
+from crow.tools.servers import LoginAsker, McpServer, ServerPrompt
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
 
@@ -101,14 +102,14 @@ class ToolSettings:
     keys: KeySource = HiddenKeys
     login_folder: Path | None = None
     on_secrets: Callable[[Iterable[str]], None] | None = None
-    asker: tools.LoginAsker | None = None
+    asker: LoginAsker | None = None
 
 
 @asynccontextmanager
 async def open_toolbox(
     workspace: tools.Workspace,
     ports: tools.Ports,
-    servers: Sequence[tools.McpServer],
+    servers: Sequence[McpServer],
     settings: ToolSettings | None = None,
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
@@ -154,7 +155,7 @@ async def open_toolbox(
 async def open_connections(
     workspace: tools.Workspace,
     ports: tools.Ports,
-    servers: Sequence[tools.McpServer],
+    servers: Sequence[McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
@@ -314,18 +315,18 @@ class McpToolbox:
         usable = [kind for kind in self._context.agents if not kind.problem]
         return task_spec(usable, lambda name: policy is not None and policy.has_model(name))
 
-    def prompts(self) -> tuple[tools.ServerPrompt, ...]:
-        """See :class:`crow.tools.ServerPrompts`."""
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         return tuple(prompt for connection in self._ready() for prompt in connection.prompts)
 
-    async def prompt(self, name: str) -> tools.ServerPrompt | None:
-        """See :class:`crow.tools.ServerPrompts`."""
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         connection = self._connection_of(name, ":")
         prompts = await connection.list_prompts() if connection is not None else ()
         return next((prompt for prompt in prompts if prompt.name == name), None)
 
-    async def fill(self, prompt: tools.ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """See :class:`crow.tools.ServerPrompts`."""
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         connection = self._connection_of(prompt.name, ":")
         assert connection is not None, "the prompt belongs to this toolbox"
         mask = self._settings.keys().mask

@@ -27,19 +27,7 @@ from crow.domain.errors import ArgumentError, ToolServerError
 from crow.domain.messages import Part
 from crow.domain.rendering import in_title, on_one_line
 from crow.domain.trace_context import current_trace_context
-from crow.tools import (
-    ElicitationHandler,
-    HttpServer,
-    LoginAsker,
-    LoginQuestion,
-    OnOutput,
-    Outcome,
-    Sampler,
-    ServerPrompt,
-    ServerStatus,
-    StdioServer,
-    Workspace,
-)
+from crow.tools import ElicitationHandler, OnOutput, Outcome, Sampler, ServerStatus, Workspace
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import (
@@ -66,6 +54,7 @@ from crow.tools.mcp.resources import ExternalResource, completions_of, list_reso
 from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
+from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion, ServerPrompt, StdioServer
 
 logger = logging.getLogger(__name__)
 
@@ -564,7 +553,7 @@ class ServerConnection:
         return tuple(self.prompts)
 
     async def fill_prompt(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """See :meth:`crow.tools.ServerPrompts.fill`."""
+        """See :meth:`crow.tools.servers.ServerPrompts.fill`."""
         if self._client is None:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
         failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
@@ -622,11 +611,11 @@ class ServerConnection:
 
     @property
     def can_ask(self) -> bool:
-        """See :class:`crow.tools.LoginAsker`."""
+        """See :class:`crow.tools.servers.LoginAsker`."""
         return self.elicitation is not None and "url" in self.elicitation.question_kinds
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
+        """Ask the user, through the editor, to log in. See :class:`crow.tools.servers.LoginAsker`."""
         assert self.elicitation is not None, "asked only if `can_ask`"
         call_id = self._running[0].call_id if len(self._running) == 1 else ""
         self._asked += 1

@@ -12,8 +12,8 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from crow.tools import HttpServer
 from crow.tools.mcp.stdio import LINE_BYTES
+from crow.tools.servers import HttpServer
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0

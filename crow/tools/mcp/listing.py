@@ -24,9 +24,9 @@ from pydantic import ValidationError
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import on_one_line, safe
-from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.schemas import plain_schema
+from crow.tools.servers import PromptArgument, ServerOptions, ServerPrompt
 
 logger = logging.getLogger(__name__)
 

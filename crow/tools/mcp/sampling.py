@@ -17,9 +17,10 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Part, Text, UserMessage
 from crow.domain.rendering import SecretMask
-from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest, ServerOptions
+from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
 from crow.tools.mcp.listing import matches
+from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
 """The setting `read_only` of a server treats requests to the model as a tool with this name."""
