@@ -492,7 +492,10 @@ def runs(line: str, pattern: str) -> Certainty:
 
 
 def pattern_words(pattern: str) -> Words | None:
-    """The words of a rule's pattern, without a `*` at its end. They may be globs. None if it is not a plain command."""
+    """The words of a rule's pattern, without a `*` at its end. They may be globs.
+
+    Returns None if the pattern is not a plain command.
+    """
     plain = pattern[:-2] if pattern.endswith((" *", ":*")) else pattern
     words = simple_words(plain)
     if words is None and not re.search(r"[;&|<>()`$'\"\\\n]", plain):

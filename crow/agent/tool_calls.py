@@ -352,7 +352,7 @@ class Permissions:
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
-        """Decide whether the model may answer a server. `text` is what the model would be sent."""
+        """Decide whether the model may answer a server. `text` is what the model would get."""
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",

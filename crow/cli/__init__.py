@@ -325,7 +325,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a variable that gets the base URL of the endpoint of the check; OPENAI_BASE_URL always does",
+        help="an environment variable to set to the base URL of the check's endpoint, besides OPENAI_BASE_URL",
     )
     parser.add_argument(
         "--env",

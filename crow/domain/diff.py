@@ -124,7 +124,7 @@ def diff_text(old: str, new: str) -> str:
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields the diff lines of a changed run. In a short run, difflib finds the lines that are equal."""
+    """Yields the diff of a block of changed lines. In a long block, it removes all old lines and adds all new ones."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

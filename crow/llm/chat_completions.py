@@ -209,8 +209,8 @@ class ChatCompletions:
         )
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
-        """Change `form` after the error in `body`: leave out the part that it names, or lower the output limit. If the
-        error names no part, stop testing parts, or send parts that were left out. Return False if there is nothing
+        """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
+        lower the output limit. If it names no part, undo earlier changes of the form. Return False if there is nothing
         to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):

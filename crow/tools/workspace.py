@@ -444,7 +444,7 @@ class SpawnedCommand:
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process holds the pipe open, return 0.2 s after the end of the process."""
+    another process keeps the pipe open, wait 0.2 s longer than for `process`."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):

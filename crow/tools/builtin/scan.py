@@ -356,7 +356,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
 
 
 def is_searchable(name: str) -> bool:
-    """Whether this file may be given to ripgrep, which follows links, waits for pipes, and reads files of any size."""
+    """Whether ripgrep may read this file. It may not read links, pipes and very large files."""
     try:
         status = os.lstat(name)
     except OSError:

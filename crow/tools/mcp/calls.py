@@ -272,10 +272,10 @@ def is_this_machine(host: str) -> bool:
 
 
 def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A form whose titles and descriptions have hidden characters escaped.
+    """The form, with hidden characters in its titles and descriptions escaped.
 
-    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters; the answer would have to repeat
-        them.
+    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. They cannot be escaped, because
+        the answer must repeat them exactly.
     """
     form = {key: readable(value, key) for key, value in schema.items()}
     return {readable(key, ""): value for key, value in form.items()}

@@ -438,7 +438,8 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
-        """Plan a call that lists or reads resources. Reading counts as a tool `read_resource` of the server.
+        """Plan a call that lists or reads resources. Permission rules treat reading as a tool `read_resource`
+        of the server.
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """

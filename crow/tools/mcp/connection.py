@@ -23,7 +23,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
 from crow.domain.entries import Announcement, CallKind
-from crow.domain.errors import ArgumentError, ToolServerError
+from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
 from crow.domain.rendering import in_title, on_one_line
 from crow.domain.trace_context import current_trace_context
@@ -31,8 +31,6 @@ from crow.tools import ElicitationHandler, OnOutput, Outcome, Sampler, ServerSta
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import (
-    ask_to_log_in,
-    ask_user,
     describe_error,
     encodable,
     outcome_of,
@@ -50,11 +48,12 @@ from crow.tools.mcp.listing import (
     matches,
 )
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.questions import ServerQuestions
 from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
-from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
+from crow.tools.mcp.sampling import RunningCall
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
-from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion, ServerPrompt, StdioServer
+from crow.tools.servers import HttpServer, LoginAsker, ServerPrompt, StdioServer
 
 logger = logging.getLogger(__name__)
 
@@ -141,11 +140,7 @@ class ServerConnection:
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
     _resources_known: anyio.Event = field(default_factory=anyio.Event)
     _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
-    _running: list[RunningCall] = field(default_factory=list)
-    _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
-    _asked: int = 0
-    _login_question: anyio.CancelScope | None = None
-    """Set while the server cannot start before the user has logged in."""
+    _questions: ServerQuestions = field(init=False)
     _asks_again: bool = False
     _logged: int = 0
     _failures: int = 0
@@ -155,11 +150,19 @@ class ServerConnection:
     _retry_at: float = -math.inf
 
     def __post_init__(self) -> None:
+        self._questions = ServerQuestions(
+            self.server,
+            self.prefix,
+            self.keys,
+            self.elicitation,
+            self.sampler,
+            is_starting=lambda: self._client is None,
+        )
         if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
             self._auth = ServerAuth(
                 server=self.server,
                 logins=self.logins,
-                asker=self.asker or self,
+                asker=self.asker or self._questions,
                 hold=self._without_deadline,
                 forces_login=self.asker is not None,
             )
@@ -230,9 +233,8 @@ class ServerConnection:
         """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
         if self._auth is not None:
             self._auth.reset()
-        if self._login_question is not None:
+        if self._questions.withdraw_login():
             self._asks_again = True
-            self._login_question.cancel()
         elif self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
@@ -321,8 +323,8 @@ class ServerConnection:
                     message_handler=self._on_message,
                     logging_callback=self._on_log,
                     log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
-                    elicitation_callback=self._on_question,
-                    sampling_callback=None if self.sampler is None else self._on_sampling,
+                    elicitation_callback=self._questions.on_elicitation,
+                    sampling_callback=None if self.sampler is None else self._questions.on_sampling,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
                 )
@@ -531,18 +533,13 @@ class ServerConnection:
         async with self._slots.slot():
             if self._client is None:
                 return self._failure(f"is not available: {self._detail or 'it was stopped'}")
-            self._running.append(running)
-            try:
-                return await send(self._client)
-            except MCPError as error:
-                return self._failure(self._describe_refusal(what, error))
-            except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
-                return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
-            finally:
-                self._running.remove(running)
-                for scope, asked_by in self._questions.items():
-                    if not self._running or (asked_by and asked_by == running.call_id):
-                        scope.cancel()  # nobody needs the answer to this question any more
+            with self._questions.running(running):
+                try:
+                    return await send(self._client)
+                except MCPError as error:
+                    return self._failure(self._describe_refusal(what, error))
+                except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
+                    return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
         """The prompts of the server, once it has started and listed them."""
@@ -566,71 +563,6 @@ class ServerConnection:
         if not (parts := parts_of(filled)):
             raise ToolServerError(f"{failed} returned an empty prompt.")
         return parts
-
-    async def _on_question(
-        self,
-        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
-        params: mcp.ElicitRequestParams,
-    ) -> mcp.ElicitResult | mcp.ErrorData:
-        """Pass a question of the server to the user. If exactly one call is running, the question is attributed to that
-        call."""
-        call_id = self._running[0].call_id if len(self._running) == 1 else ""
-        self._asked += 1
-        with anyio.CancelScope() as scope:
-            if self._running:
-                self._questions[scope] = call_id
-            try:
-                return await ask_user(self.elicitation, self.name, params, call_id, f"{self.prefix}-{self._asked}")
-            finally:
-                self._questions.pop(scope, None)
-        return mcp.ElicitResult(action="cancel")
-
-    async def _on_sampling(
-        self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
-    ) -> mcp.CreateMessageResult | mcp.ErrorData:
-        """Let the session's model answer the server, if the user allows it. The question is shown with the newest
-        running call of the server."""
-        assert self.sampler is not None, "only then is sampling offered"
-        try:
-            running = self._running[-1] if self._running else None
-            request = sampling_request(params, running, self.name, self.prefix, self.server.options, self.keys().mask)
-        except ArgumentError as error:
-            logger.warning("MCP server %s: its request to the model was refused: %s", self.name, error)
-            return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-        if sum(1 for each in self._questions.values() if each) >= SERVER_WAITS:
-            words = f"{SERVER_WAITS} requests wait already"
-            logger.info("MCP server %s: its request to the model was refused: %s", self.name, words)
-            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
-        with anyio.CancelScope() as scope:
-            self._questions[scope] = request.call.call_id
-            try:
-                return result_of(await self.sampler.sample(request, progress_sender(context)))
-            finally:
-                self._questions.pop(scope, None)
-        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
-
-    @property
-    def can_ask(self) -> bool:
-        """See :class:`crow.tools.servers.LoginAsker`."""
-        return self.elicitation is not None and "url" in self.elicitation.question_kinds
-
-    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask the user, through the editor, to log in. See :class:`crow.tools.servers.LoginAsker`."""
-        assert self.elicitation is not None, "asked only if `can_ask`"
-        call_id = self._running[0].call_id if len(self._running) == 1 else ""
-        self._asked += 1
-        with anyio.CancelScope() as scope:
-            if self._running:
-                self._questions[scope] = call_id
-            elif self._client is None:
-                self._login_question = scope
-            try:
-                page_id = f"{self.prefix}-{self._asked}"
-                return await ask_to_log_in(self.elicitation, self.name, question, call_id, page_id)
-            finally:
-                self._questions.pop(scope, None)
-                self._login_question = None
-        return "gone"
 
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
