@@ -17,7 +17,7 @@ from crow.agent.accounts import Budget
 from crow.agent.agent_kinds import OfferedAgents, Speciality
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
-from crow.agent.commands import CommandContext
+from crow.agent.commands.context import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.checkpoint import READ_TOOL

@@ -97,6 +97,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    if arguments[:1] == ["acp"]:
+        return parser  # an editor waits, and the parsers of the other commands would take 3 ms
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])

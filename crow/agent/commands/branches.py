@@ -15,7 +15,8 @@ from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
 from crow.agent.accounts import summary_stream
-from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, quoted
+from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.summary import SummaryJob, summarise
 from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.domain.conversation import for_model

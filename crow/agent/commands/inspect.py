@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.agent_kinds import describe_agents
-from crow.agent.commands import CommandContext, quoted
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in

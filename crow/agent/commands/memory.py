@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.accounts import summary_stream
-from crow.agent.commands import CommandContext, quoted
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
 from crow.agent.instructions import (

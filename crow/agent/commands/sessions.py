@@ -10,8 +10,8 @@ import anyio.to_thread
 
 from crow.agent import new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
-from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.permissions import (
     MODES,
     Rule,
