@@ -245,7 +245,7 @@ class LineReader:
     def _read_redirection(self) -> None:
         text = self._text
         if self._pieces is not None and "".join(self._pieces).isdecimal():
-            self._pieces = None  # the number of a file descriptor
+            self._pieces = None  # this word is a file descriptor, as in `2>file`
         self._end_word()
         operator = REDIRECTION.match(text, self._at)
         assert operator is not None
@@ -289,7 +289,7 @@ class LineReader:
         if self._pieces is None:
             return
         word, self._pieces = "".join(self._pieces), None
-        if self._has_brace:  # it may be more than one word: {a,b}
+        if self._has_brace:  # bash may expand it to several words, as in {a,b}
             self._has_brace = False
             inner = word[word.find("{") : word.rfind("}") + 1]
             word = MANY if "," in inner or ".." in inner else word

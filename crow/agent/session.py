@@ -84,7 +84,7 @@ class PendingPrompt:
 
     @property
     def needs_servers(self) -> bool:
-        """Whether MCP servers add to the prompt. It is stored after they have done so."""
+        """Whether MCP servers add to the prompt. If so, the prompt is stored only after they have done that."""
         return self.called is not None or bool(self.mentions)
 
     @property
@@ -405,7 +405,7 @@ class Session:
         """Run the turn of the first prompt in the queue."""
         if not prompt.ready.is_set():
             await prompt.ready.wait()
-        if prompt not in self._queue:  # the request could not store the prompt and removed it
+        if prompt not in self._queue:  # the prompt could not be stored, so `answer` removed it from the queue
             return
         use_trace_context(prompt.trace_context)
         if prompt.trace_context:
@@ -485,8 +485,7 @@ class Session:
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
                 row = branch.row
-            # A command is stored later, with its answer. A prompt to which servers add is stored after they have done
-            # so.
+            # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
             if prompt.command is not None or prompt.needs_servers:
                 moved = await branch.claim(None)
             else:

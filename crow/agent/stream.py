@@ -209,7 +209,7 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
 
 
 MIN_CHARS = 3
-"""A repetition shorter than this counts as new text."""
+"""A repetition shorter than this is treated as new text."""
 SURE_CHARS = 8
 """A repetition of at least this length may begin within a word, or after blanks that the old text does not have."""
 MAX_CHARS = 64_000

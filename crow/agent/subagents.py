@@ -280,7 +280,7 @@ class SubAgents:
         return branch
 
     async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:
-        """Claim the turn, and store and show the order."""
+        """Claim the turn, store the task's prompt, and show that the sub-agent starts."""
         try:
             with anyio.CancelScope(shield=True):
                 await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
@@ -416,7 +416,7 @@ class SubAgentClient:
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """Show that the sub-agent has got its order and starts to work."""
+        """Show that the sub-agent has received its prompt and starts to work."""
 
     async def finish(self, branch: Branch) -> None:
         """Show how the work has ended. Cancellation does not interrupt this."""
@@ -575,7 +575,7 @@ class ShownSubAgentClient(SubAgentClient):
 
     async def finish(self, branch: Branch) -> None:
         """See :class:`SubAgentClient`."""
-        if self._session is None:  # it was cancelled before it was announced
+        if self._session is None:  # the sub-agent was cancelled before it was announced
             return
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         if self.end.stop == "end_turn" and self._answer:
@@ -604,7 +604,8 @@ class ShownSubAgentClient(SubAgentClient):
 
 
 def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
-    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: a task cannot use one of `names`."""
+    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: `names` contains a tool that tasks
+    cannot use."""
     allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())

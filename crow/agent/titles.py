@@ -21,7 +21,8 @@ from crow.store import SessionChanges
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
-"""The session must still be open after this many seconds. So a process that answers one prompt pays for no title."""
+"""A title is written only if the session is still open after this many seconds. So a process that answers a single
+prompt and ends does not pay for a title."""
 DEADLINE_S = 30.0
 STORE_S = 5.0
 PROMPT_CHARS = 2_000
@@ -73,7 +74,7 @@ def title_request(prompt: User, entries: Sequence[Entry], *, cache_key: str) -> 
 
 
 async def _ask(branch: Branch, model: Model, request: Request, *, old: str | None) -> None:
-    """Send the request, and store the title and what the request used, even if it fails or is cancelled."""
+    """Send the request and store the title. Store the request's usage even if the request fails or is cancelled."""
     title = ""
     attempts: Sequence[Attempt] = ()
     try:

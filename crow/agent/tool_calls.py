@@ -1,4 +1,4 @@
-"""The tool calls of one step: announced, permitted, run and stored."""
+"""Announces, permits, runs and stores the tool calls of one step."""
 
 from __future__ import annotations
 
@@ -304,8 +304,8 @@ class Permissions:
         self._whole = whole or self
 
     def narrowed(self, mode: str) -> Permissions:
-        """Return the session's permissions, but never more than `mode` gives. Later changes of the session's mode and
-        rules apply there, too."""
+        """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
+        rules also change the returned permissions."""
         limit = narrower_mode(self._limit, mode) if self._limit else mode
         return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
 
@@ -339,7 +339,8 @@ class Permissions:
         return replace(plan, excluded=excluded_paths(name, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
-        """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
+        """Return why a call that the user makes may not run (a deny rule or plan mode), or an empty string if it
+        may."""
         row = self._branch.row
         plan = await self.complete(call, plan)
         decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))

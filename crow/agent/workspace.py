@@ -26,7 +26,7 @@ IGNORED = (
     *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
     *(".cursor/mcp.json", ".vscode/mcp.json"),
 )
-"""Files and folders that instruct or configure agents, and that crow does not read."""
+"""Files and folders that instruct or configure other agents. Crow does not read them."""
 
 WHY_IGNORED = "a workspace cannot set servers, commands, endpoints, keys or permissions"
 TRY = "`crow doctor` says what would help."

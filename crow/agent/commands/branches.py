@@ -2,8 +2,8 @@
 
 No entry is removed. A move only changes which entry is the session's leaf, and the move is recorded. The answer says
 what the model no longer sees, because a client cannot take back what it has shown. Redo reverses the newest move that
-was not reversed yet, unless the user has sent another prompt since. `/history`, `/tree` and `/label` use the same names
-for places as `/rewind` and `/fork`.
+is not reversed yet, unless the user has sent another prompt after that move. `/history`, `/tree` and `/label` use the
+same names for places as `/rewind` and `/fork`.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ async def bring(context: CommandContext, argument: str) -> str:
 
 
 async def find_session(context: CommandContext, name: str) -> SessionRow:
-    """Return another session: by its id or alias or, among the newest sessions, by its title or the start of its id.
+    """Find another session by its id or alias, or else one of the newest sessions by its title or the start of its id.
 
     :raises ArgumentError: there is none, or there are several.
     """

@@ -360,7 +360,7 @@ class Compactor:
         its prompt entry. To measure a draft, render the request that would result from it."""
         context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
-        # entries that arrived since the summary was begun are not part of it
+        # the summary does not cover entries that arrived after it was begun
         newer = next((entry.id for entry in self._branch.entries_after(prepared.leaf)), None)
         for draft in drafts:
             text = prepared.summary.text
@@ -410,7 +410,7 @@ class Compactor:
                     left -= cost
                 if left < MIN_FILE:
                     break
-        while shown:  # the sum of the estimates of the parts may differ a little from the estimate of the whole
+        while shown:  # the parts' estimates may not add up exactly to the estimate of the whole
             longer = replace(body, files_shown=tuple(shown))
             tokens = round(with_bodies(entries, *others, longer).estimate * measured.scale)
             if tokens <= most:

@@ -96,8 +96,9 @@ class SummaryJob:
     """What to summarise, and how.
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
-    `estimate` is the uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier
-    summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the result.
+    `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
+    the earlier summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the
+    result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
     hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level

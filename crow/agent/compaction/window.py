@@ -204,7 +204,8 @@ class ContextWindow:
         return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """After a full context was compacted, store the number of answers that the learned window has lasted."""
+        """After a full context was compacted, store how many answers the endpoint has given within the learned
+        window."""
         state, learned = self._of(info), self.learned(info)
         if learned is not None and not state.probing and state.answers:
             await self._replace(info, replace(learned, answers=learned.answers + state.answers))
