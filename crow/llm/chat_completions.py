@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import anyio.to_thread
-import httpcore2  # noqa: F401 - httpx2 would import it with the first request, in the event loop
+import httpcore2  # noqa: F401 - otherwise httpx2 imports this in the event loop, with the first request
 import httpx2
 import openai
 from openai import RequestOptions
@@ -108,7 +108,7 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now. A configured context window takes precedence over a listed one."""
+        """What crow knows about the model now. A configured context window takes precedence over a listed one."""
         return self._facts.info
 
     @property
@@ -173,7 +173,7 @@ class ChatCompletions:
         return offered
 
     async def form_for(self, request: Request) -> RequestForm:
-        """Return the form in which to send `request`, based on what is known now about the endpoint."""
+        """Return the form in which to send `request`, based on what crow knows about the endpoint now."""
         await self._facts.refresh()
         return self._facts.form(request.cache_key)
 
@@ -239,7 +239,7 @@ class ChatCompletions:
         await self._facts.settle(form, shows)
 
     async def learn_from(self, answer: Answer) -> None:
-        """Note the token usage. If the context window is unknown or is filling up, read the list of models in the
+        """Record the token usage. If the context window is unknown or is filling up, read the list of models in the
         background."""
         wants_listing = await self._facts.add_usage(answer.usage)
         may_list = self._listing is None or (self._listing.done() and self._facts.is_listed)

@@ -1,8 +1,8 @@
 """What crow has learned about a model at an endpoint: the stored format, and words for the user.
 
 Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
-only to its session. A fact that was learned at least twice applies to every session. No fact is final: each is tested
-again, so a temporary fault of an endpoint has no lasting effect.
+only to its session. A fact that was learned at least twice applies to every session. No fact is final. Crow tests each
+fact again, so a temporary fault of an endpoint has no lasting effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LearnedWindow:
     """A window size that crow learned from how an endpoint behaved.
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
-    once applies to every session. `checked_on` is the day on which the window was last found to hold, and `answers` is
+    once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
     the number of answers since that check. When the context fills up after `patience` answers or on another day, crow
     does not compact but tests whether the endpoint accepts more. `source` says what the size was learned from. Dates
     are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests instead of refusing them.
@@ -61,7 +61,7 @@ class LearnedWindow:
         return self.times > 1 or (self.times == 1 and self.session == session)
 
     def is_due(self, answers: int, today: date) -> bool:
-        """Whether to test the window now. `answers` more answers have come since `self.answers` was stored."""
+        """Whether to test the window now. `answers` is the number of answers since `self.answers` was stored."""
         return self.answers + answers >= self.patience or _is_past(self.checked_on, 1, today)
 
     def disproved(self, today: date) -> LearnedWindow:
@@ -202,9 +202,9 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
 
 
 def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
-    """Describe a learned window in full sentences. `answers` more answers have come since `window.answers` was stored.
-    `is_tested` means that crow is ignoring the window at the moment, to test it. `is_own` means that the words are
-    shown in a session to which the window applies."""
+    """Describe a learned window in full sentences. `answers` is the number of answers since `window.answers` was
+    stored. `is_tested` means that crow is testing the window at the moment, and so ignores it. `is_own` means that the
+    words are shown in a session to which the window applies."""
     left = max(0, window.patience - window.answers - answers)
     more = f"{left} more answer{'s' * (left != 1)}"
     test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."

@@ -172,7 +172,8 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the held text starts with. Return True if the text after that can be read now."""
+        """Decide what the held text starts with. Return True if a tag or token was removed, so that the text after it
+        can be read."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":

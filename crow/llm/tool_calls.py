@@ -247,7 +247,7 @@ class CallAssembler:
         return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
     def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
-        """Return the calls inside `multi_tool_use.parallel`. Return none if one of them is unclear."""
+        """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them is unclear."""
         uses = wrapped.get("tool_uses")
         calls: list[ToolCall] = []
         for use in uses if isinstance(uses, list) else ():
