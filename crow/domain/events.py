@@ -134,9 +134,9 @@ class CommandsChanged:
 class SubagentChanged:
     """A sub-agent of this session was announced, or what it does has changed.
 
-    `title` is set if the client has to be told about the sub-agent itself. `state` is None if it did not change.
-    `stop` says why an idle sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown.
-    `detail` is the error, and `usage` what its last turn used.
+    `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
+    sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and
+    `usage` is what the sub-agent's last turn used.
     """
 
     session_id: str
