@@ -459,7 +459,7 @@ def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may make programs run commands, instruct agents, or hold secrets.
 
     Such files are the insides of a repository's own directory, settings of editors and agents, start-up files of
-    shells, and places of credentials. Names count as equal if at least one file system treats them as equal.
+    shells, and places of credentials. Two names are treated as equal if at least one file system does so.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):

@@ -112,7 +112,7 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
         at = text.find(wanted)
         if at < 0:
             continue
-        if not every and text.find(wanted, at + 1) >= 0:  # overlapping matches count too
+        if not every and text.find(wanted, at + 1) >= 0:  # a second match may overlap the first
             raise ArgumentError(describe_matches(text, wanted, name))
         has_lf_end = "\n" not in old and not every and line_end_at(text, at) == "\n"
         return Replacement(
@@ -132,7 +132,7 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
 
 
 def line_end_at(text: str, at: int) -> str:
-    """The line end of the line at `at`. A last line without a line end counts as having that of the line before."""
+    """The line end of the line at `at`. If the last line has no line end, return that of the line before."""
     end = text.find("\n", at)
     end = end if end >= 0 else text.rfind("\n", 0, at)
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"

@@ -249,7 +249,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 def check_mask(argument: str, new: str, old: str) -> None:
     """Check that `new` does not contain the mask, the text shown in place of a secret, more often than `old`.
 
-    :raises ~crow.domain.errors.ArgumentError: it does; the message names `argument`.
+    :raises ~crow.domain.errors.ArgumentError: `new` contains it more often; the message names `argument`.
     """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(

@@ -205,7 +205,7 @@ def limit_lifetime(seconds: int) -> None:
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # only for errors, for example when the reader has closed its end
+    answer.register(1, 0)  # wait only for errors, such as that the reader has closed its end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):
@@ -389,7 +389,7 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
 
 
 def text_of(name: str, folders: Folders) -> str | None:
-    """The text of a file; "" for a binary or anything that is not a regular file, None if it is too large."""
+    """The text of a file. "" if the file is binary or not a regular file, None if it is too large."""
     try:
         file = folders.open(name)
     except OSError:

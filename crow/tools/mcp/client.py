@@ -89,7 +89,8 @@ class ToolSettings:
     `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
     user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
     are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
-    asks the user to log in, whether or not there is a login; if None, the editor asks, and only without a login.
+    asks the user to log in, even if there is a login already. If `asker` is None, the editor asks the user, but only if
+    there is no login.
     """
 
     start_timeout_s: float = 10.0
@@ -185,7 +186,7 @@ async def open_connections(
 
 
 def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
-    """The keys and the tokens of servers, which results must not show either."""
+    """The keys, together with the tokens of MCP servers, because results must not show these either."""
     found = keys()
     return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
@@ -474,8 +475,8 @@ class McpToolbox:
     def _readable(self, server: str | None) -> list[ServerConnection]:
         """The server with this name, or all servers that have resources.
 
-        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings keep it from being
-            read.
+        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings do not let the model
+        read its resources.
         """
         if server is None:
             return [connection for connection in self._connections if connection.offers_resources]

@@ -33,7 +33,7 @@ PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
 
 class Exchange:
     """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
-    empty. These two URLs come from the user, so any address is allowed for them."""
+    empty. The URLs of this server and of `issuer` come from the user, so any address is allowed for them."""
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url

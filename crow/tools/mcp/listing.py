@@ -56,7 +56,8 @@ LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] 
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
     "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
 }
-"""For each list in an answer of a server: its type, the member that is a URI, and how many of the list are kept."""
+"""For each list in a server's answer: the type of its items, the member of an item that is a URI, and how many items
+are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
 
 
 async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
-    """Maps each prompt of a server to the server's own name for it. Empty or incomplete if listing fails."""
+    """Map each prompt of a server to the server's own name for it. The result is empty or incomplete if listing
+    fails."""
     if client.server_capabilities.prompts is None:
         return {}
     found: dict[str, mcp.Prompt] = {}
@@ -99,7 +101,7 @@ async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerP
             async for page in pages(client.list_prompts):
                 for prompt in page.prompts:
                     found.setdefault(prompt.name, prompt)
-    except Exception as error:  # noqa: BLE001 - whatever fails here must not cost the server its tools
+    except Exception as error:  # noqa: BLE001 - the server's tools must stay usable, whatever fails here
         logger.warning("MCP server %s did not list its prompts: %s", server, describe_error(error))
     chosen = list(found.values())[:MAX_PROMPTS]
     names = unique_names(prefix, ":", [prompt.name for prompt in chosen])
@@ -184,7 +186,7 @@ class Changes:
         self._wait_s = 0.0
 
     def report(self) -> None:
-        """Note that the listing has changed."""
+        """Record that the listing has changed."""
         self._reported.set()
 
     async def next(self) -> None:
@@ -327,8 +329,8 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
 def keep_valid_resources(result: dict[str, Any], server: str) -> None:
     """Remove invalid and surplus resources from an answer of a server.
 
-    The library would refuse a whole listing because of one invalid resource, and would spend seconds on one with
-    hundreds of thousands.
+    The library would refuse a whole listing because of one invalid resource, and would spend seconds on a listing with
+    hundreds of thousands of resources.
     """
     for key, (model, uri_key, most) in LISTS.items():
         listed = result.get(key)

@@ -23,10 +23,10 @@ from crow.tools.mcp.listing import matches
 from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
-"""The setting `read_only` of a server treats requests to the model as a tool with this name."""
+"""A server's setting `read_only` refers to its requests to the model by this name, as if they were a tool."""
 
 SERVER_WAITS = 16
-"""How many questions and requests to the model one server may have waiting."""
+"""At most this many questions and requests to the model of one server wait at the same time."""
 
 MAX_MESSAGES = 200
 MAX_CHARS = 100_000

@@ -390,7 +390,8 @@ def remove_unused(caches: Path, used: str) -> None:
 
 
 def remove_later(path: Path) -> None:
-    """Remove a directory in a daemon thread. crow exits without waiting for it; the next session removes the rest."""
+    """Remove a directory in a daemon thread. Crow exits without waiting for this thread; the next session removes the
+    rest."""
     threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
 
 

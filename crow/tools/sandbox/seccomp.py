@@ -123,7 +123,8 @@ def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: b
     architecture = ARCHITECTURES[platform.machine()]
     program = Program(architecture)
     refused = dict.fromkeys(ALWAYS_REFUSED, errno.EPERM)
-    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}  # a filter cannot read the structs they point to
+    # a filter cannot read the structs to which the arguments of these calls point
+    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}
     if access == "read":
         refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
     if not checks_truncate:
