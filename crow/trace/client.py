@@ -27,8 +27,8 @@ MAX_SILENCES = 5
 class Limits:
     """Time limits of the check, in seconds.
 
-    In order: for an answer, for late messages, for a process to exit, for a turn to begin, for the pause in which a
-    slow client does not read, and for the whole check.
+    In order, they limit the wait for an answer, for late messages, for the exit of a process, and for the start of a
+    turn; then the pause in which a slow client does not read; and the whole check.
     """
 
     answer_s: float = 30.0
@@ -53,7 +53,7 @@ class Interrupted(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """A sent request. `response` is its answer, or None while there is none."""
+    """A sent request. `response` is its answer, or None before the answer arrives."""
 
     line: int
     response: dict[str, Any] | None = None
@@ -195,7 +195,8 @@ class Client:
     def watch(self, session: str) -> Callable[[], bool]:
         """Returns a function that says whether a prompt has begun since this call.
 
-        The sign is a request at the endpoint if the agent uses it, and otherwise an update of the session.
+        If the agent uses the check's endpoint, a prompt has begun when a request arrives there. Otherwise, a prompt has
+        begun when the session gets an update.
         """
         updates, hung = self._updates.get(session, 0), self._endpoint.hung
         if self._endpoint.requests:

@@ -169,7 +169,7 @@ class AgentProcess:
 
 
 def _group_exists(group: int) -> bool:
-    """Whether a process of the group is alive. Zombie processes do not count."""
+    """Whether a process of the group is alive. Zombie processes are ignored."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

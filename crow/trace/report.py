@@ -26,7 +26,7 @@ class Report:
     """The verdicts about a run.
 
     `client_faults` are the client's errors as `line 12: text`. `unanswered` are the requests that had no response when
-    a recording ended, as `method (id)`. Neither counts against the agent.
+    a recording ended, as `method (id)`. Neither is an error of the agent.
     """
 
     run: Run
