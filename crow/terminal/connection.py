@@ -226,7 +226,7 @@ class TerminalConnection:
         if method == "session/update" and self._failure is None:
             try:
                 await self._client.update(params)
-            except Exception as error:  # noqa: BLE001 - of the client, such as a closed stdout
+            except Exception as error:  # noqa: BLE001 - the client failed, for example because stdout is closed
                 self._end_with(error)
 
     async def _ask(self, method: str, params: Params) -> dict[str, Any]:
