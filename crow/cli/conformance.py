@@ -1,4 +1,4 @@
-"""`crow acp-check` and `crow trace check`: whether an agent keeps the rules of the protocol."""
+"""`crow acp-check` and `crow trace check`: check whether an agent keeps the rules of the protocol."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ def http_server(loaded: Loaded, given: str) -> HttpServer:
 
 
 class TerminalAsker:
-    """Asks at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
+    """Asks the user at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
 
     def __init__(self, *, opens_browser: bool) -> None:
         self._opens_browser = opens_browser
