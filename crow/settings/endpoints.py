@@ -197,7 +197,7 @@ class Gateways:
         except ValidationError:
             problem = "expected an http or https URL without user name and query"
             raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
-        # The `openai` package would send its own header as well if the case were different.
+        # If the name were spelled in another case, the `openai` package would send its own header as well.
         named = {"Authorization" if name.lower() == "authorization" else name: text for name, text in headers.items()}
         self._by_id[provider_id] = Gateway(base_url=checked.base_url or "", headers=named)
 
@@ -258,7 +258,7 @@ def provider_ids(settings: Settings) -> dict[str, str]:
 
 
 def fallback_of(name: str, settings: Settings) -> str:
-    """Return the name of the model that answers if this one's endpoint is down, or an empty string."""
+    """Return the name of the model that answers if the endpoint of the model `name` is down, or an empty string."""
     return target_of(name, settings).options.fallback or ""
 
 
@@ -295,7 +295,7 @@ def run_key_command(command: Sequence[str]) -> str:
             capture_output=True,
             timeout=_KEY_COMMAND_TIMEOUT_S,
             check=False,
-            env=os.environ,  # the default is the initial environment, which may be overwritten
+            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None
