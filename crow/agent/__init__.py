@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # circular at run time: the two modules import `Client` from 
 class PermissionQuestion:
     """A question to the user: may an announced call run?
 
-    `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
-    answers are not offered. `offers_writes` means that the user may also allow all commands that are confined to
-    `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule
-    that would allow the call if the user added it to the settings, or empty if there is none.
+    `always` and `never` say what the answers "always allow" and "always reject" would cover. An answer is not offered
+    if its text is empty. `offers_writes` means that the user may also allow all commands that are confined to `write`
+    access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule that
+    would allow the call if the user added it to the settings, or empty if there is none.
     """
 
     call: CallRef
@@ -62,7 +62,7 @@ PermissionAnswer: TypeAlias = Literal[
 
 
 class Client(Protocol):
-    """The editor, as one session sees it."""
+    """The connection of one session to the editor."""
 
     async def publish(self, event: Event) -> None:
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""

@@ -53,8 +53,8 @@ def request_entry(
 
 @asynccontextmanager
 async def summary_stream(branch: Branch, model: Model, request: Request, *, sent: int) -> AsyncIterator[Stream]:
-    """Like `model.stream(request)`, but also count what the request uses, even if it fails or is cancelled. The count
-    is stored together with the branch's next entries. `sent` is the estimated size of the request in tokens."""
+    """Like `model.stream(request)`, but also record the request's usage, even if the request fails or is cancelled. The
+    usage is stored together with the branch's next entries. `sent` is the estimated size of the request in tokens."""
     async with model.stream(request) as stream:
         try:
             yield stream

@@ -32,8 +32,9 @@ Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
 class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
-    An entry is stored first, then added to the projection, then published, so the client and the model never see what
-    is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store it.
+    An entry is stored first, then added to the projection, then published, so the client and the model never see an
+    entry that is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store
+    it.
     """
 
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:

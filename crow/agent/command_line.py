@@ -21,7 +21,7 @@ ONE, MANY = "\0", "\1"
 MAX_DEPTH = 12
 MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
-"""A longer line is not read, so what it runs is unknown."""
+"""Crow does not read a longer line, so the commands in that line are unknown."""
 MAX_WORDS = 256
 """If a wrapper such as `env` runs a command, at most this many words of that command are examined."""
 
@@ -270,7 +270,7 @@ class LineReader:
         self._drops_word = True
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents. Only their substitutions are read, and only if bash expands them."""
+        """Skip the texts of here-documents, but read the substitutions in them if bash expands these."""
         waiting, self._here = self._here, []
         for mark, may_indent, is_expanded in waiting:
             body: list[str] = []

@@ -243,7 +243,7 @@ class BranchHooks:
         return denial(await self._call("before_prompt", prompt=text))
 
     async def before_request(self, *, step: int, tokens: Callable[[], int]) -> Denial | None:
-        """Call the hooks of `before_request`. `step` counts the requests of this turn from 1."""
+        """Call the hooks of `before_request`. `step` is the number of the request within this turn, from 1."""
         if not await self._of("before_request"):
             return None
         return denial(await self._call("before_request", step=step, tokens=tokens()))
@@ -493,7 +493,7 @@ def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
 
 
 def storable(value: object) -> object:
-    """Return a JSON value with its lone surrogates replaced, because they cannot be sent.
+    """Return a JSON value with its lone surrogates replaced, because surrogates cannot be sent.
 
     :raises ValueError: the value is nested too deep.
     """

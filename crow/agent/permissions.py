@@ -480,7 +480,7 @@ def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
     """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
-    an older version of crow stored, now count only in `cwd`."""
+    an older version of crow stored, apply only in `cwd` from then on."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

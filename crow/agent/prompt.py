@@ -303,7 +303,7 @@ class Briefing:
         """Return the reminder that is due, as its text and the `Note` entries to store with it. Return None if the
         model already has every fact.
 
-        The caller stores both before its next request.
+        The caller stores the text and the entries before its next request.
         """
         assert self._facts is not None, "a turn begins first"
         projection = self._branch.projection

@@ -49,7 +49,7 @@ RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
-`/retry`, change neither."""
+`/retry`, do not change them."""
 REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000

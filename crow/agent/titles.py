@@ -46,7 +46,8 @@ def untitled_prompt(branch: Branch) -> User | None:
 
 
 async def write_title(branch: Branch, prompt: User, open_model: Callable[[], Awaitable[Model]]) -> None:
-    """Ask the model for a title, once, and store it. Only log a failure. A title that the user sets meanwhile stays."""
+    """Ask the model for a title, once, and store it. A failure is only logged. A title that the user sets meanwhile
+    stays."""
     old = branch.row.title
     request = title_request(prompt, branch.entries, cache_key=branch.row.id)
     await anyio.sleep(REST_S)

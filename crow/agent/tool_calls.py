@@ -282,8 +282,8 @@ def grouped(calls: Sequence[GroupedCall], is_barrier: Callable[[GroupedCall], bo
 class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
-    The mode and the rules are read for each call, so a change applies from the next call on. Sub-agents use the
-    instance of their session, or a narrower one. `rules` are those of the user's file.
+    The mode and the rules are read for each call, so a change applies from the next call on. A sub-agent uses its
+    session's instance, or an instance that allows less. `rules` are those of the user's file.
     """
 
     def __init__(

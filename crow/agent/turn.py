@@ -442,9 +442,9 @@ Fingerprint: TypeAlias = tuple[str, str, bool, int, int]
 class Repetition:
     """Detects a model that makes the same calls again and again.
 
-    A call counts as repeated if it gives the same result as before and no other call gave a new result meanwhile. A new
-    result restarts the count, so repeating a command while files change does not count. The most repeated call of
-    the last step was made `count` times, and `name` is its tool.
+    A call is a repetition if it gives the same result as before and no other call gave a new result meanwhile. A new
+    result restarts the count, so a command that is run again while files change is not a repetition. The most repeated
+    call of the last step was made `count` times, and `name` is its tool.
     """
 
     def __init__(self) -> None:

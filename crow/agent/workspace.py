@@ -158,7 +158,7 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
             ]
         return [
             f"Nothing confines commands: {status.problem}",
-            "Every command counts as `full`: it can do everything that you can.",
+            "Every command has `full` access: it can do everything that you can.",
             f"{setting}. {TRY}",
         ]
     throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"

@@ -22,7 +22,7 @@ MAX_TIMEOUT_S = 3600
 
 
 def run_acp_check(options: argparse.Namespace) -> int:
-    """`crow acp-check`: drive an agent, print what is found. Returns 1 if a rule found something."""
+    """`crow acp-check`: drive an agent and print what is found. Returns 1 if a rule found something."""
     if options.rules:
         for rule in RULES:
             print(rule.id, rule.severity, rule.says, rule.link, sep="\t")

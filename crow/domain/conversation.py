@@ -2,8 +2,8 @@
 
 Entries are processed in order. They become finished messages, and at most one open step that still waits for results.
 Any path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a
-prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more: it processes all
-entries in use again.
+prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more, because all entries
+in use are processed again.
 """
 
 from __future__ import annotations

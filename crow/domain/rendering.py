@@ -241,7 +241,7 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
 
 
 def file_text(file: ShownFile) -> str:
-    """Render a file between two tags. The tag is one that the file does not contain, so its text cannot end early."""
+    """Render a file between two tags. The file does not contain the tag, so the file's text cannot end early."""
     tag = "file"
     while f"</{tag}" in file.text:
         tag += "_"
@@ -433,8 +433,8 @@ def _escape(point: int) -> str:
 
 
 def _escape_unless_joined(found: re.Match[str]) -> str:
-    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged, and so does the
-    character that makes a symbol an emoji."""
+    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged. The character that makes
+    a symbol an emoji stays unchanged too."""
     chars, text = found[0], found.string
     before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
     if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):

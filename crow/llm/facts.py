@@ -86,7 +86,7 @@ class Refusal:
     `limit` is the largest output limit that the endpoint accepts. `patience` days after `checked_on`, crow tests the
     part by sending it in one request. If the endpoint refuses the part, the patience is doubled. If the endpoint
     accepts the part, `holds` becomes false, and all requests contain the part again. The fact is kept, so that a later
-    refusal does not count as the first.
+    refusal is not taken for the first.
     """
 
     part: str

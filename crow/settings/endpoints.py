@@ -243,7 +243,7 @@ MAIN_PROVIDER = "main"
 
 
 def _provider_id(provider: str | None) -> str:
-    """The id by which clients know `[providers.NAME]`, or the endpoint in `[model]` for None."""
+    """The id by which clients know `[providers.NAME]`. None stands for the endpoint in `[model]`."""
     if provider is None:
         return MAIN_PROVIDER
     return f"providers.{provider}" if provider == MAIN_PROVIDER else provider

@@ -589,7 +589,7 @@ class SamplingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """Why a server gets no answer of the model. `is_users`: the user did not allow an answer."""
+    """Why a server gets no answer from the model. `is_users`: the user did not allow an answer."""
 
     words: str
     is_users: bool = False

@@ -1,7 +1,7 @@
 """Commands that move the session within its conversation: undo, redo, rewind, retry, new, clear.
 
 No entry is removed. A move only changes which entry is the session's leaf, and the move is recorded. The answer says
-what the model no longer sees, because a client cannot take back what it has shown. Redo reverses the newest move that
+which part the model no longer sees, because that part stays visible in the client. Redo reverses the newest move that
 is not reversed yet, unless the user has sent another prompt after that move. `/history`, `/tree` and `/label` use the
 same names for places as `/rewind` and `/fork`.
 """

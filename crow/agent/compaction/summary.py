@@ -103,9 +103,9 @@ class SummaryJob:
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
     hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
     before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
-    the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
-    `stream(model, request, sent=tokens)` sends a request and counts what it uses. `show` receives the text as it
-    arrives; an empty string retracts what was shown.
+    the request with the session's prefix is skipped. Each request takes at most `deadline_s`. `stream(model, request,
+    sent=tokens)` sends a request and records its usage. `show` receives the text as it arrives; an empty string
+    retracts what was shown.
     """
 
     messages: tuple[Message, ...]

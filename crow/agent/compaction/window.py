@@ -33,7 +33,7 @@ DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
 MIN_SUSPECT = 8_000
-"""A request that is refused without a clear reason may have been too long only if it has at least this many tokens."""
+"""If a request has fewer tokens than this and is refused without a clear reason, its length is not the reason."""
 
 MIN_ROOM = 2_000
 """Compaction cannot help if the threshold is less than this many tokens above the fixed part."""

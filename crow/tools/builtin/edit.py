@@ -99,8 +99,8 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
     """Replace `old` with `new` in the text of the file `name`.
 
     An exact match is tried first: with the line ends as given and with those of the file. If there is none, trailing
-    white space is ignored, and the lines in the file may be indented more, or less, than those of `old`, if the
-    difference is the same for all of them. The new text is then shifted by that difference.
+    white space is ignored, and the lines in the file may be indented differently from those of `old`. The difference
+    must be the same for all lines, and the new text is shifted by that difference.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """

@@ -1,8 +1,8 @@
 """Sends the requests of a login, and only to addresses that the MCP server may name.
 
 An MCP server says where its authorization server is. A server on the internet must not lead crow into a private
-network, and one in a private network must not lead it to programs on this machine. So each host is resolved once, its
-addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
+network, and a server in a private network must not lead crow to programs on this machine. So each host is resolved
+once, its addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
 """
 
 from __future__ import annotations

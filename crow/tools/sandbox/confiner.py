@@ -340,7 +340,7 @@ class Private:
         lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # only now, with the lock held, does the directory get the name that other sessions search for
+        # the directory gets the name that other sessions search for only after the lock is held
         root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         if caches is not None:
