@@ -85,7 +85,7 @@ NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a Python hook, and the function that loads it."""
 
 OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with a sentence for each hook that is skipped."""
+"""Called for each hook that is skipped, with a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

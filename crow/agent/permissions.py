@@ -221,8 +221,8 @@ def denial(rule: Rule, name: str) -> str:
 
 
 def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
-    """Why plan mode refuses the call; None if it does not. `is_allowed` means that a rule of the user's file allows the
-    call."""
+    """Return why plan mode refuses the call, or None if plan mode allows it. `is_allowed` means that a rule of the
+    user's file allows the call."""
     plan = "Read files, search, and write the plan; the user leaves plan mode when they agree with the plan."
     start = f"{name} is not available in plan mode"
     if call.is_protected:
@@ -401,7 +401,7 @@ def rule_text(rule: Rule) -> str:
 
 
 def scope_text(rule: Rule, cwd: str) -> str:
-    """What limits an allow rule besides its text, in words; "" if nothing does."""
+    """Say what limits an allow rule besides its text. Return "" if nothing does."""
     if not rule.allow:
         return ""
     limits = []
@@ -488,7 +488,7 @@ def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]
 
 
 def rule_from(value: JsonObject) -> Rule | None:
-    """A rule of the session's row; None if it is invalid."""
+    """Parse a rule of the session's row. Return None if the rule is invalid."""
     tool, argument, allow = value.get("tool"), value.get("argument"), value.get("allow")
     access, cwd = value.get("access"), value.get("cwd")
     if (

@@ -39,8 +39,9 @@ ID_PREFIX = "crow-"
 class TerminalClient(Protocol):
     """The methods with which a client handles the front end's messages.
 
-    The turn waits until a method returns. So the updates of a session arrive in order, and all updates of a turn arrive
-    before the response to its prompt. An exception in a method ends the connection, and the waiting requests raise it.
+    The turn waits until the called method returns. So the updates of a session arrive in order, and all updates of a
+    turn arrive before the response to its prompt. An exception in a method ends the connection, and the waiting
+    requests raise it.
     """
 
     async def update(self, params: Params) -> None:

@@ -62,7 +62,7 @@ AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with a tool call's output while the tool call runs: all of the output that has been kept so far."""
+"""Called again and again while a tool call runs, each time with all of the output that has been kept so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """A call as it would run.
+    """What a call would do if it ran.
 
     Which files it touches, with links resolved:
         `is_outside`: one of them is outside the workspace. `rule_paths`: the paths by which permission rules may name
@@ -167,9 +167,9 @@ class AgentKind:
     """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using it needs the user's
     permission.
 
-    `tools` are the names or globs of the tools that it may use; None means all. If `model` is empty, it uses the
-    session's model. If `mode` is not empty, it has at most the permissions of that mode. `problem` says why the file
-    cannot be used, as the end of a sentence.
+    `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
+    sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
+    `problem` says why the file cannot be used, as the end of a sentence.
     """
 
     name: str
@@ -250,8 +250,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """How a program of the user ended. `code` is None if it took too long and was ended. `output` and `errors` are the
-    beginnings of what it wrote; with `is_cut`, `output` is incomplete."""
+    """How a program of the user ended. `code` is None if the program took too long and was ended. `output` and `errors`
+    have the beginning of its standard output and of its standard error. With `is_cut`, `output` is incomplete."""
 
     code: int | None
     output: bytes
@@ -311,7 +311,8 @@ class Workspace(Protocol):
         these are all of its names. Files without hard links are left out. The search is limited."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
+        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: the path cannot be
+        read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """At most `limit` bytes from `start`, from disk. :raises OSError: the file cannot be read, or is not a regular
@@ -498,7 +499,7 @@ class SubagentRunner(Protocol):
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
 
-        :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
+        :raises ~crow.domain.errors.ArgumentError: a tool is unknown, or there is no such task.
         """
 
 
@@ -506,7 +507,7 @@ class AgentPolicy(Protocol):
     """Decides which kinds of sub-agents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
-        """Whether no rule of the user forbids reading the kind's file. Blocks."""
+        """Whether the user's rules allow reading the kind's file. Blocks."""
 
     def has_model(self, name: str) -> bool:
         """Whether the user can choose this model."""
@@ -601,7 +602,8 @@ class Sampler(Protocol):
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
-        """Ask the user, and then the model. `on_progress` is called with the number of characters so far."""
+        """Ask the user for permission, and then ask the model. `on_progress` is called with the number of characters so
+        far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -383,8 +383,9 @@ class Relative:
     parent: int
 
     def has_mark(self, mark: str) -> bool | None:
-        """Whether the process was started with this mark in its environment. None: the process is in the middle of an
-        `exec`. Until that is done, the system shows neither its environment nor its arguments."""
+        """Whether the process was started with this mark in its environment. None means that the process is in the
+        middle of an `exec`. Until the `exec` is done, the system does not show the environment and the arguments of the
+        process."""
         try:
             for _ in range(EXEC_READS):
                 if environment := self._read("environ"):
@@ -409,7 +410,7 @@ class Relative:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process, unless its id now belongs to another one."""
-        with contextlib.suppress(OSError):  # it has ended, or runs as another user
+        with contextlib.suppress(OSError):  # the process has ended, or runs as another user
             handle = os.pidfd_open(self.pid)
             try:
                 found = ProcessState.of(self.pid)
@@ -426,7 +427,7 @@ def adopted() -> list[Relative]:
 
 
 def families(roots: Iterable[Relative]) -> Iterator[Relative]:
-    """These processes and all their descendants."""
+    """Yield `roots` and all their descendants."""
     waiting = list(roots)
     while waiting:
         yield (found := waiting.pop())
@@ -464,8 +465,8 @@ async def orphans_ended() -> AsyncIterator[None]:
 class Orphans:
     """Descendants of this process that have lost their parent. On Linux, this process becomes their parent.
 
-    If this process replaced another program (by `exec`), it has inherited that program's children. Those are left
-    alone. `reap` must be called when a child has ended.
+    If this process replaced another program (by `exec`), it has inherited that program's children. These children are
+    left alone. `reap` must be called when a child has ended.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class ServerOptions:
 class StdioServer:
     """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
     minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
-    the access that the server is confined to; None: it is not confined."""
+    the access that the server is confined to; None means that the server is not confined."""
 
     name: str
     command: str

@@ -575,7 +575,7 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
+    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: the path cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -682,7 +682,7 @@ class SeenFiles:
         self._fingerprints[path] = (len(text), hash(text))
 
     def find_fault(self, path: Path, text: str, name: str) -> str | None:
-        """Why the model may not change a file that now holds `text`; None if it may."""
+        """Return why the model may not change a file that now holds `text`, or None if it may."""
         if self._fingerprints.get(path) in (None, (len(text), hash(text))):
             return None
         return f"{name} has changed since it was read; read it again first"

@@ -83,7 +83,7 @@ class Clock:
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
-        """:raises Interrupted: a signal has arrived."""
+        """Check for a signal. :raises Interrupted: a signal has arrived."""
         if number := self._signalled():
             raise Interrupted(number)
 

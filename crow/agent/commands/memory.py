@@ -249,7 +249,8 @@ async def remember(context: CommandContext, argument: str) -> str:
 
 
 async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
-    """:raises ArgumentError: the mode, a rule or the file forbids the change."""
+    """Prepare the addition to the directory's AGENTS.md. :raises ArgumentError: the mode, a rule or the file forbids
+    it."""
     workspace, row = context.workspace, context.branch.row
     if row.mode == "plan":
         raise ArgumentError("Plan mode changes no files. Choose another mode first, such as `/mode ask`.")
@@ -288,7 +289,8 @@ async def addition_to_users(context: CommandContext, note: str) -> Addition:
 
 
 def addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_users: bool) -> Addition:
-    """:raises ArgumentError: the file would become too large. :raises UnicodeDecodeError: it is not text."""
+    """Return the addition of `note` to a file. :raises ArgumentError: the file would become too large. :raises
+    UnicodeDecodeError: the file is not text."""
     text = (before or b"").decode()
     end = "\r\n" if "\r\n" in text else "\n"
     item = "- " + f"{end}  ".join(line.rstrip() for line in note.splitlines()) + end

@@ -185,7 +185,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Where the wanted lines occur: for each match, the index of its first line and the result of
+    """Find the wanted lines. Return, for each match, the index of its first line and the result of
     :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.

@@ -58,7 +58,7 @@ async def run_fetch(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def check_is_text(document: Document) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: the document is not text."""
+    """Check the type of a document. :raises ~crow.domain.errors.ArgumentError: the document is not text."""
     media, data = document.media, document.data
     is_text = media.startswith("text/") or media.endswith(("+json", "+xml")) or media in TEXT_TYPES
     if (media and not is_text) or b"\0" in data[:8192]:

@@ -259,8 +259,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if it
-    can)."""
+    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if
+    there is no reason)."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":

@@ -135,7 +135,7 @@ class Folders:
         self._open = [("", os.open(".", FOLDER))] if OPENS_FOLDERS else []
 
     def open(self, name: str) -> int:
-        """Open a file to read it. :raises OSError: it cannot be opened, or a link leads to it."""
+        """Open a file to read it. :raises OSError: the file cannot be opened, or a link leads to it."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         if not OPENS_FOLDERS:
             return os.open(name, flags)
@@ -183,7 +183,7 @@ class Folders:
 
 
 def find_pattern_fault(pattern: str) -> str:
-    """Why `pattern` is not a regular expression; "" if it is one."""
+    """Return why `pattern` is not a regular expression, or "" if it is one."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -338,7 +338,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether ripgrep finds every line of plain ASCII that Python finds. It may find more."""
+    """Whether ripgrep finds every line of plain ASCII that Python finds. Ripgrep may find additional lines."""
     return pattern.isascii() and SHARED.fullmatch(pattern) is not None
 
 
@@ -376,7 +376,7 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
 
 
 def run_program(command: list[str]) -> tuple[int, bytes]:
-    """The exit code and output of a program. If it cannot be started: 2 and an empty output."""
+    """Run a program, and return its exit code and output. If it cannot be started, return 2 and an empty output."""
     import subprocess  # importing it takes 4 ms, and most searches do not need it
 
     try:
@@ -411,7 +411,7 @@ def text_of(name: str, folders: Folders) -> str | None:
 
 
 def excerpt(line: str, at: int) -> str:
-    """The line. If it is long, only the part around the match."""
+    """Return the line or, if it is long, only the part around the match."""
     if len(line) <= LINE_CHARS:
         return line
     start = max(0, at - LINE_CHARS // 4)

@@ -144,7 +144,8 @@ def in_place(name: str) -> str:
 
 
 def check_pattern(pattern: str, fault: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: `fault` is not empty, so the pattern is not a regular expression."""
+    """Refuse a pattern that has a `fault`. :raises ~crow.domain.errors.ArgumentError: `fault` is not empty, so the
+    pattern is not a regular expression."""
     if fault:
         shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(

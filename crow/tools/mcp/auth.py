@@ -388,7 +388,7 @@ class ServerAuth(httpx2.Auth):
         return response
 
     def _check_registration(self, provider: OAuthClientProvider) -> None:
-        """:raises ToolServerError: crow should not, or cannot, register itself."""
+        """Check that crow may register itself. :raises ToolServerError: crow should not or cannot."""
         options, metadata = self.server.oauth, provider.context.oauth_metadata
         place = shown(provider.context.auth_server_url or self.account.url)
         uris = provider.context.client_metadata.redirect_uris or ()
@@ -586,7 +586,7 @@ def has_ended(login: Login) -> bool:
 
 
 def client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if there is none, or somebody broke it by hand."""
+    """Crow's registration at the authorization server; None if there is none, or if somebody damaged the stored one."""
     if login is None:
         return None
     with suppress(ValueError):
@@ -613,7 +613,8 @@ def one_query(page: str) -> str:
 
 
 def reason_of(response: httpx2.Response) -> str:
-    """Why a token was refused, in the authorization server's words if they are the standard ones."""
+    """Return why a token was refused: in the authorization server's words if its answer has the standard form,
+    otherwise the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)

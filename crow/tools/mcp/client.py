@@ -232,7 +232,7 @@ class BuiltinServer:
             await self._stopped.wait()
 
     def start(self) -> None:
-        """Start, if that has not happened yet."""
+        """Start the server, unless that has happened already."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -439,8 +439,8 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
-        """Plan a call that lists or reads resources. Permission rules treat reading as a tool `read_resource`
-        of the server.
+        """Plan a call that lists or reads resources. For permission rules, reading a resource is a call of the server's
+        tool `read_resource`.
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """
@@ -507,7 +507,7 @@ class McpToolbox:
         return next(((connection, tool) for tool in connection.tools if tool.spec.name == name), None)
 
     def _fault(self, call: ToolCall, found: tuple[ServerConnection, ExternalTool] | None) -> str | None:
-        """Why an external call cannot run; None if it can."""
+        """Return why an external call cannot run, or None if it can."""
         if found is None:
             return self._describe_unknown(call.name)
         connection, tool = found
@@ -599,7 +599,7 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
 def load_files(
     settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
 ) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
-    """The skills and the kinds of sub-agents of the user and of the workspace. Blocks."""
+    """Find the skills and the kinds of sub-agents that the user and the workspace have. Blocks."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
@@ -610,7 +610,7 @@ def load_files(
 
 
 def query_of(call: ToolCall) -> str:
-    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
+    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: the call has no valid query."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
@@ -639,7 +639,7 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
 
 
 def inner_call(call: ToolCall) -> ToolCall:
-    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
+    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is no valid call inside."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     values = parse(call.name, call.arguments)

@@ -494,7 +494,7 @@ class ServerConnection:
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
-        """Call a tool; a failure is an outcome that names the server."""
+        """Call a tool. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             progress = report_progress(on_output)
@@ -506,7 +506,7 @@ class ServerConnection:
         return await self._run(running, tool.name, send)
 
     async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
-        """Read a resource; a failure is an outcome that names the server."""
+        """Read a resource. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
@@ -516,7 +516,8 @@ class ServerConnection:
         return await self._run(running, on_one_line(uri), send)
 
     async def complete(self, template: str, variable: str, value: str) -> Outcome:
-        """Ask the server for values of a variable of a template; a failure is an outcome that names the server."""
+        """Ask the server for values of a variable of a template. A failure is returned as an outcome that names the
+        server."""
 
         async def send(client: Client) -> Outcome:
             if client.server_capabilities.completions is None:
@@ -529,7 +530,7 @@ class ServerConnection:
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Run a request about `what` in a slot. A failure is an outcome."""
+        """Send a request about `what` as soon as a slot is free. A failure is returned as an outcome."""
         await self.available()
         async with self._slots.slot():
             if self._client is None:
@@ -543,7 +544,7 @@ class ServerConnection:
                     return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the server, once it has started and listed them."""
+        """Wait until the server has started and listed its prompts, and return them."""
         if not await self.available():
             return ()
         with anyio.move_on_after(self.start_timeout_s):

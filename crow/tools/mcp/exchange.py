@@ -152,7 +152,7 @@ async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """:raises OSError: there is no such host."""
+    """Return the addresses of a host. :raises OSError: there is no such host."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:

@@ -259,8 +259,8 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object` and
-    rewrites the schema so that every endpoint accepts it."""
+    """Return why a listed tool cannot be offered, or None if it can. Sets the root type of the tool's schema to
+    `object` and rewrites the schema so that every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -287,8 +287,8 @@ def tool_fault(tool: object) -> str | None:
 
 
 def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> str | None:
-    """What is wrong with a JSON Schema; None if nothing is. Checks only for faults that make providers refuse the
-    schema.
+    """Return what is wrong with a JSON Schema, or None if nothing is. Checks only for faults that make providers refuse
+    the schema.
 
     `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop for each tool
     of a server.
@@ -345,7 +345,7 @@ def keep_valid_resources(result: dict[str, Any], server: str) -> None:
 
 
 def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate], uri_key: str) -> str | None:
-    """Why a listed resource cannot be offered; None if it can."""
+    """Return why a listed resource cannot be offered, or None if it can."""
     if not isinstance(one, dict):
         return "it is not an object"
     try:
@@ -360,7 +360,8 @@ def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate]
 
 
 def checked_uri(uri: object) -> str:
-    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: it is no URI, or it could mislead the user."""
+    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: `uri` is not a URI, or could mislead the
+    user."""
     if not isinstance(uri, str) or not uri:
         raise ArgumentError("the uri is missing; expected text such as file:///notes.md")
     if len(uri) > URI_CHARS:

@@ -25,7 +25,7 @@ class ServerQuestions:
     """Passes the questions of one server on. A question is taken back when the call that it belongs to has ended.
 
     Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
-    returns whether the server is still starting.
+    returns whether the server cannot be used yet.
     """
 
     def __init__(

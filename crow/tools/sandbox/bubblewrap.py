@@ -294,7 +294,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end. :raises OSError: :raises subprocess.SubprocessError:"""
+    """Run a command line to its end. :raises OSError: it cannot be started. :raises subprocess.SubprocessError: it took
+    too long."""
     return subprocess.run(  # noqa: S603
         argv,
         check=False,

@@ -333,7 +333,8 @@ class Private:
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
-        """Create the directories, and remove those of sessions whose process has died. :raises OSError:"""
+        """Create the directories, and remove those of sessions whose process has died. :raises OSError: they cannot be
+        created."""
         temporary = Path(os.path.realpath(tempfile.gettempdir()))
         remove_stale(temporary)
         new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))

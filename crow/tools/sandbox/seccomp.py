@@ -105,7 +105,7 @@ REFUSED_TO_READ = (
 
 
 def missing_architecture() -> str:
-    """Why this machine has no filter, in words; empty if it has one."""
+    """Return why there is no filter for this machine, or an empty string if there is one."""
     machine = platform.machine()
     known = " and ".join(ARCHITECTURES)
     return "" if machine in ARCHITECTURES else f"crow has system call filters for {known}, not for {machine}"
