@@ -136,7 +136,7 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Everything a session needs from outside.
+    """Everything that a session needs from outside.
 
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `fallback` returns the name of the

@@ -146,7 +146,7 @@ class Budget:
         """Tell the user once per session that requests to a model without prices do not count towards the limits."""
         if self._has_told_unknown_prices or (info.input_price is not None and info.output_price is not None):
             return
-        # The prices may arrive with the first answer: crow then reads the endpoint's list of models.
+        # The prices may become known with the first answer, because crow then reads the endpoint's list of models.
         if any(isinstance(entry.body, Assistant) and entry.body.endpoint == info.endpoint for entry in branch.entries):
             self._has_told_unknown_prices = True
             await self._report(

@@ -89,7 +89,7 @@ class Speciality:
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """Return the tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: it allows none of
+        """Return the tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind allows none of
         `specs`."""
         if self.tools is None:
             return tuple(specs)

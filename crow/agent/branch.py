@@ -299,8 +299,8 @@ class Branch:
         self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
-        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: it is too large or
-        too deep."""
+        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: the result is too
+        large or too deep."""
         row = await self._store.merge_metadata(self.row.id, patch)
         self.row = replace(self.row, metadata=row.metadata)
 
@@ -344,8 +344,9 @@ class Branch:
         await self.change(changes)
 
     async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such
-        as a model that is not among the `offered` ones; with `keep`, skip all. Store a note for each skipped option."""
+        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such as
+        a model that is not among the `offered` ones. With `keep`, skip every option. Store a note for each skipped
+        option."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
             await self.change(option_changes(self.row, adopted))

@@ -393,7 +393,7 @@ class BranchHooks:
         return answer
 
     async def _run_command(self, hook: Hook, text: str) -> object:
-        """Run a command and return its answer, or None. :raises ValueError: it failed."""
+        """Run a command and return its answer, or None. :raises ValueError: the command failed."""
         try:
             done = await self._workspace.run_program(
                 hook.command, text.encode(errors="replace"), timeout_s=hook.timeout_s, max_bytes=ANSWER_BYTES
@@ -545,7 +545,7 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
 
 
 def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
-    """The custom entries of an answer. :raises ValueError: they cannot be used."""
+    """The custom entries of an answer. :raises ValueError: the entries cannot be used."""
     given = typed(value, "entries", list, "a list") or []
     if len(given) > MAX_ENTRIES:
         raise ValueError(f"answered with {len(given)} entries instead of at most {MAX_ENTRIES}")
@@ -574,7 +574,7 @@ def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
 
 
 def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
-    """The value of a key, or None. :raises ValueError: it has another type."""
+    """The value of a key, or None. :raises ValueError: the value has another type."""
     found = value.get(key)
     if found is not None and not isinstance(found, kind):
         raise ValueError(f"answered with {key} = {json.dumps(found, default=str):.80} instead of {words}")

@@ -73,15 +73,15 @@ class Inbox:
         return any(not each.is_known() for each in self._ended)
 
     async def expect(self, call_id: str, if_killed: str) -> None:
-        """Note in the store that something runs in the background. If crow dies before `add`, the model gets the text
+        """Record in the store that something runs in the background. If crow dies before `add`, the model gets the text
         `if_killed`.
 
-        :raises ~crow.domain.errors.StoreError: the note could not be stored.
+        :raises ~crow.domain.errors.StoreError: the record could not be stored.
         """
         await self._store.enqueue(self._branch.row.id, (Text(text=if_killed),), f"{WAKE}{call_id}")
 
     async def drop(self, call_id: str) -> None:
-        """Remove the note about something that did not start."""
+        """Remove the record of something that did not start."""
         with suppress(StoreError):
             await self._store.drop_prompt(self._branch.row.id, f"{WAKE}{call_id}")
 

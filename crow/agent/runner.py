@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
-"""While a summary is written between two turns, crow looks this often (in seconds) whether the session has changed.
-This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+"""While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
+changed. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -79,7 +79,8 @@ class TurnRunner:
         self._prepared: PreparedCheckpoint | None = None
         self._attempted_at: Place | None = None
         self._next_attempt = 0
-        """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
+        """While the checkpoint and the endpoint are those in `_attempted_at`, no summary is written before the context
+        has this size."""
         log = BranchLog(session.adapters.store, session.branch)
         self.inbox = Inbox(
             session.branch,

@@ -125,7 +125,7 @@ class Session:
         self.closing = False
         self.listener: TurnListener | None = None
         self.ended_before = tail.waiting
-        """What ended in the background before the session was opened, for the model."""
+        """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -318,11 +318,12 @@ class Session:
             prompt.scope.cancel()
 
     def cancel_subagent(self, task_id: str) -> bool:
-        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        """Cancel the work of one of the session's sub-agents. Returns False if that sub-agent does not run in this
+        process."""
         return self._runner is not None and self._runner.subagents.cancel(task_id)
 
     def has_subagent(self, task_id: str) -> bool:
-        """Whether this sub-agent of the session runs here."""
+        """Whether this sub-agent of the session runs in this process."""
         return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:

@@ -195,7 +195,8 @@ class SubAgents:
                 with running.scope:
                     async with SLOTS.slot(self.parent):
                         await self._work(running, tools, client)
-                if running.scope.cancelled_caught and not client.has_ended:  # cancelled while it waited for a slot
+                # the task was cancelled while it waited for a slot
+                if running.scope.cancelled_caught and not client.has_ended:
                     await self._end(branch, None, client, TurnEnd(stop="cancelled"))
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
@@ -239,7 +240,8 @@ class SubAgents:
             return Speciality()
 
     def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
-        """The tools of a task. If the session was itself opened as a sub-agent of a kind, its own limits apply, too."""
+        """The tools of a task. If the session was itself opened as a sub-agent of a kind, the session's own limits
+        apply, too."""
         own = Speciality.stored(self.parent.row.config)
         return ToolSubset(toolbox, allowed_specs(kind.specs(own.specs(toolbox.specs())), task.tools))
 
@@ -540,7 +542,7 @@ class ShownSubAgentClient(SubAgentClient):
         return shared.asking(self)
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """See :class:`SubAgentClient`. The sub-agent is announced before anything else names it."""
+        """See :class:`SubAgentClient`. Announces the sub-agent before anything else names it."""
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         await self._client.publish(SubagentChanged(session_id=session_id, title=branch.row.title or ""))
         self._session = self._client.open_subagent(session_id)

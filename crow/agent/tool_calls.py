@@ -49,20 +49,20 @@ SOON_S = 0.05
 """The `started` entry of a call that only reads is stored together with its result. If the call still runs after this
 delay (in seconds), the entry is stored without waiting."""
 REJECTED = (
-    "The user did not allow this call. Do not try it again unasked; ask them what they want instead. If they change "
-    "their mind, they can allow it when you ask again, or with /permissions."
+    "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
+    "change their mind, they can allow the call when you ask again, or with /permissions."
 )
 CANNOT_ASK = (
-    "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
-    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]. Protected paths "
-    "always need an editor that asks."
+    "This call needs the user's permission, and the user's editor cannot ask for it. Do it another way, or tell the "
+    "user: they can choose another mode, type /permissions allow, or allow the call in config.toml under "
+    "[permissions]. Protected paths always need an editor that asks."
 )
 CANCELLED_BY_USER = (
     "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
 UNANSWERED = (
-    "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
-    "unasked; say what it was for, so that they can come back to it."
+    "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
+    "again unasked; say what it was for, so that the user can come back to it."
 )
 
 
@@ -195,7 +195,7 @@ class Calls:
 
     async def _run_one(self, permitted: PermittedCall) -> None:
         """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
-        after a crash, it shows that the call may have changed something."""
+        after a crash, this entry shows that the call may have changed something."""
 
         opened, plan = permitted.opened, permitted.plan
         announcement = plan.announcement if opened.is_changed else None

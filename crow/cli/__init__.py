@@ -1,8 +1,8 @@
 """The command line: parses the arguments and runs the command.
 
-Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
-rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the cause, else 1;
-`crow run` also uses other exit codes.
+Each command imports only what it needs, because importing the protocol's SDK alone takes 300 ms, openai and mcp 700 ms,
+asyncio 30 ms, rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the
+cause, else 1; `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def _hints(report: Report) -> list[str]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """Keeps signals that would end crow, so that the agent's processes can be ended first."""
+    """Holds back signals that would end crow, so that the agent's processes can be ended first."""
     arrived = [0]
 
     def keep(number: int, _: object) -> None:

@@ -305,7 +305,7 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
     """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
-    subtracted from `now`. :raises ArgumentError: `text` is neither."""
+    subtracted from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:

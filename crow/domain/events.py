@@ -157,8 +157,8 @@ class SubagentLinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMessage:
-    """A message from one session to another. The session that shows it is `sender` or `recipient`. Both sessions use
-    the same id for it."""
+    """A message from one session to another. The session that shows the message is its `sender` or `recipient`. Both
+    sessions use the same id for it."""
 
     message_id: str
     sender: str
@@ -189,7 +189,8 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. When it is no longer needed, `Client.finish_question` is called with its `id`."""
+    """A page for the user to visit. When the page is no longer needed, `Client.finish_question` is called with the
+    question's `id`."""
 
     message: str
     url: str

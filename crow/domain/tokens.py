@@ -27,7 +27,8 @@ RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 # Most texts have no such run, and this table finds that out twenty times faster than the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
-"""A run with at least this many different characters is base64, hex or a key. A run with fewer is a separator line."""
+"""A run with at least this many different characters is base64, hex or a key. A run with fewer different characters is
+a separator line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
 """A run shorter than `LONG_RUN` is treated as encoded only if it is hex, or has at least four digits and four capital

@@ -65,7 +65,7 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""A placeholder for endpoints that need no key: the client library requires one."""
+"""A placeholder for endpoints that need no key, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class _Client:
 
 
 class ChatCompletions:
-    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. It connects with its first
-    request.
+    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. The connection is made with
+    the first request.
 
     `learned` contains the facts that `memory` has already stored.
     """
@@ -210,8 +210,8 @@ class ChatCompletions:
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
         """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
-        lower the output limit. If it names no part, undo earlier changes of the form. Return False if there is nothing
-        to change."""
+        lower the output limit. If the error names no part, undo earlier changes of the form. Return False if there is
+        nothing to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False

@@ -18,7 +18,7 @@ WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens",
 LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
 QUOTE_CHARS = 300
 MAX_TOKENS = 1_000_000_000
-"""No context window and no output limit is larger."""
+"""No context window or output limit is larger than this."""
 
 MAX_PATIENCE_DAYS = 32
 _MAX_REFUSALS = 40

@@ -486,7 +486,8 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error anyway."""
+    """Return the meaning of a finish reason. An unknown word is treated as `stop`, because an empty answer is an error
+    anyway."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending

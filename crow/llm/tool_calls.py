@@ -201,7 +201,7 @@ class CallAssembler:
         if not name:
             if not is_other_id:
                 return call
-            # Some servers send a new ID with each fragment. So a new ID opens the next call only if this call is
+            # Some servers send a new ID with each fragment. So a new ID opens the next call only if the current call is
             # complete.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None

@@ -285,8 +285,8 @@ def dotted_key(*parts: str) -> str:
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: it fails or
-    prints nothing."""
+    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: the command
+    fails or prints nothing."""
     name = f"api_key_command `{' '.join(command)}`"
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file

@@ -38,7 +38,7 @@ class AnswerSchema:
 
 
 def read_schema(path: str) -> AnswerSchema:
-    """Read the file of --schema. :raises ArgumentError: it contains no usable JSON Schema."""
+    """Read the file of --schema. :raises ArgumentError: the file contains no usable JSON Schema."""
     try:
         schema = json.loads(read_text("--schema", path))
         checked = AnswerSchema(schema)

@@ -66,7 +66,7 @@ class Keyboard(Protocol):
         ...
 
     async def key(self, keys: Collection[str]) -> str:
-        """Read one of these keys, `ESCAPE` or `END`."""
+        """Read a key: one of `keys`, `ESCAPE` or `END`."""
         ...
 
     def discard(self) -> None:

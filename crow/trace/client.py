@@ -27,8 +27,8 @@ MAX_SILENCES = 5
 class Limits:
     """Time limits of the check, in seconds.
 
-    In order, they limit the wait for an answer, for late messages, for the exit of a process, and for the start of a
-    turn; then the pause in which a slow client does not read; and the whole check.
+    In order: the wait for an answer, the wait for late messages, the wait for a process to exit, the wait for a turn to
+    begin, the pause in which a slow client does not read, and the whole check.
     """
 
     answer_s: float = 30.0

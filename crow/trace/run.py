@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def opened(self) -> str:
-        """The session that the response names; if it names none, the session that the request names."""
+        """The session that the response names or, if the response names none, that the request names."""
         return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property

@@ -322,8 +322,8 @@ async def move_to(
 async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore the files and summarise the entries that are on the path to `leaf` but not on the path to `to`, as
-    `options` say."""
+    """Restore files and store a summary, as `options` say, for the entries that are on the path to `leaf` but not on
+    the path to `to`."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":

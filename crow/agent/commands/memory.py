@@ -101,7 +101,7 @@ async def bring(context: CommandContext, argument: str) -> str:
 async def find_session(context: CommandContext, name: str) -> SessionRow:
     """Find another session by its id or alias, or else one of the newest sessions by its title or the start of its id.
 
-    :raises ArgumentError: there is none, or there are several.
+    :raises ArgumentError: no session matches, or several do.
     """
     name = name.strip()
     if not name:
@@ -151,7 +151,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
 
 
 def budget_of(compactor: Compactor) -> int:
-    """The size limit of a brought summary, in estimated tokens."""
+    """The size limit of a summary of another session, in estimated tokens."""
     scale = compactor.gauge.measured().scale
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
@@ -221,8 +221,8 @@ class Addition:
 
 
 async def remember(context: CommandContext, argument: str) -> str:
-    """Append a note to the instruction file of the directory, or with `--user` to the user's own. The user sees the
-    diff and is asked, in every mode."""
+    """Append a note to the instruction file of the directory, or with `--user` to the user's own. In every mode, crow
+    shows the diff and asks the user first."""
     word, _, rest = argument.partition(" ")
     is_users = word == "--user"
     note = (rest if is_users else argument).strip()

@@ -2,7 +2,7 @@
 
 Models are asked twice at most. If the user has set a model for summaries, it gets a shortened transcript first. The
 session's model gets the session's own prefix, which the provider has cached, or else the transcript. If no answer is a
-complete summary, crow takes notes without a model, which cannot fail.
+complete summary, crow takes notes without a model. Taking notes cannot fail.
 """
 
 from __future__ import annotations

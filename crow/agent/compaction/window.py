@@ -197,7 +197,7 @@ class ContextWindow:
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
-        """Whether crow tests a larger window than the learned one now, or will when the context fills up."""
+        """Whether crow is testing a window larger than the learned one, or will test one when the context fills up."""
         state, learned = self._of(info), self.learned(info)
         if learned is None or state.probing:
             return state.probing
