@@ -302,8 +302,8 @@ class Rows:
         self.openness = "closed"
 
     def add_user(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
-        """Add a user message. Text from crow joins the prompt of the same turn, and a prompt joins text from crow that
-        comes directly before it."""
+        """Add a user message. Text from crow is joined to the prompt of the same turn. A prompt is joined to text from
+        crow that comes directly before it."""
         last = self.messages[-1]
         joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):

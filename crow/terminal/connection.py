@@ -117,7 +117,7 @@ class TerminalConnection:
         return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
-        """Send a request and return its result. If cancelled, the request is withdrawn.
+        """Send a request and return its result. If this call is cancelled, the request is withdrawn.
 
         :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
         """

@@ -231,7 +231,7 @@ class Process(asyncio.SubprocessProtocol):
             (pipe.resume_reading if is_wanted else pipe.pause_reading)()
 
     async def wait(self) -> None:
-        """Wait until the child has ended, then a short time for the rest of its output."""
+        """Wait until the child has ended. Then wait a short time for the rest of its output."""
         await self.exited.wait()
         await self.drain()
 

@@ -75,8 +75,8 @@ BROUGHT = (
 )
 SHOWN = "Summary of {title} (`{id}`), as the model sees it{how}:\n\n{summary}"
 HOW = {
-    "checkpoint": "; from its last compaction, and what came after it",
-    "fallback": "; notes by crow, because the model did not summarise",
+    "checkpoint": ", made from its last compaction and the messages after it",
+    "fallback": ", made of crow's own notes because the model did not summarise",
 }
 SINCE = "## Since that summary"
 LEFT_OUT = "[Earlier messages are left out.]"

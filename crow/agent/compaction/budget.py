@@ -282,8 +282,8 @@ async def gauge_on(
 def limits_for(
     window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
-    """Return the limits for a window of 4,000 to 2 million tokens. The system message and the tools take `fixed`
-    tokens. `max_output` is None if it is unknown."""
+    """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
+    `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
     threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))
