@@ -49,7 +49,7 @@ RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
-`/retry`, change neither."""
+`/retry`, do not change them."""
 REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
@@ -84,7 +84,7 @@ class PendingPrompt:
 
     @property
     def needs_servers(self) -> bool:
-        """Whether MCP servers add to the prompt. It is stored after they have done so."""
+        """Whether MCP servers add to the prompt. If so, the prompt is stored only after they have done that."""
         return self.called is not None or bool(self.mentions)
 
     @property
@@ -125,7 +125,7 @@ class Session:
         self.closing = False
         self.listener: TurnListener | None = None
         self.ended_before = tail.waiting
-        """What ended in the background before the session was opened, for the model."""
+        """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -318,11 +318,12 @@ class Session:
             prompt.scope.cancel()
 
     def cancel_subagent(self, task_id: str) -> bool:
-        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        """Cancel the work of one of the session's sub-agents. Returns False if that sub-agent does not run in this
+        process."""
         return self._runner is not None and self._runner.subagents.cancel(task_id)
 
     def has_subagent(self, task_id: str) -> bool:
-        """Whether this sub-agent of the session runs here."""
+        """Whether this sub-agent of the session runs in this process."""
         return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:
@@ -405,7 +406,7 @@ class Session:
         """Run the turn of the first prompt in the queue."""
         if not prompt.ready.is_set():
             await prompt.ready.wait()
-        if prompt not in self._queue:  # the request could not store the prompt and removed it
+        if prompt not in self._queue:  # the prompt could not be stored, so `answer` removed it from the queue
             return
         use_trace_context(prompt.trace_context)
         if prompt.trace_context:
@@ -485,8 +486,7 @@ class Session:
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
                 row = branch.row
-            # A command is stored later, with its answer. A prompt to which servers add is stored after they have done
-            # so.
+            # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
             if prompt.command is not None or prompt.needs_servers:
                 moved = await branch.claim(None)
             else:

@@ -79,7 +79,7 @@ class ParsedCommand:
 
 
 def parse_prompt_call(text: str) -> ParsedCommand | None:
-    """Parse `text` as a call of a server's prompt. Return None if it is not one."""
+    """Parse `text` as a call of a server's prompt. Return None if it is anything else."""
     found = CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 

@@ -93,7 +93,7 @@ def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterato
 
 
 def check_values(name: str, values: Mapping[str, Any]) -> None:
-    """:raises ConfigError: a value is not valid for its setting."""
+    """Check a server's values. :raises ConfigError: a value is not valid for its setting."""
     try:
         McpServerSettings.model_validate(values)
     except ValueError as error:
@@ -221,7 +221,8 @@ def servers_of(loaded: Loaded) -> Sequence[str]:
 
 
 def server_named(loaded: Loaded, name: str) -> McpServer:
-    """:raises ConfigError: the settings are not valid. :raises ArgumentError: there is no such server."""
+    """Return the server with this name. :raises ConfigError: the settings are not valid. :raises ArgumentError: there
+    is no such server."""
     if loaded.problem is not None:
         raise loaded.problem
     settings = loaded.settings.mcp_servers.get(name)
@@ -245,7 +246,7 @@ def http_server(loaded: Loaded, given: str) -> HttpServer:
 
 
 class TerminalAsker:
-    """Asks at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
+    """Asks the user at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
 
     def __init__(self, *, opens_browser: bool) -> None:
         self._opens_browser = opens_browser

@@ -30,7 +30,7 @@ class ServerOptions:
 class StdioServer:
     """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
     minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
-    the access that the server is confined to; None: it is not confined."""
+    the access that the server is confined to; None means that the server is not confined."""
 
     name: str
     command: str
@@ -42,12 +42,12 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server; what is empty or 0 is found out or chosen.
+    """The user's options for logging in to an MCP server; crow finds out or chooses what is empty or 0.
 
-    `login` is what the user passes to `crow mcp login`; if empty, the server's URL. `account` tells two logins at one
-    URL apart. A client that was registered by hand has an id and perhaps a secret, which only `issuer` gets. Otherwise,
-    `client_metadata_url` is the id, if the authorization server accepts such ids. The browser comes back to
-    `redirect_port` of this machine.
+    `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
+    tells two logins at one URL apart. A client that was registered by hand has an id and perhaps a secret, which only
+    `issuer` gets. Otherwise, `client_metadata_url` is the id, if the authorization server accepts such ids. The browser
+    comes back to `redirect_port` of this machine.
     """
 
     login: str = ""
@@ -81,8 +81,8 @@ THE_WORKSPACE = "\0workspace\0"
 class LoginQuestion:
     """Asks the user to log in to `server` at `page`. `place` is the host of that page.
 
-    `wait` returns when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
-    returns whether that URL belongs to this login.
+    `wait` returns when the browser has come back. If the browser cannot come back, `take` accepts the URL to which the
+    browser was sent, and returns whether that URL belongs to this login.
     """
 
     server: str
@@ -101,8 +101,8 @@ class LoginAsker(Protocol):
         """Whether there is somebody to ask."""
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
-        ended."""
+        """Ask the user, and return the answer. `gone` means that nobody needs the login any more. This call is
+        cancelled when the login has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,9 @@ async def test_a_denied_file_is_not_offered_and_a_missing_model_or_tool_is_repor
         first, second, third, child, _ = (request.body for request in endpoint.asked)
         assert task_spec(first)["description"].endswith("sub-agent:\n- open: open\n- tooled: tooled")
         assert answers(second) == ['task: there is no agent "hidden"; agents: open, tooled']
-        assert answers(third)[-1] == "task: the agent tooled may only use db__*, and there is no such tool now"
+        assert (
+            answers(third)[-1] == "task: the agent tooled may only use db__*, but none of these tools is available now"
+        )
         assert child["model"] == "fake-model"
         since = len(agent.log)
         await agent.prompt(session, "/context")

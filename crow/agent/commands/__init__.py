@@ -40,7 +40,7 @@ COMMANDS = (
     CommandSpec("label", "Name this place so that you can return to it", "name"),
     CommandSpec("fork", "Copy this session, up to here or up to an earlier message", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),
-    CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags, or remove and tags"),
+    CommandSpec("tag", "Show the session's tags, or add and remove tags", "tags to add, or remove TAGS"),
     CommandSpec("archive", "Hide this session from the list of sessions, or put it back", "undo", is_literal=True),
     CommandSpec(
         "compact",

@@ -203,7 +203,7 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def show(context: CommandContext, argument: str) -> str:
-    """Show a result that a client sees only in part, because it is long or because the session is."""
+    """Show a whole result. A client sees only a part of it if the result or the session is long."""
     call = CallRef.parse(argument.strip("`"))
     if call is None:
         raise ArgumentError(f"`/show {argument}`: expected the id of a call, such as `/show call_12_0`.")

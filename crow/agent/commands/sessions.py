@@ -136,8 +136,8 @@ def choices(names: Sequence[str]) -> str:
 
 
 async def permissions(context: CommandContext, argument: str) -> str:
-    """Show, add or remove permission rules. Added rules are stored with the session, like "always" answers. Neither
-    are copied to forks, exported or imported."""
+    """Show, add or remove permission rules. Added rules and "always" answers are stored with the session. They are not
+    copied to forks, exported or imported."""
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
     rules, cwd = rules_in(context.branch.row.permissions), context.branch.row.cwd

@@ -248,8 +248,8 @@ def page_to_open(text: str) -> tuple[str, str]:
     """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
     punycode.
 
-    :raises ~crow.domain.errors.ArgumentError: it is not an https URL (for this machine, http is enough), or it hides
-        its host.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an https URL (for this machine, http is enough), or hides
+    its host.
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(

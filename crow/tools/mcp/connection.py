@@ -69,7 +69,7 @@ STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
 READ_RESOURCE = "read_resource"
-"""In the user's settings, reading resources counts as a tool with this name."""
+"""The user's settings refer to reading resources by this name, as if it were a tool of the server."""
 
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -85,7 +85,7 @@ REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
-"""The error codes with which servers that speak only the newer protocol answer `initialize`."""
+"""The error codes in the answers to `initialize` from servers that speak only the newer protocol."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -109,7 +109,8 @@ class ServerConnection:
     places: Sequence[Path] = ()
     logins: LoginFolder | None = None
     asker: LoginAsker | None = None
-    """Asks the user to log in, whether or not there is a login. If None, the editor asks, and only without a login."""
+    """Asks the user to log in, even if there is a login already. If None, the editor asks the user, but only if there
+    is no login."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -412,7 +413,7 @@ class ServerConnection:
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
                 for listing in (self._tools_changed, self._prompts_changed, self._resources_changed):
-                    listing.report()  # it may have changed while the stream was lost
+                    listing.report()  # the listing may have changed while the stream was lost
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info(
                     "MCP server %s does not report changes of its listings: %s", self.name, describe_error(error)
@@ -475,8 +476,8 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Why the server failed. If its process has ended, the reason for that says more than the error of the
-        broken connection."""
+        """Return why the server failed. If its process has ended, return how it ended, because that says more than the
+        error of the broken connection."""
         if self._auth is not None and self._auth.problem:
             return self._auth.problem
         process = self._process
@@ -487,13 +488,13 @@ class ServerConnection:
     # Its tools, resources and prompts
 
     def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
-        """The announcement of a call, for people."""
+        """Return the announcement of a call, which tells the user about it."""
         return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
 
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
-        """Call a tool; a failure is an outcome that names the server."""
+        """Call a tool. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             progress = report_progress(on_output)
@@ -505,7 +506,7 @@ class ServerConnection:
         return await self._run(running, tool.name, send)
 
     async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
-        """Read a resource; a failure is an outcome that names the server."""
+        """Read a resource. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
@@ -515,7 +516,8 @@ class ServerConnection:
         return await self._run(running, on_one_line(uri), send)
 
     async def complete(self, template: str, variable: str, value: str) -> Outcome:
-        """Ask the server for values of a variable of a template; a failure is an outcome that names the server."""
+        """Ask the server for values of a variable of a template. A failure is returned as an outcome that names the
+        server."""
 
         async def send(client: Client) -> Outcome:
             if client.server_capabilities.completions is None:
@@ -528,7 +530,7 @@ class ServerConnection:
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Run a request about `what` in a slot. A failure is an outcome."""
+        """Send a request about `what` as soon as a slot is free. A failure is returned as an outcome."""
         await self.available()
         async with self._slots.slot():
             if self._client is None:
@@ -542,7 +544,7 @@ class ServerConnection:
                     return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the server, once it has started and listed them."""
+        """Wait until the server has started and listed its prompts, and return them."""
         if not await self.available():
             return ()
         with anyio.move_on_after(self.start_timeout_s):
@@ -566,7 +568,7 @@ class ServerConnection:
 
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
-        """Let the server take any time to start while the user logs in."""
+        """While the user logs in, suspend the time limit for the server's start."""
         is_starting = self._state == "starting" and self._client is None
         if is_starting:
             self._has_answered = True

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class ServerQuestions:
     """Passes the questions of one server on. A question is taken back when the call that it belongs to has ended.
 
-    Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting` says
-    whether the server cannot be used yet.
+    Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
+    returns whether the server cannot be used yet.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ServerQuestions:
 
     @contextmanager
     def running(self, call: RunningCall) -> Iterator[None]:
-        """The server works on `call` while this is entered."""
+        """Record that the server works on `call` until the block ends."""
         self._running.append(call)
         try:
             yield
@@ -64,7 +64,8 @@ class ServerQuestions:
                     scope.cancel()  # nobody needs the answer to this question any more
 
     def withdraw_login(self) -> bool:
-        """Take back the question to log in without which the server cannot start. Returns whether there is one."""
+        """If the server cannot start before the user has logged in, take back the question about that. Returns whether
+        there was such a question."""
         if self._login is None:
             return False
         self._login.cancel()
@@ -92,7 +93,7 @@ class ServerQuestions:
     ) -> mcp.CreateMessageResult | mcp.ErrorData:
         """Let the session's model answer the server, if the user allows it. The question is shown with the newest
         running call of the server."""
-        assert self._sampler is not None, "only then is sampling offered"
+        assert self._sampler is not None, "sampling is offered only with a sampler"
         server = self._server
         try:
             running = self._running[-1] if self._running else None
