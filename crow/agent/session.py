@@ -216,7 +216,7 @@ class Session:
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
-            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be in the store
+            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be stored already
                 self.withdraw(prompt)
             elif prompt in self._queue:
                 self._queue.remove(prompt)
