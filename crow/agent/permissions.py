@@ -472,8 +472,9 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
-    """The rules of a session's row that apply in `cwd`. A rule without a directory applies too, because `bind_rules`
-    gives every rule a directory before the session moves to another one."""
+    """The rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow rule
+    without a directory applies too, because `bind_rules` gives it a directory before the session moves to another
+    one."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 

@@ -34,7 +34,7 @@ from crow.store import SessionChanges, Tail
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
 
-if TYPE_CHECKING:  # importing these at run time would be circular
+if TYPE_CHECKING:  # circular if imported at run time
     from crow.agent.runner import TurnRunner
     from crow.agent.turn import Turn
 
@@ -97,10 +97,11 @@ class TurnListener(Protocol):
     """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
-        """The turn of this prompt is claimed. The prompt is stored, unless it is a command or a server's prompt."""
+        """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
+        server's prompt."""
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """The turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
+        """Called when the turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
 
 
 class Session:
@@ -215,7 +216,7 @@ class Session:
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
-            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be in the store
+            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be stored already
                 self.withdraw(prompt)
             elif prompt in self._queue:
                 self._queue.remove(prompt)

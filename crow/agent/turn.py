@@ -62,8 +62,7 @@ POINT_OUT = frozenset({3, 10, 20})
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
 MAX_CONTINUED = 3
-"""At most this many answers in a row are continued after they broke off. If the next answer breaks off too, the turn
-ends."""
+"""If answers break off, at most this many in a row are continued. If the next answer breaks off too, the turn ends."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"

@@ -111,7 +111,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
     _add_json(doctor)
     models = add("models", _models, "list the models that an endpoint offers", [settings])
-    models.add_argument("provider", nargs="?", help="the NAME of a [providers.NAME]; default: the endpoint in use")
+    models.add_argument(
+        "provider", nargs="?", help="the NAME of a table [providers.NAME]; default: the endpoint in use"
+    )
     models.add_argument(
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
     )

@@ -35,7 +35,7 @@ class Context:
 
     `origins` and `estimates` are parallel to `messages`. An origin is the id of the entry that the message comes from,
     or 0 if there is none. An estimate is the size of the message in tokens, not calibrated. `tools_estimate` is the
-    same for the tool specs.
+    estimated size of the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]

@@ -49,7 +49,8 @@ _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""After this many answers that fill at least half of the context window, crow reads the list of models again."""
+"""Crow reads the list of models again after the first answer that fills at least half of the context window, and then
+after every further `_LISTING_INTERVAL` such answers."""
 
 _MIN_OUTPUT = 512
 """A lower output limit is not remembered, because it usually depends on the length of a single request."""

@@ -111,7 +111,7 @@ class Drive:
         """Opens the main connection, on which the client offers every capability, and makes most of the checks there.
 
         Returns the id of the session to load and the id of the session to resume. None means that the agent cannot do
-        that.
+        that, or that no session was created.
         """
         client = self._open("main")
         if not self._initialize(client, "initialize", EVERYTHING):

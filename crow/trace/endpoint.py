@@ -171,7 +171,7 @@ def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: st
 
 
 def _example(schema: Any, name: str, workspace: str) -> Any:
-    """A harmless value that a JSON schema allows. `name` is the member for which the value is meant."""
+    """A harmless value that a JSON schema allows. `name` is the name of the member that the schema describes."""
     if not isinstance(schema, dict):
         return {}
     if schema.get("enum"):

@@ -33,7 +33,8 @@ DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
 MIN_SUSPECT = 8_000
-"""If a request has fewer tokens than this and is refused without a clear reason, its length is not the reason."""
+"""If a request with fewer tokens than this is refused without a clear reason, crow does not suspect that it was too
+long."""
 
 MIN_ROOM = 2_000
 """Compaction cannot help if the threshold is less than this many tokens above the fixed part."""
