@@ -80,11 +80,20 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
 
 class Wiring:
-    """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
+    """The settings, models and adapters that one process serves with. Without `reload` the settings never change.
+
+    `is_bounded`: the clients do not own this machine. Their sessions cannot leave the workspace and the sandbox.
+    """
 
     def __init__(
-        self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
+        self,
+        loaded: Loaded,
+        *,
+        reload: Callable[[], Loaded] | None = None,
+        recorder: Recorder | None = None,
+        is_bounded: bool = False,
     ) -> None:
+        self._is_bounded = is_bounded
         self._loaded = loaded
         self._settings = loaded.settings
         self._reload = reload
@@ -122,7 +131,7 @@ class Wiring:
         return ServerDependencies(
             open_store=self._open_store,
             adapters=self.adapters,
-            workspace=partial(adapters.open_workspace, lambda: self._loaded),
+            workspace=partial(adapters.open_workspace, lambda: self._loaded, is_bounded=self._is_bounded),
             check_model=lambda: self._check(self._default_model()),
             import_rest=self._imports.run,
             import_for_calls=self._call_imports.run,

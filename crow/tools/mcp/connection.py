@@ -622,8 +622,10 @@ class ServerConnection:
 
     @property
     def can_ask(self) -> bool:
-        """See :class:`crow.tools.LoginAsker`."""
-        return self.elicitation is not None and "url" in self.elicitation.question_kinds
+        """See :class:`crow.tools.LoginAsker`. Logins are kept for everybody who uses this crow. So if the client does
+        not own this machine (the workspace is bounded), only the operator logs in, with `crow mcp login`."""
+        has_pages = self.elicitation is not None and "url" in self.elicitation.question_kinds
+        return has_pages and not self.workspace.is_bounded
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
         """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
