@@ -14,7 +14,6 @@ import anyio
 from crow.agent import Adapters
 from crow.app import Wiring
 from crow.frontend.agent import AcpAgent, serve
-from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies, SessionHost, share_host
 from crow.frontend.sessions import Requester
 from crow.settings import load_settings
@@ -184,6 +183,3 @@ def transcript(updates: Sequence[Params]) -> list[tuple[str, str, str]]:
             case "tool_call" | "tool_call_update":
                 found[("call", update["toolCallId"])] = update["status"]
     return [(kind, name, value) for (kind, name), value in found.items()]
-
-
-_ = RequestError
