@@ -122,9 +122,9 @@ class EditorConnection:
         """See `ClientConnection`."""
         await self._rpc.close()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """See `ClientConnection`."""
-        self._transport.stop()
+        self._transport.stop(reason)
 
     def after_response(self, action: Callable[[], object]) -> None:
         """See `ClientConnection`."""
@@ -151,10 +151,6 @@ class EditorConnection:
         The SDK's connection stops sending at that point, but running turns still send updates.
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
-
-    def post(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification without waiting for a client that does not keep up."""
-        self._transport.post({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def receive(self) -> Message | None:
         """See the SDK's `Transport`. Refuses a request that reuses the id of an unanswered request."""

@@ -93,12 +93,9 @@ class Transport(Protocol):
         """
         ...
 
-    def post(self, message: Message) -> None:
-        """Sends a notification without ever waiting."""
-        ...
-
-    def stop(self) -> None:
-        """Acts as if the client were gone; still sends pending output."""
+    def stop(self, reason: str = "") -> None:
+        """Acts as if the client were gone; still sends pending output. A transport that can tells the client the
+        reason."""
         ...
 
     async def close(self) -> None:
@@ -227,11 +224,7 @@ class StdioTransport:
         else:
             await self._sending.rest()
 
-    def post(self, message: Message) -> None:
-        """See `Transport`."""
-        self._write(message)
-
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:  # noqa: ARG002 - editors get no reason
         """Acts as if stdin had ended; still writes pending output. May be called from the loop's signal handlers."""
         self._stopped = True
         self._source.end()

@@ -21,12 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from crow import __version__
+from crow.domain.errors import StoreError
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.serve.listen import is_known_host
 from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
+from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
     CLOSE_GOING_AWAY,
     CLOSE_POLICY,
@@ -36,6 +38,7 @@ from crow.serve.websocket import (
     Traffic,
     WebSocketTransport,
 )
+from crow.store import Store
 
 CONNECTION_ID = "acp-connection-id"
 REMEMBERED_S = 300.0
@@ -54,15 +57,6 @@ UPGRADE_REQUIRED = (
 )
 
 logger = logging.getLogger(__name__)
-
-
-class Grant(Protocol):
-    """What a valid token allows."""
-
-    @property
-    def principal(self) -> str:
-        """Who the token belongs to."""
-        ...
 
 
 class Refused(Exception):
@@ -92,6 +86,35 @@ class AccessControl(Protocol):
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
         """A context manager around a connection. `close` is called with a reason if the grant ends meanwhile."""
         ...
+
+
+class TokenAccess:
+    """Checks bearer tokens. If `is_required` is false, none is needed until the first token was added."""
+
+    def __init__(self, authenticator: Authenticator, store: Store, *, is_required: bool) -> None:
+        self._authenticator = authenticator
+        self._store = store
+        self._is_required = is_required
+
+    async def admit(self, token: str | None, address: str) -> Grant | None:
+        """See `AccessControl`."""
+        try:
+            if not self._is_required:
+                # Revoked tokens count, too: revoking the last one must not open the server to everybody.
+                self._is_required = bool(await self._store.tokens())
+            return await self._authenticator.authenticate(token, address) if self._is_required else None
+        except BadToken as error:
+            raise Refused(401, str(error), "token") from error
+        except TooManyFailures as error:
+            raise Refused(429, str(error), "failures", retry_after_s=error.retry_after_s) from error
+        except StoreError as error:
+            logger.warning("Tokens cannot be checked: %s", error)
+            problem = "The store cannot be used now. Connect again in a moment."
+            raise Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S) from error
+
+    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
+        """See `AccessControl`."""
+        return nullcontext() if grant is None else self._authenticator.connected(grant, close)
 
 
 class NoAccessControl:
@@ -153,7 +176,7 @@ class ConnectedClient:
     since: float
 
 
-ServeClient = Callable[[ServedConnection, str, "Grant | None"], Awaitable[None]]
+ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
 """Serves a connection with this id for the principal of the grant, until the client is gone."""
 
 
@@ -170,8 +193,10 @@ class AcpService:
         max_connections_each: int,
         origins: Iterable[str] = (),
         hosts: Iterable[str] = (),
+        operators: Iterable[str] = (),
         gauges: Callable[[], Iterable[Family]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
+        metrics: Metrics | None = None,
     ) -> None:
         self._serve = serve
         self._access = access
@@ -180,10 +205,11 @@ class AcpService:
         self._max_connections_each = max_connections_each
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._operators = frozenset(operators)
         self._gauges = gauges
         self._check_ready = check_ready
         self._remembered: dict[str, tuple[str | None, float]] = {}
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.traffic = Traffic()
         self.handshakes = PendingHandshakes(places=max(64, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}
@@ -304,11 +330,16 @@ class AcpService:
     async def _metrics(self, request: Request) -> Response:
         address = _address(request)
         try:
-            await self._access.admit(_bearer_token(request.headers), address)
+            self._check_operator(await self._access.admit(_bearer_token(request.headers), address))
         except Refused as refused:
             self._note_refused(refused, address)
             return refused.response()
         return Response(self.metrics.render(self._all_gauges()), media_type=CONTENT_TYPE)
+
+    def _check_operator(self, grant: Grant | None) -> None:
+        """:raises Refused: the metrics count the work of all, and this principal may not see them."""
+        if grant is not None and grant.principal not in self._operators:
+            raise Refused(403, f"{grant.principal} is not in serve.operators, which may read this.", "operator")
 
     def _all_gauges(self) -> Iterable[Family]:
         yield gauge("crow_build_info", "The version of crow.", 1, version=__version__)

@@ -50,14 +50,17 @@ def parse_address(text: str) -> TcpAddress | Path | None:
 
 @contextmanager
 def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
-    """Opens the sockets. At the end, removes the Unix socket. :raises ConfigError: this is not possible."""
-    if address is None:
-        yield _systemd_sockets()
-    elif isinstance(address, Path):
+    """Opens the sockets, and closes them at the end. :raises ConfigError: this is not possible."""
+    if isinstance(address, Path):
         with _unix_socket(address) as opened:
             yield [opened]
-    else:
-        yield _tcp_sockets(address)
+        return
+    sockets = _systemd_sockets() if address is None else _tcp_sockets(address)
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def is_private(sockets: list[socket.socket]) -> bool:

@@ -26,6 +26,9 @@ MAX_PONG_BYTES = MIB
 """No ping is answered while more bytes than this wait for the client. Otherwise a client that sends pings and reads
 nothing could fill the memory."""
 
+MAX_REASON_BYTES = 123
+"""A close frame has room for this much text."""
+
 CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
 CLOSE_PROTOCOL_ERROR = 1002
@@ -87,7 +90,7 @@ class End:
 class WebSocketTransport:
     """See :class:`crow.frontend.transport.Transport`. Each message is one text frame; the first is `initialize`.
 
-    `send` waits while the client is far behind. `post` never waits, for updates of a session that others watch too.
+    `send` waits while the client is far behind; `post` never waits.
     """
 
     def __init__(self, websocket: WebSocket, limits: ConnectionLimits, traffic: Traffic) -> None:
@@ -167,8 +170,10 @@ class WebSocketTransport:
             text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
             self.drop(End(CLOSE_TRY_AGAIN, text, "too_slow"))
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """See `Transport`."""
+        if reason:
+            self.drop(End(CLOSE_TRY_AGAIN, reason, "too_slow"))
         self._is_stopped = True
         self._has_room.set()
         self._socket.wake_reader()
@@ -312,7 +317,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     def say_goodbye(self, end: End) -> None:
         """Sends a close frame. Aborts the connection if the client does not answer it in time."""
         if not (self.close_sent or self.disconnected or self.transport.is_closing()):
-            self.conn.send_close(end.code, end.text)
+            self.conn.send_close(end.code, end.text.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
             self._flush()
             self.close_sent = True
             if self.read_paused:
@@ -347,6 +352,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         finally:
             if not self.disconnected and self.close_timer is None:
                 self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
+
+    async def send(self, message: Any) -> None:
+        """Sends an event of the application. A refusal completes the handshake: uvicorn would log it as an error."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
 
     def handle_text(self, event: Frame) -> None:
         """Collects a message of many fragments in one buffer: a list of tiny fragments would take far more memory."""

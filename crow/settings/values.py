@@ -458,6 +458,8 @@ class ServeSettings(Section):
     refused."""
     origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
     """Web pages that may connect. Other pages are refused; programs that are no browsers send no origin."""
+    operators: Annotated[Strings, Expected('a list of principals, such as ["prometheus"]')] = ()
+    """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
     """Proxies whose X-Forwarded-For header tells the address of the client."""
     roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/work/{principal}"]')] = ()
