@@ -13,6 +13,7 @@ from crow.domain.errors import ArgumentError, ConfigError
 from crow.frontend.frames import describe
 from crow.frontend.params import OpenRequest
 from crow.settings.values import PRINCIPAL_PART, ServeSettings, static_part
+from crow.store import Store
 from crow.store.principals import PrincipalStore, check_principal
 from crow.tools import SandboxStatus
 
@@ -49,11 +50,12 @@ class ServePolicy:
         self._is_confining = is_confining
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
-    async def check_params(self, method: str, params: Any, store: PrincipalStore) -> None:
+    async def check_params(self, method: str, params: Any, store: Store) -> None:
         """Check the raw parameters of a request, before anything looks at the paths in them.
 
         :raises ArgumentError: the principal may not ask for this.
         """
+        assert isinstance(store, PrincipalStore), "only principals have a policy"
         if not isinstance(params, Mapping):
             return
         if method in NAME_DIRECTORIES:
