@@ -38,7 +38,7 @@ from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
-from crow.tools import McpServer, StdioServer
+from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from crow.serve.policy import ServePolicy, check_server
 from crow.settings.values import ServeSettings
 from crow.store.principals import PrincipalStore
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import HttpServer, PlannedCall, SandboxStatus, StdioServer
+from crow.tools import PlannedCall, SandboxStatus
 from crow.tools.sandbox.policy import Policy, PrivateDirectories, SandboxOptions
+from crow.tools.servers import HttpServer, StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.store.scenes import new_session
 
