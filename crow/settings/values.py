@@ -8,6 +8,7 @@ evaluate them a second time at every start.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -433,6 +434,16 @@ class LogSettings(Section):
     """The lowest level that is logged. Environment: CROW_LOG."""
 
 
+PRINCIPAL_PART = "{principal}"
+"""What stands for a principal's name in `serve.roots`."""
+
+
+def static_part(root: str) -> Path:
+    """The part of an entry of `serve.roots` that is the same for all principals."""
+    parts = Path(root).parts
+    return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
+
+
 class ServeSettings(Section):
     """`crow serve`."""
 
@@ -453,6 +464,12 @@ class ServeSettings(Section):
     """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
     """Proxies whose X-Forwarded-For header tells the address of the client."""
+    roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/work/{principal}"]')] = ()
+    """Directories below which the workspaces of principals must be, with links resolved. `{principal}` stands for the
+    name of the principal. A server with tokens needs at least one."""
+    client_servers: Switch = False
+    """Whether principals may bring MCP servers of their own: programs that start on this machine unconfined, and URLs
+    that it calls. Turn this on only for principals whom you would give a shell."""
     max_connections: Count = 1000
     """How many clients may be connected at once."""
     max_connections_each: Count = 100
