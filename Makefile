@@ -50,13 +50,14 @@ schemas: $(READY) ## write the generated files below schemas/ anew
 
 interop: interop-sdk interop-acp-check interop-gateway interop-llama ## try crow with published programs of others, on the loopback
 
-# The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
+# The protocol's TypeScript SDK drives crow, over stdio and over its WebSocket client: needs Node 20 and npm.
 interop-sdk: $(READY)
 	@mkdir -p build/interop
 	@cp tests/interop/package.json tests/interop/sdk.mjs tests/interop/sdk_v2.mjs build/interop/
 	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
 	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs build/interop/sdk_v2.mjs
 	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
+	CROW_SERVE=1 CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
 
 # crow acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
 interop-acp-check: $(READY)
