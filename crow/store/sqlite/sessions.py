@@ -36,7 +36,7 @@ _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
 """crow cannot look up a store on another machine, in another container or from before a restart. After opening a
 session, such a store counts as having it open for this long."""
-_JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
+JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,14 @@ class SessionMethods(UsesDatabase):
         metadata: JsonObject | None = None,
     ) -> SessionRow:
         row = session_row(sql, session_id)
+        titles = sql.execute("SELECT title FROM sessions WHERE conversation = ?", (row.conversation,))
         fork = NewSession(
             id=new_id,
             cwd=cwd,
             additional_directories=additional_directories,
             forked_from=session_id,
             leaf=row.leaf if entry is None else entry,
-            title=_fork_title(sql, row),
+            title=title_of_fork(row.title, [title for (title,) in titles]),
             metadata=merged_metadata(row.metadata, metadata or {}),
             **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
         )
@@ -123,13 +124,13 @@ class SessionMethods(UsesDatabase):
             values.append(cwd)
         if cursor is not None:
             where += " AND (newest_entry, id) < (?, ?)"
-            values.extend(_parse_cursor(cursor))
+            values.extend(parse_cursor(cursor))
         rows = sql.execute(
             f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} ORDER BY newest_entry DESC, id DESC LIMIT ?",
             (*values, limit + 1),
         ).fetchall()
         found = tuple(session_of(row) for row in rows[:limit])
-        return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
+        return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
 
     @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
@@ -310,7 +311,7 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
         _check_alias(sql, alias, session_id)
     if "title" in changes:
         set_title(sql, session_id, changes["title"])
-    values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in changes.items()}
+    values = {name: to_json(value) if name in JSON_COLUMNS else value for name, value in changes.items()}
     values["updated_ms"] = now_ms()
     assignments = ", ".join(f"{name} = ?" for name in values)
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
@@ -378,24 +379,25 @@ def _check_alias(sql: Connection, alias: str, session_id: str) -> None:
         raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
 
 
-def _fork_title(sql: Connection, row: SessionRow) -> str | None:
-    """Return the title with the next free number, or None if the session has no title."""
-    if row.title is None:
+def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
+    """Return the title with the next number that is free among the titles of the conversation, or None if the session
+    has no title."""
+    if title is None:
         return None
-    base = _FORK_TITLE.sub("", row.title)
+    base = _FORK_TITLE.sub("", title)
     taken = [0]
-    for (title,) in sql.execute("SELECT title FROM sessions WHERE conversation = ?", (row.conversation,)):
-        found = _FORK_TITLE.search(title or "")
-        if found and title[: found.start()] == base:
+    for other in others:
+        found = _FORK_TITLE.search(other or "")
+        if found and (other or "")[: found.start()] == base:
             taken.append(int(found[1]))
     return f"{base} (fork {max(taken) + 1})"
 
 
-def _cursor_after(row: SessionRow) -> str:
+def cursor_after(row: SessionRow) -> str:
     return base64.urlsafe_b64encode(f"{row.newest_entry}:{row.id}".encode()).decode()
 
 
-def _parse_cursor(cursor: str) -> tuple[int, str]:
+def parse_cursor(cursor: str) -> tuple[int, str]:
     try:
         newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
         if separator and 0 <= int(newest) < 2**63:

@@ -1,0 +1,280 @@
+"""Connections to PostgreSQL, and transactions on them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import asyncpg
+
+from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
+from crow.store.codec import mend
+from crow.store.postgres.migrations import migrate
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="UsesDatabase")
+
+Sql: TypeAlias = Any
+"""An asyncpg connection inside a transaction."""
+
+LEASE_MS = 60_000
+"""How long a store counts as alive after its last sign of life, if its connection did not end. A turn gives one at
+least once a minute; its steps give more."""
+
+_SCHEMES = ("postgresql", "postgres")
+_MOST_CONNECTIONS = 8
+_CONNECT_TIMEOUT_S = 10.0
+_STATEMENT_TIMEOUT_S = 60.0
+_CLOSING_TIMEOUT_S = 3.0
+_ATTEMPTS = 3
+_LOST = (
+    *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, TimeoutError),
+    *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+    asyncpg.InternalClientError,  # the server's last words arrived before the statement was sent
+)
+_FAILURES = (asyncpg.PostgresError, *_LOST)
+_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+
+def database_name(url: str) -> str:
+    """Return the name of the database at `url` for messages, without user and password.
+
+    :raises ArgumentError: `url` is not the URL of a PostgreSQL database.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ArgumentError(f"The database URL is not valid: {error}. {_EXAMPLE}") from None
+    if parts.scheme not in _SCHEMES:
+        raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
+    host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
+    return f"PostgreSQL database {unquote(parts.path.lstrip('/')) or 'postgres'} on {host}{f':{port}' if port else ''}"
+
+
+_EXAMPLE = "Expected a URL such as postgresql://crow@db.example/crow."
+
+
+class Database:
+    """A pool of connections for statements, and one connection that holds the store's advisory lock.
+
+    With `is_pooled`, the statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared
+    statement outlives its transaction. `lock_url` must lead to the server itself. Whoever opens it must close it.
+    """
+
+    def __init__(self, name: str, lock_url: str, lock: int, pool: Any, *, is_pooled: bool) -> None:
+        self.name = name
+        self._lock_url = lock_url
+        self._lock = lock
+        self._pool = pool
+        self._is_pooled = is_pooled
+        self._lock_connection: Any = None
+        self._is_closed = False
+        self.timeout_s = _STATEMENT_TIMEOUT_S
+
+    @classmethod
+    async def open(cls, url: str, *, lock: int, lock_url: str | None = None) -> Database:
+        """Connect, migrate the schema, and take the advisory lock number `lock`. `lock_url` is needed if `url` is that
+        of a pooler.
+
+        :raises ArgumentError: a URL is not valid.
+        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        :raises StoreTooNew: a newer crow migrated the database.
+        """
+        name, is_pooled = database_name(url), lock_url is not None
+        if lock_url is not None:
+            database_name(lock_url)
+        options = {"statement_cache_size": 0} if is_pooled else {}
+        try:
+            pool = asyncpg.create_pool(
+                url,
+                min_size=0,
+                max_size=_MOST_CONNECTIONS,
+                timeout=_CONNECT_TIMEOUT_S,
+                command_timeout=_STATEMENT_TIMEOUT_S,
+                reset=_roll_back,
+                **options,
+            )
+        except ValueError as error:  # asyncpg checks the options in the URL
+            raise ArgumentError(f"The URL of the {name} is not valid: {error}") from None
+        database = cls(name, lock_url or url, lock, pool, is_pooled=is_pooled)
+        try:
+            with database.failures():
+                await pool
+                await migrate(await database.locked(), name)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    def failures(self) -> _Failures:
+        """Return a context manager that turns failures of the server into StoreUnavailable."""
+        return _Failures(self)
+
+    async def locked(self) -> Any:
+        """Return the connection that holds the lock. If the connection broke, make another one."""
+        if self._lock_connection is None or self._lock_connection.is_closed():
+            connection = await asyncpg.connect(
+                self._lock_url,
+                timeout=_CONNECT_TIMEOUT_S,
+                command_timeout=_STATEMENT_TIMEOUT_S,
+                server_settings={"application_name": "crow"},
+            )
+            try:
+                await connection.execute(f"SELECT pg_advisory_lock({self._lock})")
+            except BaseException:
+                connection.terminate()
+                raise
+            self._lock_connection = connection
+        return self._lock_connection
+
+    @asynccontextmanager
+    async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
+        """Run a transaction. A read sees one state of the database. A broken connection is replaced before the
+        first statement, and never later."""
+        if not is_read:
+            await self._check_lock()
+        isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
+        for attempt in range(_ATTEMPTS):
+            connection = await self._pool.acquire()
+            try:
+                transaction = connection.transaction(isolation=isolation, readonly=readonly)
+                try:
+                    await transaction.start()
+                except _LOST:
+                    connection.terminate()
+                    if attempt + 1 == _ATTEMPTS or self._is_closed:
+                        raise
+                    continue
+                try:
+                    yield connection
+                except BaseException:
+                    if not connection.is_closed():
+                        await transaction.rollback()
+                    raise
+                await transaction.commit()
+                return
+            finally:
+                await self._pool.release(connection)
+
+    async def call(self, statement: str, *values: object) -> Any:
+        """Run one statement as a transaction of its own, and return its only row."""
+        if self._is_pooled:  # a pooler may change the server's connection between the steps of a lone statement
+            async with self.transaction(is_read=False) as sql:
+                return await sql.fetchrow(statement, *values)
+        await self._check_lock()
+        async with asyncio.timeout(self.timeout_s), self._pool.acquire() as connection:
+            return await connection.fetchrow(statement, *values)
+
+    async def _check_lock(self) -> None:
+        if self._lock_connection is None or self._lock_connection.is_closed():
+            if self._is_closed:
+                raise StoreUnavailable(f"The {self.name} is closed.")
+            await self.locked()
+
+    def hurry(self) -> None:
+        """Let statements wait only briefly from now on."""
+        self.timeout_s = _CLOSING_TIMEOUT_S
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    async def close(self) -> None:
+        """Close all connections, within a few seconds."""
+        self._is_closed = True
+        lock, self._lock_connection = self._lock_connection, None
+        if lock is not None and not lock.is_closed():
+            try:
+                await lock.close(timeout=_CLOSING_TIMEOUT_S)
+            except _FAILURES:
+                lock.terminate()
+        try:
+            await asyncio.wait_for(self._pool.close(), _CLOSING_TIMEOUT_S)
+        except _FAILURES:
+            self._pool.terminate()
+
+
+class _Failures:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        if self._database.is_closed:
+            raise StoreUnavailable(f"The {self._database.name} is closed.")
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, _FAILURES) and not isinstance(error, CrowError):
+            if self._database.is_closed:
+                raise StoreUnavailable(f"The {self._database.name} is closed.") from error
+            words = str(error) or type(error).__name__
+            raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
+
+
+class UsesDatabase:
+    """A part of the store's methods. `owner` names the store in rows."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self.database = database
+        self.owner = owner
+
+
+def _operation(
+    is_read: bool,
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., Coroutine[Any, Any, Any]]]:
+    def decorate(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        @functools.wraps(method)
+        async def run(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    with self.database.failures():
+                        async with (
+                            asyncio.timeout(self.database.timeout_s),
+                            self.database.transaction(is_read=is_read) as sql,
+                        ):
+                            return await method(self, sql, *arguments, **options)
+                except StoreUnavailable as error:
+                    # The server has rolled the transaction back, so nothing happens twice.
+                    if not isinstance(error.__cause__, _AGAIN) or attempt + 1 == _ATTEMPTS:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
+
+        return run
+
+    return decorate
+
+
+def transaction(
+    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run the method in a write transaction; its second parameter is the connection."""
+    return _operation(False)(method)
+
+
+def snapshot(
+    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run the method in a read transaction; its second parameter is the connection."""
+    return _operation(True)(method)
+
+
+async def _roll_back(connection: Any) -> None:
+    """End a transaction that a cancelled task left open, before another task gets the connection."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")
+
+
+def plain(text: str) -> str:
+    """Return `text` without what a column of type text cannot hold: NUL and lone surrogates."""
+    return mend(text).replace("\0", "\ufffd")
+
+
+def folded(text: str) -> str:
+    """Return `text` as the search compares it."""
+    return mend(text).replace("\0", " ").lower()

@@ -1,0 +1,314 @@
+-- Conversations are trees of entries; a session is a pointer into one. JSON is kept as text: jsonb refuses \u0000.
+CREATE TABLE crow.conversations (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    created_ms bigint NOT NULL
+);
+
+-- The only mutable rows. Each claim of a turn raises `epoch`; an owner with an older epoch may not write.
+CREATE TABLE crow.sessions (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id text COLLATE "C" NOT NULL UNIQUE,
+    conversation bigint NOT NULL,
+    leaf bigint,
+    forked_from text COLLATE "C",
+    parent_id text COLLATE "C",
+    alias text UNIQUE,
+    cwd text NOT NULL,
+    additional_directories text NOT NULL DEFAULT '[]',
+    title text,
+    folded_title text,
+    title_by_user boolean NOT NULL DEFAULT false,
+    model text NOT NULL,
+    mode text NOT NULL,
+    permissions text NOT NULL DEFAULT '[]',
+    config text NOT NULL DEFAULT '{}',
+    metadata text NOT NULL DEFAULT '{}',
+    calibration float8 NOT NULL DEFAULT 1.0,
+    entries bigint NOT NULL DEFAULT 0,
+    tokens_in bigint NOT NULL DEFAULT 0,
+    tokens_out bigint NOT NULL DEFAULT 0,
+    tokens_cached bigint NOT NULL DEFAULT 0,
+    cost float8 NOT NULL DEFAULT 0.0,
+    files_changed bigint NOT NULL DEFAULT 0,
+    lines_added bigint NOT NULL DEFAULT 0,
+    lines_removed bigint NOT NULL DEFAULT 0,
+    newest_entry bigint NOT NULL DEFAULT 0,
+    has_prompt boolean NOT NULL DEFAULT false,
+    state text NOT NULL DEFAULT 'idle' CHECK (state IN ('idle', 'running')),
+    owner text NOT NULL DEFAULT '',
+    epoch bigint NOT NULL DEFAULT 0,
+    lease_ms bigint NOT NULL DEFAULT 0,
+    turn bigint NOT NULL DEFAULT 0,
+    created_ms bigint NOT NULL,
+    updated_ms bigint NOT NULL,
+    archived boolean NOT NULL DEFAULT false,
+    deleted_ms bigint
+) WITH (fillfactor = 70);
+CREATE INDEX sessions_listed ON crow.sessions (archived, newest_entry, id)
+    WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL;
+CREATE INDEX sessions_by_parent ON crow.sessions (parent_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX sessions_by_conversation ON crow.sessions (conversation);
+CREATE INDEX sessions_deleted ON crow.sessions (conversation) WHERE deleted_ms IS NOT NULL;
+
+-- Insert-only. `body` is JSON; one over 32 KiB is the blob `body_blob` instead. `call_entry` and `call_index` say which
+-- call a started, file or tool entry belongs to.
+CREATE TABLE crow.entries (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    conversation bigint NOT NULL,
+    session text COLLATE "C" NOT NULL,
+    parent bigint,
+    turn bigint NOT NULL,
+    kind text NOT NULL,
+    model text NOT NULL DEFAULT '',
+    body text,
+    body_blob text,
+    call_entry bigint,
+    call_index bigint,
+    input_tokens bigint,
+    output_tokens bigint,
+    cached_tokens bigint,
+    reasoning_tokens bigint,
+    cache_write_tokens bigint,
+    estimated bigint,
+    cost float8,
+    estimate bigint,
+    created_ms bigint NOT NULL,
+    CHECK ((body IS NULL) <> (body_blob IS NULL)),
+    CHECK (parent < id)
+);
+CREATE INDEX entries_by_conversation ON crow.entries (conversation, parent);
+CREATE INDEX entries_by_session ON crow.entries (session, id);
+CREATE INDEX entries_results ON crow.entries (call_entry, call_index) WHERE kind = 'tool';
+
+CREATE FUNCTION crow.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'entries never change';
+END
+$$;
+CREATE TRIGGER entries_never_change BEFORE UPDATE ON crow.entries
+    FOR EACH ROW EXECUTE FUNCTION crow.refuse_change();
+
+-- The searchable texts of prompts and answers in lower case, and the crc32 of each three characters that follow each
+-- other. So no extension is needed, and scripts without spaces are found as well.
+CREATE TABLE crow.texts (
+    entry bigint PRIMARY KEY,
+    folded text NOT NULL,
+    trigrams int[] NOT NULL
+);
+CREATE INDEX texts_by_trigram ON crow.texts USING gin (trigrams);
+
+-- Prompts that wait for their turn; images are inline. `owner` is the store that put it there.
+CREATE TABLE crow.inbox (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    owner text NOT NULL,
+    message_id text NOT NULL,
+    parts text NOT NULL,
+    created_ms bigint NOT NULL
+);
+CREATE INDEX inbox_by_session ON crow.inbox (session);
+
+-- Pieces of the running stream: `piece` is a JSON array of its text and its thought.
+CREATE TABLE crow.drafts (
+    seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    after_leaf bigint,
+    turn bigint NOT NULL,
+    message_id text NOT NULL,
+    piece text NOT NULL,
+    created_ms bigint NOT NULL
+);
+CREATE INDEX drafts_by_session ON crow.drafts (session);
+
+-- Insert-only: where a session stood before somebody moved it.
+CREATE TABLE crow.moves (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    session text COLLATE "C" NOT NULL,
+    from_leaf bigint,
+    to_leaf bigint,
+    reason text NOT NULL,
+    created_ms bigint NOT NULL
+);
+CREATE INDEX moves_by_session ON crow.moves (session);
+
+-- `hash` is the sha256 (hex) of `data`.
+CREATE TABLE crow.blobs (
+    hash text COLLATE "C" PRIMARY KEY,
+    size bigint NOT NULL,
+    data bytea NOT NULL
+);
+CREATE TABLE crow.blob_refs (
+    blob text COLLATE "C" NOT NULL,
+    entry bigint NOT NULL,
+    PRIMARY KEY (blob, entry)
+);
+CREATE INDEX blob_refs_by_entry ON crow.blob_refs (entry);
+
+-- What was learned about an endpoint: a JSON object.
+CREATE TABLE crow.endpoints (
+    base_url text NOT NULL,
+    model text NOT NULL,
+    learned text NOT NULL DEFAULT '{}',
+    PRIMARY KEY (base_url, model)
+);
+
+-- Where imported conversations came from.
+CREATE TABLE crow.imports (
+    conversation bigint PRIMARY KEY REFERENCES crow.conversations ON DELETE CASCADE,
+    hash text NOT NULL,
+    created_ms bigint NOT NULL
+);
+CREATE INDEX imports_by_hash ON crow.imports (hash);
+
+-- Sessions that were empty when they were created or opened, and the stores that opened them.
+CREATE TABLE crow.openings (
+    session text COLLATE "C" NOT NULL,
+    owner text NOT NULL,
+    opened_ms bigint NOT NULL,
+    PRIMARY KEY (session, owner)
+);
+
+-- All times are those of this server, in Unix milliseconds.
+CREATE FUNCTION crow.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+$$;
+
+-- Whether a store is alive: it holds the advisory lock that its token names, and its last sign of life is younger than
+-- `lease`. A store that cannot be told apart from a closed one counts as dead.
+CREATE FUNCTION crow.is_alive(owner text, sign_ms bigint, lease bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    token text := CASE WHEN owner LIKE '{%' THEN owner::json ->> 'token' END;
+BEGIN
+    IF token IS NULL OR token !~ '^[0-9a-f]{16}$' OR crow.now_ms() - sign_ms >= lease THEN
+        RETURN false;
+    END IF;
+    -- This shared lock ends with the transaction. It cannot be had while the store holds its own.
+    RETURN NOT pg_try_advisory_xact_lock_shared(('x' || token)::bit(64)::bigint);
+END
+$$;
+
+-- Adds without an overflow: the result is at most the largest bigint.
+CREATE FUNCTION crow.plus(a bigint, b bigint) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT greatest(least(a::numeric + b, 9223372036854775807), -9223372036854775807)::bigint
+$$;
+
+-- Inserts a chain of entries below `parent` and returns their ids. `added` is a JSON array of objects with the columns.
+-- Blob number n belongs to entry number blob_entries[n] of the chain, from 1.
+CREATE FUNCTION crow.add_entries(
+    conversation bigint, session text, parent bigint, now_ms bigint, added json,
+    blob_hashes text[], blob_datas bytea[], blob_entries int[]
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    item record;
+    ids bigint[] := '{}';
+    above bigint := parent;
+    added_id bigint;
+BEGIN
+    FOR item IN SELECT * FROM json_to_recordset(added) AS x (
+        turn bigint, kind text, model text, body text, body_blob text, call_entry bigint, call_index bigint,
+        input_tokens bigint, output_tokens bigint, cached_tokens bigint, reasoning_tokens bigint,
+        cache_write_tokens bigint, estimated bigint, cost float8, estimate bigint, folded text, trigrams int[]
+    ) LOOP
+        INSERT INTO crow.entries (
+            conversation, session, parent, turn, kind, model, body, body_blob, call_entry, call_index, input_tokens,
+            output_tokens, cached_tokens, reasoning_tokens, cache_write_tokens, estimated, cost, estimate, created_ms
+        ) VALUES (
+            conversation, session, above, item.turn, item.kind, item.model, item.body, item.body_blob, item.call_entry,
+            item.call_index, item.input_tokens, item.output_tokens, item.cached_tokens, item.reasoning_tokens,
+            item.cache_write_tokens, item.estimated, item.cost, item.estimate, now_ms
+        ) RETURNING id INTO added_id;
+        IF item.folded IS NOT NULL THEN
+            INSERT INTO crow.texts VALUES (added_id, item.folded, item.trigrams);
+        END IF;
+        ids := ids || added_id;
+        above := added_id;
+    END LOOP;
+    IF cardinality(blob_hashes) > 0 THEN
+        INSERT INTO crow.blobs (hash, size, data)
+            SELECT hash, length(data), data FROM unnest(blob_hashes, blob_datas) AS b (hash, data) ORDER BY hash
+            ON CONFLICT DO NOTHING;
+        -- A removal may have deleted a blob that was there a moment ago; its row is locked until this transaction ends.
+        PERFORM 1 FROM crow.blobs WHERE hash = ANY (blob_hashes) ORDER BY hash FOR KEY SHARE;
+        INSERT INTO crow.blob_refs
+            SELECT hash, ids[number] FROM unnest(blob_hashes, blob_entries) AS b (hash, number)
+            ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN ids;
+END
+$$;
+
+-- Adds counts to a session's row, and its usage to the session that started it.
+CREATE FUNCTION crow.count(session text, parent_session text, counts json) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    c record;
+BEGIN
+    SELECT * INTO c FROM json_to_record(counts) AS x (
+        entries bigint, tokens_in bigint, tokens_out bigint, tokens_cached bigint, cost float8, files_changed bigint,
+        lines_added bigint, lines_removed bigint, has_prompt boolean
+    );
+    UPDATE crow.sessions s SET
+        entries = s.entries + c.entries, cost = s.cost + c.cost,
+        tokens_in = crow.plus(s.tokens_in, c.tokens_in), tokens_out = crow.plus(s.tokens_out, c.tokens_out),
+        tokens_cached = crow.plus(s.tokens_cached, c.tokens_cached),
+        files_changed = s.files_changed + c.files_changed, lines_added = s.lines_added + c.lines_added,
+        lines_removed = s.lines_removed + c.lines_removed, has_prompt = s.has_prompt OR c.has_prompt
+    WHERE s.id = session;
+    IF parent_session IS NOT NULL AND (c.cost <> 0 OR c.tokens_in <> 0 OR c.tokens_out <> 0 OR c.tokens_cached <> 0)
+    THEN
+        UPDATE crow.sessions s SET cost = s.cost + c.cost,
+            tokens_in = crow.plus(s.tokens_in, c.tokens_in), tokens_out = crow.plus(s.tokens_out, c.tokens_out),
+            tokens_cached = crow.plus(s.tokens_cached, c.tokens_cached)
+        WHERE s.id = parent_session;
+    END IF;
+END
+$$;
+
+-- Appends a chain of entries below `expected`, in one statement. `outcome` is ok, gone, busy (a living store runs a
+-- turn), interrupted (a dead one left a turn), fenced (`held_epoch` is not the session's any more) or moved (the leaf is
+-- not `expected`). Unless it is ok, nothing was written.
+CREATE FUNCTION crow.append(
+    session text, writer text, held_epoch bigint, lease bigint, expected bigint, added json, counts json, release boolean,
+    ends_draft boolean, prompts text[], blob_hashes text[], blob_datas bytea[], blob_entries int[],
+    OUT outcome text, OUT was_leaf bigint, OUT was_owner text, OUT in_conversation bigint, OUT at_ms bigint,
+    OUT ids bigint[]
+) LANGUAGE plpgsql AS $$
+DECLARE
+    s crow.sessions;
+BEGIN
+    SELECT * INTO s FROM crow.sessions WHERE id = session AND deleted_ms IS NULL FOR UPDATE;
+    at_ms := crow.now_ms();
+    was_leaf := s.leaf;
+    was_owner := s.owner;
+    in_conversation := s.conversation;
+    outcome := CASE
+        WHEN s.id IS NULL THEN 'gone'
+        WHEN s.state = 'running' AND s.owner <> writer THEN
+            CASE WHEN crow.is_alive(s.owner, s.lease_ms, lease) THEN 'busy' ELSE 'interrupted' END
+        WHEN held_epoch IS NOT NULL AND s.epoch <> held_epoch THEN 'fenced'
+        WHEN s.leaf IS DISTINCT FROM expected THEN 'moved'
+        ELSE 'ok'
+    END;
+    IF outcome <> 'ok' THEN
+        RETURN;
+    END IF;
+    ids := crow.add_entries(
+        s.conversation, session, s.leaf, at_ms, added, blob_hashes, blob_datas, blob_entries
+    );
+    IF cardinality(prompts) > 0 THEN
+        DELETE FROM crow.inbox i WHERE i.session = append.session AND i.message_id = ANY (prompts);
+    END IF;
+    IF ends_draft THEN
+        DELETE FROM crow.drafts d WHERE d.session = append.session;
+    ELSIF cardinality(ids) > 0 THEN -- the answer is still streaming: its draft now follows these entries
+        UPDATE crow.drafts d SET after_leaf = ids[cardinality(ids)]
+            WHERE d.session = append.session AND d.after_leaf IS NOT DISTINCT FROM expected;
+    END IF;
+    UPDATE crow.sessions u SET
+        leaf = coalesce(ids[cardinality(ids)], u.leaf), newest_entry = coalesce(ids[cardinality(ids)], u.newest_entry),
+        state = CASE WHEN release THEN 'idle' ELSE u.state END,
+        owner = CASE WHEN release THEN '' ELSE u.owner END,
+        lease_ms = CASE WHEN release OR u.owner = '' THEN 0 ELSE at_ms END, updated_ms = at_ms
+    WHERE u.number = s.number;
+    PERFORM crow.count(session, s.parent_id, counts);
+END
+$$;
