@@ -41,7 +41,7 @@ class PostgresStores:
         self.url = url
         self._opened: list[PostgresStore] = []
 
-    async def open(self) -> PostgresStore:
+    async def open(self, *, busy_timeout_s: float = 10.0) -> PostgresStore:  # nobody waits for the whole database
         store = await PostgresStore.open(self.url)
         self._opened.append(store)
         return store

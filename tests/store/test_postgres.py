@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -16,7 +17,7 @@ import pytest
 
 from crow.domain.entries import Assistant, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
-from crow.domain.messages import Text
+from crow.domain.messages import Text, Usage
 from crow.store import SessionChanges, Store
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
@@ -243,6 +244,28 @@ async def test_a_cancelled_write_leaves_no_transaction_open(url: str) -> None:
     assert await connection.fetchval(query) == 0
     await connection.close()
     await converse(store, "s1", "and on it goes")
+    await store.close()
+
+
+async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(url: str) -> None:
+    store = await PostgresStore.open(url)
+    for session in (new_session(), new_session("sub", parent_id="s1")):
+        await store.create_session(session)
+    other = await asyncpg.connect(url)
+    await other.execute("SET deadlock_timeout = '1h'")  # so the server ends the store's statement, not this one
+    counted = [NewEntry(body=said("from the sub-agent"), usage=Usage(input_tokens=3))]
+    async with anyio.create_task_group() as tasks, other.transaction():
+        await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 's1'")
+        tasks.start_soon(partial(store.append, "sub", leaf=None, turn=0, entries=counted))
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        while await other.fetchval(waiting) == 0:
+            await other.execute("SELECT pg_stat_clear_snapshot()")
+        await other.execute("UPDATE crow.sessions SET title = 'T' WHERE id = 'sub'")
+    assert [entry.body for entry in await history(store, "sub")] == [said("from the sub-agent")]
+    assert ((await store.session("s1")).tokens_in, (await store.session("sub")).tokens_in) == (3, 3)
+    await other.close()
     await store.close()
 
 

@@ -217,9 +217,7 @@ class TurnMethods(PathMethods):
             raise NoSuchSession(session_id)
         arguments = self._append_arguments(session_id, leaf, new, release=release)
         if changes is None:
-            with self.database.failures():
-                row = await self.database.call(_APPEND, *arguments)
-            stored = _stored(session_id, leaf, new, row)
+            stored = _stored(session_id, leaf, new, await self.database.call(_APPEND, *arguments))
         else:
             stored = await self._append_with_changes(session_id, leaf, new, arguments, changes)
         if release:
@@ -393,12 +391,9 @@ class SessionState:
         )
         self.leaf = ids[-1]
         await sql.execute(
-            "UPDATE crow.sessions SET leaf = $2, newest_entry = $2, updated_ms = $3 WHERE id = $1",
-            self.session_id,
-            self.leaf,
-            self.now_ms,
+            "SELECT crow.move_to_end(s, $2, $3, $4, false) FROM crow.sessions s WHERE s.id = $1",
+            *(self.session_id, ids, self.now_ms, new.counts),
         )
-        await sql.execute("SELECT crow.count($1, $2, $3)", self.session_id, self.parent_id, new.counts)
         return stored
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import anyio
 import asyncpg
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
 from crow.store.codec import mend
@@ -27,7 +29,7 @@ LEASE_MS = 60_000
 least once a minute; its steps give more."""
 
 _SCHEMES = ("postgresql", "postgres")
-_MOST_CONNECTIONS = 8
+_MOST_CONNECTIONS = 24
 _CONNECT_TIMEOUT_S = 10.0
 _STATEMENT_TIMEOUT_S = 60.0
 _CLOSING_TIMEOUT_S = 3.0
@@ -147,14 +149,15 @@ class Database:
                 try:
                     await transaction.start()
                 except _LOST:
-                    connection.terminate()
+                    with suppress(asyncpg.InterfaceError):  # it may be gone already
+                        connection.terminate()
                     if attempt + 1 == _ATTEMPTS or self._is_closed:
                         raise
                     continue
                 try:
                     yield connection
                 except BaseException:
-                    if not connection.is_closed():
+                    with suppress(*_LOST):  # without its connection, the server rolls it back by itself
                         await transaction.rollback()
                     raise
                 await transaction.commit()
@@ -163,12 +166,30 @@ class Database:
                 await self._pool.release(connection)
 
     async def call(self, statement: str, *values: object) -> Any:
-        """Run one statement as a transaction of its own, and return its only row."""
+        """Run one statement that writes as a transaction of its own, and return its only row. Once it has begun, it is
+        finished even if the caller's scope is cancelled.
+
+        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        """
+        await checkpoint_if_cancelled()
+        row: Any = None
+        with anyio.CancelScope(shield=True), self.failures():
+            async with asyncio.timeout(self.timeout_s):
+                for attempt in range(_ATTEMPTS):
+                    try:
+                        row = await self._call(statement, *values)
+                        break
+                    except _AGAIN:  # the server has undone the statement
+                        if attempt + 1 == _ATTEMPTS:
+                            raise
+        return row
+
+    async def _call(self, statement: str, *values: object) -> Any:
         if self._is_pooled:  # a pooler may change the server's connection between the steps of a lone statement
             async with self.transaction(is_read=False) as sql:
                 return await sql.fetchrow(statement, *values)
         await self._check_lock()
-        async with asyncio.timeout(self.timeout_s), self._pool.acquire() as connection:
+        async with self._pool.acquire() as connection:
             return await connection.fetchrow(statement, *values)
 
     async def _check_lock(self) -> None:
@@ -231,9 +252,12 @@ def _operation(
     def decorate(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
         @functools.wraps(method)
         async def run(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
+            if not is_read:
+                await checkpoint_if_cancelled()
             for attempt in range(_ATTEMPTS):
                 try:
-                    with self.database.failures():
+                    # A write that has begun is finished, so that the caller knows what was stored.
+                    with anyio.CancelScope(shield=not is_read), self.database.failures():
                         async with (
                             asyncio.timeout(self.database.timeout_s),
                             self.database.transaction(is_read=is_read) as sql,

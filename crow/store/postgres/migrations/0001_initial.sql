@@ -237,28 +237,38 @@ BEGIN
 END
 $$;
 
--- Adds counts to a session's row, and its usage to the session that started it.
-CREATE FUNCTION crow.count(session text, parent_session text, counts json) RETURNS void LANGUAGE plpgsql AS $$
+-- What a chain of entries adds to the counters of a session.
+CREATE TYPE crow.counts AS (
+    entries bigint, tokens_in bigint, tokens_out bigint, tokens_cached bigint, cost float8, files_changed bigint,
+    lines_added bigint, lines_removed bigint, has_prompt boolean
+);
+
+-- Moves a session to the end of a chain that was just added, and counts the chain: in its row, and as usage of the
+-- session that started it.
+CREATE FUNCTION crow.move_to_end(
+    s crow.sessions, ids bigint[], at_ms bigint, counts json, release boolean
+) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    c record;
+    c crow.counts := json_populate_record(NULL::crow.counts, counts);
+    last_id bigint := ids[cardinality(ids)];
 BEGIN
-    SELECT * INTO c FROM json_to_record(counts) AS x (
-        entries bigint, tokens_in bigint, tokens_out bigint, tokens_cached bigint, cost float8, files_changed bigint,
-        lines_added bigint, lines_removed bigint, has_prompt boolean
-    );
-    UPDATE crow.sessions s SET
-        entries = s.entries + c.entries, cost = s.cost + c.cost,
-        tokens_in = crow.plus(s.tokens_in, c.tokens_in), tokens_out = crow.plus(s.tokens_out, c.tokens_out),
-        tokens_cached = crow.plus(s.tokens_cached, c.tokens_cached),
-        files_changed = s.files_changed + c.files_changed, lines_added = s.lines_added + c.lines_added,
-        lines_removed = s.lines_removed + c.lines_removed, has_prompt = s.has_prompt OR c.has_prompt
-    WHERE s.id = session;
-    IF parent_session IS NOT NULL AND (c.cost <> 0 OR c.tokens_in <> 0 OR c.tokens_out <> 0 OR c.tokens_cached <> 0)
+    UPDATE crow.sessions u SET
+        leaf = coalesce(last_id, u.leaf), newest_entry = coalesce(last_id, u.newest_entry), updated_ms = at_ms,
+        state = CASE WHEN release THEN 'idle' ELSE u.state END,
+        owner = CASE WHEN release THEN '' ELSE u.owner END,
+        lease_ms = CASE WHEN release OR u.owner = '' THEN 0 ELSE at_ms END,
+        entries = u.entries + c.entries, cost = u.cost + c.cost,
+        tokens_in = crow.plus(u.tokens_in, c.tokens_in), tokens_out = crow.plus(u.tokens_out, c.tokens_out),
+        tokens_cached = crow.plus(u.tokens_cached, c.tokens_cached),
+        files_changed = u.files_changed + c.files_changed, lines_added = u.lines_added + c.lines_added,
+        lines_removed = u.lines_removed + c.lines_removed, has_prompt = u.has_prompt OR c.has_prompt
+    WHERE u.number = s.number;
+    IF s.parent_id IS NOT NULL AND (c.cost <> 0 OR c.tokens_in <> 0 OR c.tokens_out <> 0 OR c.tokens_cached <> 0)
     THEN
-        UPDATE crow.sessions s SET cost = s.cost + c.cost,
-            tokens_in = crow.plus(s.tokens_in, c.tokens_in), tokens_out = crow.plus(s.tokens_out, c.tokens_out),
-            tokens_cached = crow.plus(s.tokens_cached, c.tokens_cached)
-        WHERE s.id = parent_session;
+        UPDATE crow.sessions u SET cost = u.cost + c.cost,
+            tokens_in = crow.plus(u.tokens_in, c.tokens_in), tokens_out = crow.plus(u.tokens_out, c.tokens_out),
+            tokens_cached = crow.plus(u.tokens_cached, c.tokens_cached)
+        WHERE u.id = s.parent_id;
     END IF;
 END
 $$;
@@ -303,12 +313,6 @@ BEGIN
         UPDATE crow.drafts d SET after_leaf = ids[cardinality(ids)]
             WHERE d.session = append.session AND d.after_leaf IS NOT DISTINCT FROM expected;
     END IF;
-    UPDATE crow.sessions u SET
-        leaf = coalesce(ids[cardinality(ids)], u.leaf), newest_entry = coalesce(ids[cardinality(ids)], u.newest_entry),
-        state = CASE WHEN release THEN 'idle' ELSE u.state END,
-        owner = CASE WHEN release THEN '' ELSE u.owner END,
-        lease_ms = CASE WHEN release OR u.owner = '' THEN 0 ELSE at_ms END, updated_ms = at_ms
-    WHERE u.number = s.number;
-    PERFORM crow.count(session, s.parent_id, counts);
+    PERFORM crow.move_to_end(s, ids, at_ms, counts, release);
 END
 $$;
