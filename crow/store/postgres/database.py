@@ -29,7 +29,7 @@ LEASE_MS = 60_000
 least once a minute; its steps give more."""
 
 _SCHEMES = ("postgresql", "postgres")
-_MOST_CONNECTIONS = 24
+_MOST_CONNECTIONS = 8
 _CONNECT_TIMEOUT_S = 10.0
 _STATEMENT_TIMEOUT_S = 60.0
 _CLOSING_TIMEOUT_S = 3.0
