@@ -10,7 +10,7 @@ MAKE_VENV := $(if $(UV),uv venv --quiet --python $(PYTHON),$(PYTHON) -m venv)
 INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-gateway soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire bench build clean
+.PHONY: help setup run test check format schemas conformance interop interop-sdk interop-acp-check interop-gateway interop-llama soak soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents bench eval build clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,26 +48,43 @@ format: $(READY) ## put every file into the one format
 schemas: $(READY) ## write the generated files below schemas/ anew
 	$(BIN)/python schemas/generate.py
 
-interop: interop-sdk interop-gateway ## try crow with published programs of others, on the loopback
+interop: interop-sdk interop-acp-check interop-gateway interop-llama ## try crow with published programs of others, on the loopback
 
 # The protocol's TypeScript SDK drives crow: needs Node 20 and npm.
 interop-sdk: $(READY)
 	@mkdir -p build/interop
-	@cp tests/interop/package.json tests/interop/sdk.mjs build/interop/
+	@cp tests/interop/package.json tests/interop/sdk.mjs tests/interop/sdk_v2.mjs build/interop/
 	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
-	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' node --test build/interop/sdk.mjs build/interop/sdk_v2.mjs
+	CROW='["$(CURDIR)/$(BIN)/python","-m","crow"]' CROW_OPTIONS='["--experimental-v2"]' node --test build/interop/sdk.mjs
 
-# The LiteLLM proxy, in a virtual environment of its own.
-GATEWAY := .venv-interop
+# crow acp-check against crow and against small agents on the protocol's TypeScript and Python SDKs: needs Node 20 and npm.
+interop-acp-check: $(READY)
+	@mkdir -p build/interop
+	@cp tests/interop/package.json tests/interop/agent.mjs build/interop/
+	npm install --prefix build/interop --no-package-lock --no-audit --no-fund --loglevel error
+	AGENT_MJS=$(CURDIR)/build/interop/agent.mjs $(BIN)/pytest tests/interop/acp_check.py
 
-$(GATEWAY)/.ready:
-	@echo "installing the gateway into $(GATEWAY) ..."
-	@test -x $(GATEWAY)/bin/python || $(MAKE_VENV) $(GATEWAY)
-	@$(subst $(BIN)/python,$(GATEWAY)/bin/python,$(INSTALL)) 'litellm[proxy]==1.106.2'
+# The LiteLLM proxy and the server of llama.cpp, in a virtual environment of their own.
+SERVERS := .venv-interop
+INSTALL_SERVER = test -x $(SERVERS)/bin/python || $(MAKE_VENV) $(SERVERS); $(subst $(BIN)/python,$(SERVERS)/bin/python,$(INSTALL))
+
+$(SERVERS)/.ready:
+	@echo "installing the LiteLLM proxy into $(SERVERS) ..."
+	@$(INSTALL_SERVER) 'litellm[proxy]==1.106.2'
 	@touch $@
 
-interop-gateway: $(READY) $(GATEWAY)/.ready
-	CROW_GATEWAY=$(CURDIR)/$(GATEWAY)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+$(SERVERS)/.llama:
+	@echo "installing the server of llama.cpp into $(SERVERS) ..."
+	@$(INSTALL_SERVER) xllamacpp==2026.10.11549 gguf==0.19.0
+	@touch $@
+
+interop-gateway: $(READY) $(SERVERS)/.ready
+	CROW_GATEWAY=$(CURDIR)/$(SERVERS)/bin/litellm $(BIN)/pytest tests/interop/gateway.py
+
+# A real inference server: its own tokens, streams, parser of tool calls, limits and usage. Its model is written by the test.
+interop-llama: $(READY) $(SERVERS)/.llama
+	CROW_LLAMA=$(CURDIR)/$(SERVERS)/bin/python $(BIN)/pytest tests/interop/inference.py
 
 # The official conformance suite of MCP, on Node 22 from npm. SCENARIOS="NAME ..." runs only those.
 conformance: $(READY) ## run the official conformance suite of MCP against crow: needs Node and npm
@@ -76,7 +93,7 @@ conformance: $(READY) ## run the official conformance suite of MCP against crow:
 	  '@modelcontextprotocol/conformance@0.2.0-alpha.12' node@22.23.3
 	$(BIN)/python -m tests.interop.conformance $(SCENARIOS)
 
-soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire ## what takes minutes: kills, mutated streams, random sessions, hostile messages
+soak: soak-store soak-parser soak-shown soak-compaction soak-accounts soak-wire soak-subagents ## what takes minutes: kills, mutated streams, random sessions, hostile messages
 
 # SOAK_S seconds (120) each, at every statement of the store and at random instants of the process.
 soak-store: $(READY)
@@ -88,8 +105,9 @@ soak-parser: $(READY)
 soak-shown: $(READY)
 	$(BIN)/python -m tests.soak.shown
 
+# POINTS decision points (1000000) from SEED (1), on all cores or PROCESSES.
 soak-compaction: $(READY)
-	$(BIN)/python -m tests.soak.compaction
+	$(BIN)/python -m tests.soak.compaction $(or $(POINTS),1000000) $(or $(SEED),1) $(PROCESSES)
 
 # SOAK_TURNS turns (1000) with random choices from SOAK_SEED (1).
 soak-accounts: $(READY)
@@ -99,13 +117,20 @@ soak-accounts: $(READY)
 soak-wire: $(READY)
 	$(BIN)/pytest --timeout 0 -s tests/soak/soak_wire.py
 
+# 1,000 random orders of ends, cancels, loads and kills.
+soak-subagents: $(READY)
+	$(BIN)/python -m tests.soak.subagents
+
 bench: $(READY) ## measure everything; the figures go below build/bench/
 	$(BIN)/python -m benchmarks
+
+eval: $(READY) ## measure summaries of the model at CROW_EVAL_BASE_URL
+	$(BIN)/python -m benchmarks.summaries
 
 build: $(READY) ## build the source distribution and the wheel into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## remove .venv and everything that was made
-	rm -rf .venv $(GATEWAY) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv $(SERVERS) dist build .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find crow tests schemas -name __pycache__ -type d -prune -exec rm -rf {} +

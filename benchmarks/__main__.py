@@ -18,7 +18,7 @@ __all__ = ["NAMES"]
 NAMES = sorted(
     module.name
     for module in pkgutil.iter_modules(benchmarks.__path__)
-    if module.name not in ("__main__", "floors", "rows", "write")
+    if module.name not in ("__main__", "floors", "rows", "summaries", "write")
 )
 
 

@@ -22,11 +22,25 @@ from tests.support.prefix_cache import CachingEndpoint, Prefixes, run_session, w
 __all__ = ["rows_of"]
 
 SESSIONS = 50
+PROMPTS = {True: 12, False: 40}
+"""Prompts of a session, with changes between them and without."""
+
+CAUSES = {
+    "added": "new messages",
+    "summary": "requests for a summary",
+    "checkpoint": "checkpoints",
+    "kept": "messages that a checkpoint kept",
+    "mask": "hidden tool outputs",
+    "restore": "compactions taken back",
+    "prompt": "changes of system message, tools or model",
+    "move": "undo, redo and retry",
+    "first": "first requests",
+}
 
 
-async def measure(directory: Path, sessions: int) -> Prefixes:
+async def measure(directory: Path, sessions: int, *, changes: bool) -> Prefixes:
     home, work = directory / "home", directory / "work"
-    work.mkdir()
+    work.mkdir(parents=True)
     model = CachingEndpoint(home / "crow.db")
     async with model.endpoint as endpoint:
         write_config(home, endpoint.base_url)
@@ -41,7 +55,7 @@ async def measure(directory: Path, sessions: int) -> Prefixes:
             agent.checks_schema = False
             await agent.initialize()
             for seed in range(sessions):
-                await run_session(agent, model, work / str(seed), seed)
+                await run_session(agent, model, work / str(seed), seed, prompts=PROMPTS[changes], changes=changes)
                 agent.log.clear()
     return model.found
 
@@ -57,12 +71,16 @@ def rows_of(found: Prefixes, sessions: int) -> list[Row]:
         Row(f"requests of {sessions} sessions", found.requests, found.requests, ""),
         Row("… bytes of their prompts", megabytes, megabytes, "MB"),
     ]
-    return rows + [Row(f"declared breaks: {kind}", count, count, "") for kind, count in sorted(found.breaks.items())]
+    rows += [Row(f"declared breaks: {kind}", count, count, "") for kind, count in sorted(found.breaks.items())]
+    for cause, name in CAUSES.items():
+        share = 100 * found.fresh[cause] / max(1, found.sent)
+        rows.append(Row(f"of all bytes, missed by {name}", share, share, "%"))
+    return rows
 
 
-async def main(sessions: int, file: Path | None) -> int:
+async def main(sessions: int, changes: bool, file: Path | None) -> int:
     with tempfile.TemporaryDirectory(dir=Path(tempfile.gettempdir()).resolve()) as directory:  # noqa: ASYNC240
-        found = await measure(Path(directory), sessions)
+        found = await measure(Path(directory), sessions, changes=changes)
     rows = rows_of(found, sessions)
     report(rows, file)
     print("\n".join(found.undeclared))
@@ -72,5 +90,6 @@ async def main(sessions: int, file: Path | None) -> int:
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("sessions", nargs="?", type=int, default=SESSIONS, help="how many sessions to run")
+    parser.add_argument("--no-changes", action="store_true", help="only prompt: longer sessions, which crow compacts")
     options = parser.parse_args()
-    sys.exit(anyio.run(main, options.sessions, options.json))
+    sys.exit(anyio.run(main, options.sessions, not options.no_changes, options.json))

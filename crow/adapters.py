@@ -17,13 +17,25 @@ import anyio.to_thread
 
 from crow.agent.hooks import Hook
 from crow.llm import EndpointMemory, Model
+from crow.log import mask_in_log
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import THE_WORKSPACE, HttpServer, McpServer, Ports, ServerOptions, StdioServer, Workspace
+from crow.tools import (
+    THE_WORKSPACE,
+    HttpServer,
+    LoginAsker,
+    McpServer,
+    OAuthOptions,
+    Ports,
+    ServerOptions,
+    ServerReport,
+    StdioServer,
+    Workspace,
+)
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
 from crow.tools.sandbox import Confiner
@@ -33,7 +45,8 @@ if TYPE_CHECKING:
     from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
     from crow.llm.offline import OfflineModel
-    from crow.tools.mcp.client import McpToolbox
+    from crow.tools.mcp.client import McpToolbox, ToolSettings
+    from crow.tools.mcp.logins import Login
 
 
 class EndpointModel(Model, Protocol):
@@ -109,6 +122,7 @@ def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
         model=target.model,
         api_key=key,
         key_hint=target.key_hint,
+        needs_key=target.needs_key,
         headers=tuple(settings.headers.items()),
         context_window=options.context_window,
         max_output_tokens=options.max_output_tokens,
@@ -143,20 +157,30 @@ def open_toolbox(
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
     """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task."""
-    from crow.tools.mcp.client import ToolSettings, open_toolbox
+    from crow.tools.mcp.client import open_toolbox
+
+    return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
+
+
+def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
+    """What the settings say about tools."""
+    from crow.tools.mcp.client import ToolSettings
 
     limits = loaded().settings.limits
     runtime = filter(os.path.isabs, [os.environ.get("XDG_RUNTIME_DIR", "")])
-    settings = ToolSettings(
+    return ToolSettings(
         start_timeout_s=limits.mcp_start_timeout_s,
         call_timeout_s=limits.mcp_call_timeout_s,
         offered=limits.offered_tools,
         skill_folders=(loaded().paths.config_file.parent / "skills",),
+        agent_folders=(loaded().paths.config_file.parent / "agents",),
         server_places=(loaded().paths.cache_dir / "servers", *map(Path, runtime)),
         fetches_private=loaded().settings.permissions.fetch_private,
         keys=lambda: hidden_keys(loaded()),
+        login_folder=login_folder(loaded().paths),
+        on_secrets=mask_in_log,
+        asker=asker,
     )
-    return open_toolbox(workspace, ports, servers, settings, on_change=on_change)
 
 
 def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -> Workspace:
@@ -169,7 +193,7 @@ def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -
         keys=lambda: hidden_keys(loaded()),
         own=(paths.config_file, paths.database, paths.log_file),
         own_folders=own_folders(paths, cwd),
-        own_readable=(config / "skills", config / "commands"),
+        own_readable=(config / "skills", config / "agents", config / "commands"),
         confiner=open_confiner(loaded(), cwd, directories),
     )
 
@@ -204,6 +228,43 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
     return tuple(folder for folder in folders if not workspace.is_relative_to(os.path.realpath(folder)))
+
+
+async def try_server(
+    loaded: Loaded, server: McpServer, *, asker: LoginAsker | None = None, workspace: Workspace
+) -> ServerReport:
+    """Start one MCP server, ask it for all that it lists, and stop it. `asker` asks the user to log in."""
+    from crow.tools.mcp.trial import try_server
+
+    return await try_server(server, workspace, tool_settings(lambda: loaded, asker))
+
+
+def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
+    """The stored login to a server. Blocks. :raises CrowError: its file or the URL cannot be used."""
+    from crow.tools.mcp.auth import account_of
+    from crow.tools.mcp.logins import LoginFolder
+
+    return LoginFolder(login_folder(loaded.paths), mask_in_log).read(account_of(server))
+
+
+def remove_login(loaded: Loaded, server: HttpServer) -> None:
+    """Remove the stored login to a server. Blocks. :raises OSError: its file cannot be removed."""
+    from crow.tools.mcp.auth import account_of
+    from crow.tools.mcp.logins import LoginFolder
+
+    LoginFolder(login_folder(loaded.paths)).remove(account_of(server))
+
+
+async def revoke_login(login: Login) -> bool:
+    """See :func:`crow.tools.mcp.auth.revoke`."""
+    from crow.tools.mcp.auth import revoke
+
+    return await revoke(login)
+
+
+def login_folder(paths: Paths) -> Path:
+    """Where the logins to MCP servers are kept."""
+    return paths.data_dir / "mcp-logins"
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
@@ -249,6 +310,11 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
         problem = "sandbox works only for servers with a command, and this one has a url; remove sandbox"
+    if settings.oauth_client_secret is not None and (settings.oauth_client_id is None or settings.oauth_issuer is None):
+        problem = (
+            "oauth_client_secret needs oauth_client_id and oauth_issuer: crow gives the secret to that authorization "
+            "server only"
+        )
     read_only = settings.read_only
     options = ServerOptions(
         allow=settings.allow_tools,
@@ -260,7 +326,18 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
     )
     if settings.url is not None:
         headers = tuple(settings.headers.items())
-        return HttpServer(name=name, url=settings.url, headers=headers, transport=settings.transport, options=options)
+        oauth = OAuthOptions(
+            login=name,
+            account=settings.oauth_account or "",
+            client_id=settings.oauth_client_id or "",
+            client_secret=settings.oauth_client_secret or "",
+            client_metadata_url=settings.oauth_client_metadata_url or "",
+            issuer=settings.oauth_issuer or "",
+            redirect_port=settings.oauth_redirect_port or 0,
+        )
+        return HttpServer(
+            name=name, url=settings.url, headers=headers, transport=settings.transport, options=options, oauth=oauth
+        )
     command = settings.command or ""
     if os.path.dirname(command):
         command = os.path.join(folder, os.path.expanduser(command))

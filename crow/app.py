@@ -9,12 +9,13 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -27,13 +28,17 @@ from crow.agent.instructions import INSTRUCTION_FILE
 from crow.agent.permissions import user_rules
 from crow.agent.templates import Template, read_templates
 from crow.domain.errors import AuthError, CrowError
+from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection
+from crow.frontend.endpoints import AuthState, Credentials, Provider
 from crow.frontend.sessions import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
 from crow.log import start_logging
 from crow.runtime import importing, keep_little, trim
-from crow.settings import OFFLINE, Loaded, fallback_of, names_offered, target_of
+from crow.settings import OFFLINE, Loaded, Target, fallback_of, names_offered, target_of
+from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
+from crow.settings.load import tokens_in_headers
 from crow.store import Store
 
 if TYPE_CHECKING:
@@ -48,18 +53,27 @@ _MODELS_LISTED = 200
 a longer one."""
 
 
-async def serve(loaded: Loaded, reload: Callable[[], Loaded]) -> int:
-    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again."""
+async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:
+    """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again.
+
+    With `offers_v2`, a client may also ask for the draft of version 2 of the protocol.
+    """
+    agent_type = AcpAgent
     with importing():
         # Imported here because it loads the protocol's SDK, which takes 300 ms and which no other command needs.
         from crow.frontend.connection import EditorConnection
+
+        if offers_v2:
+            from crow.frontend.v2 import NegotiatingAgent  # only those who ask for it wait for its import
+
+            agent_type = NegotiatingAgent
 
     adapters.protect_process(loaded)
     with claim_stdio() as (source, sink), recording(loaded) as recorder:
         wiring = Wiring(loaded, reload=reload, recorder=recorder)
         async with adapters.orphans_ended():
             connection = EditorConnection(StdioTransport(source, sink, observe=recorder))
-            await serve_connection(connection, wiring.dependencies())
+            await serve_connection(connection, wiring.dependencies(), agent_type=agent_type)
         await wiring.close()
     gc.freeze()  # otherwise the last garbage collection visits all imported objects: 250 ms at exit
     return 0
@@ -79,6 +93,9 @@ class Wiring:
         self._printed_keys: tuple[str, ...] = ()
         self._session_settings: SessionSettings | None = None
         self._store: Store | None = None
+        self._gateways = Gateways()
+        self._is_rerouted = False
+        self._generation = 0
         self._models: dict[str, Model] = {}
         self._retired_models: list[Model] = []
         self._imports = BackgroundImport(
@@ -91,7 +108,7 @@ class Wiring:
             has_network=lambda: self._settings.sandbox.network,
         )
         # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
-        self._names = list(names_offered(self._settings))
+        self._names = list(self._offered())
 
     @property
     def store(self) -> Store:
@@ -112,6 +129,7 @@ class Wiring:
             trim=trim,
             more_models=self._more_models,
             reload=self._reload_if_changed,
+            endpoints=self,
             models=tuple(self._names),
             model=self._default_model(),
             mode=self._settings.permissions.mode,
@@ -153,24 +171,80 @@ class Wiring:
         Models, endpoints, rules and compaction apply from the next prompt. The other settings apply to sessions opened
         from now on.
         """
+        is_rerouted, self._is_rerouted = self._is_rerouted, False
         if self._reload is None or not self._loaded.is_stale:
-            return None
+            return self.dependencies() if is_rerouted else None
         loaded = self._reload()
         if loaded.problem is not None and self._loaded.problem is None:
             logger.warning("The previous settings stay in effect: %s", loaded.problem)
             self._loaded = replace(self._loaded, stamp=loaded.stamp)
-            return None
+            return self.dependencies() if is_rerouted else None
         before, now = self._settings, loaded.settings
         self._loaded, self._settings, self._session_settings = loaded, now, None
         self._add_printed_keys(*self._printed_keys)
         adapters.protect_process(self._loaded)  # the file may name further variables that hold keys
         self._mask(now.secrets())
         if (before.model, before.models, before.providers) != (now.model, now.models, now.providers):
-            self._names[:] = names_offered(now)
-        if before != now:  # running turns keep their model
-            self._retired_models += self._models.values()
-            self._models = {}
+            self._names[:] = self._offered()
+        if before != now:
+            self._retire_models()
         return self.dependencies()
+
+    def _retire_models(self) -> None:
+        """Open all models again when they are next used. Running turns keep theirs."""
+        self._retired_models += self._models.values()
+        self._models = {}
+        self._generation += 1
+
+    def providers(self) -> tuple[Provider, ...]:
+        """See :class:`crow.frontend.endpoints.Endpoints`."""
+        urls = self._gateways.base_urls(self._settings)
+        return tuple(Provider(id=id_, base_url=url, is_required=id_ == MAIN_PROVIDER) for id_, url in urls.items())
+
+    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+        """See :class:`crow.frontend.endpoints.Endpoints`."""
+        self._gateways.set(provider_id, base_url, headers, self._settings)
+        for token in tokens_in_headers(headers):
+            self._note_key(token)
+        self._mask(headers.values())
+        self._reroute()
+
+    def disable_provider(self, provider_id: str) -> None:
+        """See :class:`crow.frontend.endpoints.Endpoints`."""
+        self._gateways.disable(provider_id, self._settings)
+        self._reroute()
+
+    def _reroute(self) -> None:
+        self._is_rerouted = True
+        self._names[:] = self._offered()
+        self._retire_models()
+
+    def credentials(self) -> Credentials:
+        """See :class:`crow.frontend.endpoints.Endpoints`."""
+        name, settings = self._default_model(), self._settings
+        default = self._target(name)
+        accounts = {}
+        for provider in (None, *settings.providers):
+            target = provider_target(provider, settings)
+            if not self._gateways.is_disabled(target):
+                target = self._gateways.route(target)
+                endpoint = adapters.endpoint_of(target)
+                host = urlsplit(target.base_url).netloc
+                if not target.needs_key:
+                    accounts[f"{host} (set by the editor)"] = provider == default.provider
+                elif endpoint.api_key is not None:
+                    accounts[f"API key for {host}"] = provider == default.provider
+        return Credentials(state=self._auth_state(name, default), accounts={} if name == OFFLINE else accounts)
+
+    def _auth_state(self, name: str, default: Target) -> AuthState:
+        if self._loaded.problem is not None:
+            return "unknown"
+        if name == OFFLINE:
+            return "not_required"
+        endpoint = adapters.endpoint_of(default)
+        if endpoint.api_key is not None or (endpoint.headers and not endpoint.needs_key):
+            return "authenticated"
+        return "unauthenticated" if endpoint.needs_key and not endpoint.info.is_local else "not_required"
 
     def _note_key(self, key: str) -> None:
         """Hide an API key that `api_key_command` has printed, just as the keys in the settings are hidden."""
@@ -192,7 +266,16 @@ class Wiring:
 
     def _default_model(self) -> str:
         """The model of new sessions; empty if none is set."""
-        return next(iter(names_offered(self._settings)), "")
+        return next(iter(self._offered()), "")
+
+    def _offered(self) -> tuple[str, ...]:
+        """The configured models, without those whose provider the client has disabled."""
+        names = names_offered(self._settings)
+        return tuple(name for name in names if not self._gateways.is_disabled(target_of(name, self._settings)))
+
+    def _target(self, name: str) -> Target:
+        """The endpoint of a model. :raises ConfigError: the client has disabled its provider."""
+        return self._gateways.route(target_of(name, self._settings))
 
     def _templates(self) -> tuple[Template, ...]:
         """The user's own commands."""
@@ -231,10 +314,12 @@ class Wiring:
         if not name and not self._has_endpoint():
             raise AuthError(self._loaded.advice_on_models())
         if name != OFFLINE:
-            adapters.endpoint_of(target_of(name, self._settings)).check()
+            adapters.endpoint_of(self._target(name)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether the user chose an endpoint, or set a key for the default one."""
+        """Whether the user chose an endpoint, or set a key for the default one, or the client set an endpoint."""
+        if not self._target("").needs_key:
+            return True
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
 
     def _info(self, name: str) -> ModelInfo:
@@ -243,16 +328,21 @@ class Wiring:
             return self._models[name].info
         if name == OFFLINE:
             return adapters.offline_model(self._settings).info
-        return adapters.endpoint_of(target_of(name, self._settings)).info
+        target = target_of(name, self._settings)
+        return adapters.endpoint_of(target if self._gateways.is_disabled(target) else self._target(name)).info
 
     async def _model(self, name: str) -> Model:
-        if name not in self._models:
+        while name not in self._models:
             self._check(name)
             if name == OFFLINE:
                 self._models[name] = adapters.offline_model(self._settings)
-            else:
-                target = target_of(name, self._settings)
-                self._models[name] = await adapters.open_model(target, self._store, self._note_key)
+                break
+            generation = self._generation
+            model = await adapters.open_model(self._target(name), self._store, self._note_key)
+            if generation == self._generation:
+                self._models[name] = model
+            else:  # the settings changed meanwhile
+                self._retired_models.append(model)
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
@@ -262,7 +352,7 @@ class Wiring:
             return ()
         try:
             with anyio.fail_after(_MODEL_LIST_TIMEOUT_S):
-                model = await adapters.open_model(target_of(name, self._settings), self._store, self._note_key)
+                model = await adapters.open_model(self._target(name), self._store, self._note_key)
                 try:
                     listed = await model.models()
                 finally:

@@ -384,17 +384,21 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
     try:
         async with adapters.open_toolbox(lambda: loaded, workspace, ports, servers) as toolbox:
             await toolbox.wait_ready(wait_s)
-            tools, statuses = len(toolbox.specs()), toolbox.servers()
+            tools, statuses, agents = len(toolbox.specs()), toolbox.servers(), toolbox.agents()
     except errors.CrowError as error:
         report(Finding("tools", "failed", str(error)))
         return
     report(Finding("tools", "ok", f"{_count(tools, 'tool', 'tools')} can be offered"))
+    for kind in agents:
+        if kind.problem:
+            report(Finding(f"agent {kind.name}", "warning", f"{kind.source}: {kind.problem}", "Correct the file."))
     for server in statuses:
         check = f"MCP server {server.name}"
         if server.state == "ready":
             report(Finding(check, "ok", _count(server.tools, "tool", "tools")))
         else:
             advice = "Run its command by hand: is it installed, and does it need variables or a network?"
+            advice = "" if "crow mcp login" in server.detail else advice
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 

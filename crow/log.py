@@ -14,6 +14,7 @@ from crow.domain.trace_context import current_trace_context
 
 _MAX_BYTES = 2_000_000
 _OLD_FILES = 2
+_MAX_ADDED = 200
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
@@ -33,6 +34,13 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
     root.setLevel(logging.WARNING)
     logging.getLogger("crow").setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def mask_in_log(secrets: Iterable[str]) -> None:
+    """Mask further secrets from now on, such as the token of a login."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _LogFile) and isinstance(handler.formatter, _MaskingFormatter):
+            handler.formatter.add(secrets)
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -62,7 +70,14 @@ class _MaskingFormatter(logging.Formatter):
 
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s:%(trace)s %(message)s")
-        self._mask = SecretMask(secrets)
+        self._secrets = tuple(secrets)
+        self._added: tuple[str, ...] = ()
+        self._mask = SecretMask(self._secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Mask these too. Only the newest ones are kept: tokens are renewed all the time."""
+        self._added = (*self._added, *secrets)[-_MAX_ADDED:]
+        self._mask = SecretMask((*self._secrets, *self._added))
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record, with its secrets masked."""

@@ -17,6 +17,7 @@ from crow.agent.permissions import Rule
 from crow.agent.templates import Template
 from crow.domain.entries import CallRef, NewEntry, Remark
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
+from crow.domain.messages import JsonObject
 from crow.llm import Model, ModelInfo
 from crow.store import Store
 from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Workspace
@@ -83,6 +84,16 @@ class Client(Protocol):
     async def finish_question(self, question_id: str) -> None:
         """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
 
+    @property
+    def shows_subagents(self) -> bool:
+        """Whether the editor shows each sub-agent as a session of its own."""
+
+    def open_subagent(self, session_id: str) -> Client:
+        """The editor, as a sub-agent of this session sees it. Call this only if `shows_subagents` is true."""
+
+    def close_subagent(self, session_id: str) -> None:
+        """Forget a sub-agent whose work has ended."""
+
 
 class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose MCP servers start in the background."""
@@ -145,6 +156,25 @@ class Adapters:
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
     hooks: Hooks | None = None
+
+
+SUBAGENT_ROLE = (
+    "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
+    "Answer with all that it needs to know, and do not ask back."
+)
+"""The end of a sub-agent's system message, unless a client has opened the sub-agent as a session of its own."""
+
+
+def config_of_own(config: JsonObject) -> JsonObject:
+    """The configuration of a sub-agent that a client opens as a session of its own."""
+    append = config.get("system_prompt_append")
+    before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
+    if not role:
+        return config
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # after it are the instructions of the sub-agent's kind
+    return {name: value for name, value in config.items() if name != "system_prompt_append"} | (
+        {"system_prompt_append": rest} if rest else {}
+    )
 
 
 def new_session_id() -> str:

@@ -111,23 +111,34 @@ class Budget:
             )
         return ""
 
+    def is_spent(self) -> bool:
+        """Whether the session or its last turn has reached its limit. If so, crow makes no request until the next
+        prompt."""
+        per_turn = self._settings().cost_per_turn
+        if per_turn is not None and self._branch.row.cost - self._turn_start >= per_turn:
+            return True
+        return self._has_reached_session_limit or self._is_session_spent()
+
     async def end_turn(self) -> None:
         """Tell the user if the session has reached its limit with the last request of a turn."""
         if not self._has_reached_session_limit and (words := self._session_words()):
             await self._report("Cost limit reached", words[0].upper() + words[1:])
 
-    def _session_words(self) -> str:
-        limit, cost = self._settings().cost_per_session, self._branch.row.cost
+    def _is_session_spent(self) -> bool:
+        limit, start = self._settings().cost_per_session, self._session_start
         if limit is None:
-            return ""
-        start = self._session_start
+            return False
         if start is None:
             start = self._opened_at if self._opened_at >= limit else 0.0
-        if cost - start < limit:
+        return self._branch.row.cost - start >= limit
+
+    def _session_words(self) -> str:
+        if not self._is_session_spent():
             return ""
         self._has_reached_session_limit = True
+        limit = self._settings().cost_per_session or 0.0
         return (
-            f"this session has cost {dollars(cost)}, and limits.cost_per_session is {limit:g}. "
+            f"this session has cost {dollars(self._branch.row.cost)}, and limits.cost_per_session is {limit:g}. "
             f"Send another prompt to spend up to {dollars(limit)} more."
         )
 

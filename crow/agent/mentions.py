@@ -21,7 +21,7 @@ MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]
 CLOSING = {")": "(", "]": "[", "}": "{"}
 
 Refusal = Callable[[ToolCall, PlannedCall], Awaitable[str]]
-"""Why a call may not run, or an empty string."""
+"""Returns why a call may not run, or an empty string if it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ def without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """The parts of a prompt, followed by the mentioned resources. Also returns why resources are missing, in words for
-    the user. The model learns of these, too."""
+    """The parts of a prompt, followed by the mentioned resources. Also returns why resources are missing, in texts for
+    the user. A note tells the model the same."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(READ_S):
@@ -78,8 +78,8 @@ async def attach_resources(
 async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
     """The content of a resource, or why there is none.
 
-    The user has asked for it, so no permission is needed. But deny rules hold, and plan mode allows only what the
-    user's settings declare read-only.
+    The user has asked for it, so no permission is needed. But deny rules still apply, and plan mode allows the
+    read only if the user's settings declare it read-only.
     """
     arguments = json.dumps({"server": mention.server, "uri": mention.uri}, ensure_ascii=False)
     call = ToolCall(id="", name="read_resource", arguments=arguments)

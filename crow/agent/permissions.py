@@ -24,7 +24,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.store import SessionRow
-from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
+from crow.tools import AGENT_MODES, NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, PlannedCall, Workspace
 
 Mode: TypeAlias = Literal["ask", "accept-edits", "plan", "auto"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -35,6 +35,13 @@ TYPED = re.compile(r"([A-Za-z0-9_*?-]{1,64})(?:\((\s*+\S.*)\))?", re.DOTALL)
 PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
 SEARCHES = ("grep", "list_files")
+ASKED_BY_CONTENT = ("skill", "task")
+"""Tools that may use a file of the workspace once the user has allowed this file with this content."""
+
+
+def narrower_mode(first: str, second: str) -> str:
+    """The mode that allows less. An unknown mode counts as `ask`."""
+    return min(first, second, key=lambda mode: AGENT_MODES.index(mode if mode in AGENT_MODES else "ask"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,7 @@ class Rule:
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
         if call.asks_once:
-            if self.is_pattern and name == "skill":  # a pattern could match skills that the user has not seen
+            if self.is_pattern and name in ASKED_BY_CONTENT:  # a pattern could match files that the user has not seen
                 return False
             return self.argument is not None and self.argument in (call.argument, *call.wider_arguments)
         asked = call.command_access or "full"
@@ -150,7 +157,7 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
     is_read_command = call.access == "execute" and call.command_access == "read"
     if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
         return Refuse(words=reason)
-    if call.access == "none":
+    if call.access == "none" and not call.asks_once:
         return Allow(why="touches only the session")
     is_special = call.is_outside or call.is_protected or call.asks_once
     if doubtful is not None:
@@ -172,11 +179,11 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
 def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    Searches and skills may not read a file that `read_file` may not read. For a command that names such a file, the
-    result is "maybe".
+    Searches, skills and sub-agents may not read a file that `read_file` may not read. For a command that names such a
+    file, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
-    reads_too = name == "skill" or (name in SEARCHES and rule.argument is not None)
+    reads_too = name in ASKED_BY_CONTENT or (name in SEARCHES and rule.argument is not None)
     if certainty == "no" and reads_too and call.rule_paths:
         certainty = rule.forbids("read_file", call)
     if certainty == "no" and call.access == "execute" and call.argument and is_path_rule(rule, "read_file"):

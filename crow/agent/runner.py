@@ -12,8 +12,9 @@ from typing import TypeAlias
 import anyio
 import anyio.abc
 
-from crow.agent import WaitableToolbox, new_message_id
+from crow.agent import WaitableToolbox
 from crow.agent.accounts import Budget
+from crow.agent.agent_kinds import OfferedAgents, Speciality
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
 from crow.agent.commands import CommandContext
@@ -22,12 +23,13 @@ from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.checkpoint import READ_TOOL
 from crow.agent.compaction.compactor import Compactor, Helpers, PreparedCheckpoint
 from crow.agent.hooks import BranchHooks, Hooks
+from crow.agent.inbox import Inbox
 from crow.agent.mentions import Mention, attach_resources
 from crow.agent.prompt import Briefing
 from crow.agent.recall import BranchLog
 from crow.agent.sampling import ModelSampler
 from crow.agent.session import PendingPrompt, Session
-from crow.agent.subagents import SubAgents
+from crow.agent.subagents import SubAgents, ToolSubset
 from crow.agent.templates import ParsedCommand, fill_prompt
 from crow.agent.titles import untitled_prompt, write_title
 from crow.agent.tool_calls import Permissions
@@ -37,14 +39,14 @@ from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerE
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
-from crow.tools import Ports, ServerPrompt, ServerStatus
+from crow.tools import Ports, ServerPrompt, ServerStatus, Toolbox
 
 logger = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
-"""While a summary is written between two turns, crow looks this often (in seconds) whether another process has used the
-session. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+"""While a summary is written between two turns, crow looks this often (in seconds) whether the session has changed.
+This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -61,7 +63,9 @@ class TurnRunner:
         self._briefing = Briefing(
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
-        self._permissions = Permissions(session.branch, session.client, session.workspace)
+        self._kind = Speciality.stored(session.branch.row.config)
+        """Limits a sub-agent of a kind that a client has opened as a session of its own."""
+        self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
         self._titling: BackgroundTask | None = None
@@ -75,6 +79,13 @@ class TurnRunner:
         self._next_attempt = 0
         """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
         log = BranchLog(session.adapters.store, session.branch)
+        self.inbox = Inbox(
+            session.branch,
+            session.adapters.store,
+            session.ended_before,
+            tasks=lambda: session.tasks,
+            has_turn=lambda: self.turn is not None,
+        )
         self.subagents = SubAgents(
             adapters=session.adapters,
             parent=session.branch,
@@ -86,11 +97,14 @@ class TurnRunner:
             compactor=self._make_compactor,
             budget=self._budget,
             standby=self._make_standby,
+            inbox=self.inbox,
+            tasks=lambda: session.tasks,
         )
         ports = Ports(
             log=log,
             plan=CurrentPlan(session.branch),
             subagents=self.subagents,
+            agents=OfferedAgents(adapters=session.adapters, permissions=self._permissions),
             elicitation=session.client,
             sampler=ModelSampler(
                 session.branch,
@@ -99,13 +113,14 @@ class TurnRunner:
                 self._budget,
                 lambda: session.adapters.model(session.branch.row.model),
             ),
+            background=self.inbox,
         )
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
         """Run a claimed prompt or command until it ends, and return its stop reason."""
         if prompt.command is not None:
-            return await self._run_command(prompt.text, prompt.command)
+            return await self._run_command(prompt, prompt.command)
         if prompt.called is not None:
             return await self._run_server_prompt(prompt, prompt.called)
         if prompt.mentions:
@@ -145,11 +160,13 @@ class TurnRunner:
             bounded_by=bounded_by,
             budget=self._budget,
             standby=self._make_standby(self._branch),
+            inbox=self.inbox,
         )
         self._budget.begin_turn()
         try:
             stop = await self.turn.run()
         finally:
+            self._prepared = compactor.prepared  # if the turn ended before its first request, the next one can use it
             if compactor.model is not model:  # a fallback has answered, and the next turn is not for that model
                 self._compactor = None
         await self._budget.end_turn()
@@ -197,8 +214,8 @@ class TurnRunner:
         self._permissions.rules = self._adapters.settings().rules
         return await attach_resources(parts, mentions, await self.tools.toolbox(), self._permissions.refusal)
 
-    async def _run_command(self, text: str, typed: ParsedCommand) -> StopReason:
-        """Answer the command `typed` (`text` is the user's input). Then run the follow-up that the command asks for."""
+    async def _run_command(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
+        """Answer the command `typed`. Then run the follow-up that the command asks for."""
 
         async def compactor() -> Compactor:
             return (await self._prepare())[0]
@@ -219,7 +236,7 @@ class TurnRunner:
             instructions=lambda: self._briefing.sources,
             user_instructions=self._adapters.user_instructions,
         )
-        body = Command(text=text, answer=await answer(context, typed), message_id=new_message_id())
+        body = Command(text=prompt.text, answer=await answer(context, typed), message_id=prompt.message_id)
         (entry,) = await self._branch.record([NewEntry(body=body)])
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 
@@ -230,7 +247,7 @@ class TurnRunner:
         """
         compactor = self._compactor
         level = None if compactor is None else compactor.gauge.early_level()
-        if compactor is None or level is None:
+        if compactor is None or level is None or self._budget.is_spent():
             return
         used, checkpoint = compactor.gauge.used(), self._branch.projection.checkpoint
         place: Place = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
@@ -245,21 +262,24 @@ class TurnRunner:
         if self._preparation is not None:
             self._preparation.cancel()
 
-    async def end_preparation(self) -> None:
-        """Stop writing a summary, and wait until the request is closed and its usage is known."""
-        if self._preparation is not None:
-            self._preparation.cancel()
-            await self._preparation.wait()
+    async def end_background(self) -> None:
+        """Stop writing a summary and a title, and wait until the requests are closed and their usage is known."""
+        tasks = [task for task in (self._preparation, self._titling) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await task.wait()
 
     async def _prepare_checkpoint(self, compactor: Compactor, place: Place) -> None:
+        model = self._branch.row.model
         await anyio.sleep(self._session.rest_s)
         try:
-            if await self._is_used_elsewhere():
+            if await self._has_changed(model):
                 return
             self._attempted_at = place
             self._next_attempt = compactor.gauge.used() + compactor.gauge.limits().room // 10
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._watch, tasks.cancel_scope)
+                tasks.start_soon(self._watch, model, tasks.cancel_scope)
                 self._prepared = await compactor.prepare()
                 tasks.cancel_scope.cancel()
             await self._branch.store_requests()
@@ -268,19 +288,20 @@ class TurnRunner:
         except Exception:
             logger.exception("Session %s: no summary could be written early", self._branch.row.id)
 
-    async def _watch(self, scope: anyio.CancelScope) -> None:
-        """Cancel `scope` as soon as another process uses the session."""
-        while not await self._is_used_elsewhere():  # noqa: ASYNC110  # other processes set no event here
+    async def _watch(self, model: str, scope: anyio.CancelScope) -> None:
+        """Cancel `scope` as soon as the summary would not be used any more."""
+        while not await self._has_changed(model):  # noqa: ASYNC110  # other processes set no event here
             await anyio.sleep(WATCH_S)
         scope.cancel()
 
-    async def _is_used_elsewhere(self) -> bool:
-        """Whether another process runs a turn or has added entries. Also true if the store does not say."""
+    async def _has_changed(self, model: str) -> bool:
+        """Whether another process runs a turn or has added entries, or the user has chosen another model than `model`.
+        Also true if the store does not say."""
         try:
             row = await self._adapters.store.session(self._branch.row.id)
         except StoreError:
             return True
-        return row.state != "idle" or row.leaf != self._branch.leaf
+        return row.state != "idle" or row.leaf != self._branch.leaf or row.model != model
 
     def prefetch(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""
@@ -288,7 +309,7 @@ class TurnRunner:
 
     def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
         """After the session's first turn, let a small model write the title, if the user has set one."""
-        name = self._adapters.settings().title_model
+        name = "" if self._budget.is_spent() else self._adapters.settings().title_model
         prompt = untitled_prompt(self._branch) if name else None
         if prompt is not None and prompt.message_id != self._titled:
             self._titled = prompt.message_id
@@ -298,9 +319,8 @@ class TurnRunner:
             self._titling = BackgroundTask(tasks, partial(write_title, self._branch, prompt, open_model))
 
     def close(self) -> None:
-        """End the work in the background, and close the tools."""
-        if self._titling is not None:
-            self._titling.cancel()
+        """Stop watching what runs in the background, and close the tools."""
+        self.inbox.close()
         self.tools.close()
 
     async def _look_up(self) -> None:
@@ -311,7 +331,7 @@ class TurnRunner:
         await toolbox.wait_ready(SERVER_GRACE_S, beside=partial(self._briefing.read, self._permissions.may_read()))
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
-    async def _prepare(self) -> tuple[Compactor, WaitableToolbox]:
+    async def _prepare(self) -> tuple[Compactor, Toolbox]:
         """Get what a turn and a compaction need: a usable model, open tools, a prompt entry."""
         await self._adapters.load()
         model = await self._adapters.model(self._branch.row.model)
@@ -320,8 +340,11 @@ class TurnRunner:
         prefetch, self._prefetch = self._prefetch, None
         await (self._look_up() if prefetch is None else prefetch.wait())
         await self.tools.report_failures(toolbox.servers())
-        await self._briefing.begin_turn(toolbox.specs(), toolbox.servers(), toolbox.skills())
-        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), toolbox
+        tools: Toolbox = toolbox
+        if self._kind.tools is not None:
+            tools = ToolSubset(toolbox, self._kind.specs(toolbox.specs()))
+        await self._briefing.begin_turn(tools.specs(), tools.servers(), tools.skills())
+        return await self._make_compactor(self._branch, model, self._briefing, self._hooks), tools
 
     def _make_hooks(self, branch: Branch) -> BranchHooks:
         return BranchHooks(self._adapters.hooks or Hooks(), branch, self._session.workspace, self._session.report)

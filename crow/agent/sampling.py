@@ -12,7 +12,7 @@ from crow.agent import Client
 from crow.agent.accounts import Budget, request_entry
 from crow.agent.branch import Branch
 from crow.agent.permissions import Allow
-from crow.agent.tool_calls import Permissions
+from crow.agent.tool_calls import CANNOT_ASK, Permissions
 from crow.domain.entries import NewEntry
 from crow.domain.errors import CrowError, ModelError, StoreError
 from crow.domain.events import CallProgressed
@@ -26,7 +26,7 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 MAX_PER_TURN = 50
-"""How many answers one server may get in one turn."""
+"""One server may get at most this many answers in one turn."""
 
 DEADLINE_S = 300.0
 STORE_S = 5.0
@@ -37,8 +37,8 @@ NOT_ALLOWED = SamplingRefusal(words="The user did not allow this request.", is_u
 class ModelSampler:
     """Implements :class:`crow.tools.Sampler` for a session and its sub-agents. One request is answered at a time.
 
-    The model sees only the server's messages: nothing of the session, and no tools. After a rejection, the server's
-    other requests of the turn are rejected without asking.
+    The model sees only the server's messages: nothing of the session, and no tools. If the user rejects a request, that
+    server's other requests in the same turn are rejected without asking.
     """
 
     def __init__(
@@ -64,28 +64,31 @@ class ModelSampler:
         """See :class:`crow.tools.Sampler`."""
         place = (self._branch.turn, request.prefix)
         if self._asked[place] >= MAX_PER_TURN:
-            return SamplingRefusal(words=f"A server gets at most {MAX_PER_TURN} answers of the model in a turn.")
+            return SamplingRefusal(words=f"A server gets at most {MAX_PER_TURN} answers from the model in one turn.")
         self._asked[place] += 1
         async with self._slot.slot():
             try:
                 if place in self._rejected:
                     return NOT_ALLOWED
-                if not isinstance(await self._permissions.judge_sampling(request, question_text(request)), Allow):
-                    self._rejected.add(place)
+                decision = await self._permissions.judge_sampling(request, question_text(request))
+                if not isinstance(decision, Allow):
+                    # after CANNOT_ASK, a question during another call may still reach the user
+                    if decision is None or decision.words != CANNOT_ASK:
+                        self._rejected.add(place)
                     return NOT_ALLOWED
                 model = await self._open_model()
                 model.check()
                 return await self._answer(model, request, on_progress)
             except CrowError as error:
-                # the words may contain addresses and settings, which are none of the server's business
-                logger.warning("MCP server %s got no answer of the model: %s", request.server, error)
+                # the error may contain addresses and settings that the server must not see
+                logger.warning("MCP server %s got no answer from the model: %s", request.server, error)
                 return SamplingRefusal(words="The model did not answer.")
 
     async def _answer(
         self, model: Model, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
         if words := await self._budget.why_stop(self._branch, model.info):
-            logger.warning("MCP server %s got no answer of the model: %s", request.server, words)
+            logger.warning("MCP server %s got no answer from the model: %s", request.server, words)
             return SamplingRefusal(words="The session has reached its cost limit.")
         messages = (SystemMessage(text=request.system or SYSTEM), *request.messages)
         sent = sum(map(estimate_message, messages))
@@ -133,12 +136,12 @@ class ModelSampler:
     async def _store(self, used: Sequence[NewEntry]) -> None:
         try:
             await self._branch.record(used)
-        except StoreError:  # stored with the end of the turn
+        except StoreError:  # stored with the branch's next entries instead
             self._branch.store_with_next(used)
 
 
 def question_text(request: SamplingRequest) -> str:
-    """What the model would be sent, for the user who has to allow it."""
+    """The text that would be sent to the model. It is shown to the user, who decides whether to allow it."""
     lines = [f"At most {request.max_tokens:,} tokens.", *([f"system: {request.system}"] if request.system else [])]
     for message in request.messages:
         if isinstance(message, UserMessage):
@@ -150,7 +153,7 @@ def question_text(request: SamplingRequest) -> str:
 
 
 def cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
-    """The answer up to the first of the `stops`."""
+    """The answer, cut before the first of the `stops` that it contains, or a refusal if the model refused."""
     places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]
     if places:
         return SamplingAnswer(text=answer.text[: min(places)], model=model, stop="stop_sequence")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.abc
@@ -92,6 +92,16 @@ class PendingPrompt:
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
+class TurnListener(Protocol):
+    """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
+
+    async def turn_began(self, prompt: PendingPrompt) -> None:
+        """The turn of this prompt is claimed. The prompt is stored, unless it is a command or a server's prompt."""
+
+    async def turn_ended(self, prompt: PendingPrompt) -> None:
+        """The turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
+
+
 class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
@@ -112,6 +122,9 @@ class Session:
         self.window = ContextWindow(adapters.store, self.id)
         self.tools_wanted = anyio.Event()
         self.closing = False
+        self.listener: TurnListener | None = None
+        self.ended_before = tail.waiting
+        """What ended in the background before the session was opened, for the model."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -129,9 +142,19 @@ class Session:
         return self._runner.tools.prompts if self._runner is not None else ()
 
     @property
-    def busy(self) -> bool:
+    def has_turn(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a prompt runs or waits, or a sub-agent works in the background."""
+        return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The tasks of the session. They end when the session is closed."""
+        return self._tasks
 
     @property
     def owes(self) -> bool:
@@ -184,7 +207,10 @@ class Session:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
                 prompt.parts = await attach_files(self._expand_template(prompt), self.workspace, self._rules())
-                prompt.in_inbox = prompt.needs_servers or self.closing or self._queue[0] is not prompt
+                is_revoked = prompt not in self._queue
+                prompt.in_inbox = not is_revoked and (
+                    prompt.needs_servers or self.closing or self._queue[0] is not prompt
+                )
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
@@ -243,6 +269,11 @@ class Session:
     def _turn(self) -> Turn | None:
         return self._runner.turn if self._runner is not None else None
 
+    @property
+    def running_calls(self) -> Mapping[str, anyio.CancelScope]:
+        """The running calls of the turn by id, without those of sub-agents. Cancelling a scope ends only that call."""
+        return self._turn.running_calls if self._turn is not None else {}
+
     def withdraw(self, prompt: PendingPrompt) -> None:
         """End one submitted prompt as `cancelled`. The other prompts stay."""
         if self._queue and self._queue[0] is prompt:
@@ -252,10 +283,29 @@ class Session:
             prompt.stop = "cancelled"
             prompt.done.set()
 
+    def revoke(self, prompt: PendingPrompt) -> bool:
+        """Take back a prompt that waits for an earlier turn. Returns False if its own turn is next or has begun.
+
+        The prompt may already be in the store's inbox; when `answer` has returned, the caller removes it from there.
+        """
+        if prompt not in self._queue or self._queue[0] is prompt:
+            return False
+        self._queue.remove(prompt)
+        prompt.stop = "cancelled"
+        prompt.done.set()
+        return True
+
+    @property
+    def waiting(self) -> tuple[PendingPrompt, ...]:
+        """The prompts that wait for an earlier turn."""
+        return tuple(self._queue)[1:]
+
     def cancel(self) -> None:
-        """End the running turn and all waiting prompts as `cancelled`."""
+        """End the running turn and all waiting prompts as `cancelled`, and cancel the sub-agents in the background."""
         for prompt in self._queue:
             self._cancel(prompt)
+        if self._runner is not None:
+            self._runner.subagents.cancel_background()
 
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
@@ -265,6 +315,14 @@ class Session:
             asyncio.get_running_loop().call_later(HEAD_START_S, prompt.scope.cancel)
         else:
             prompt.scope.cancel()
+
+    def cancel_subagent(self, task_id: str) -> bool:
+        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        return self._runner is not None and self._runner.subagents.cancel(task_id)
+
+    def has_subagent(self, task_id: str) -> bool:
+        """Whether this sub-agent of the session runs here."""
+        return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:
         """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
@@ -302,7 +360,8 @@ class Session:
                     else:
                         await self._wait_for_prompt()
                 if self._runner is not None:
-                    await self._runner.end_preparation()
+                    await self._runner.end_background()
+                    await self._runner.subagents.wait_ended()
                 await self.branch.close()
                 if self._runner is not None:
                     self._runner.close()
@@ -362,9 +421,15 @@ class Session:
                             await self._ending.wait()
         except Exception as error:  # noqa: BLE001  # the request raises it; the session goes on
             prompt.error = error
+        except BaseException:
+            prompt.stop = "cancelled"
+            raise
         finally:
             self._ending = None
             prompt.usage = self.branch.turn_usage
+            if self.listener is not None:
+                with anyio.move_on_after(TELL_S, shield=True):
+                    await self.listener.turn_ended(prompt)
             self._queue.remove(prompt)
             prompt.done.set()
         if self._runner is not None and prompt.error is None and prompt.stop != "cancelled" and not self.closing:
@@ -391,6 +456,8 @@ class Session:
             moved = await self._claim(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
+            if self.listener is not None:
+                await self.listener.turn_began(prompt)
             await self._begin_turn(moved=moved)
             if prompt.command is None:
                 await self.adapters.load()  # imports, in a thread, the packages that `_turn_runner` needs

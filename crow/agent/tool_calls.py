@@ -31,6 +31,7 @@ from crow.agent.permissions import (
     is_path_rule,
     may_attach,
     named_places,
+    narrower_mode,
     rule_for,
     rule_for_writes,
     rule_words,
@@ -55,6 +56,9 @@ CANNOT_ASK = (
     "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
     "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]. Protected paths "
     "always need an editor that asks."
+)
+CANCELLED_BY_USER = (
+    "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
 UNANSWERED = (
     "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
@@ -86,7 +90,8 @@ class Calls:
 
     A call that writes files is a barrier and runs alone. The calls between two barriers run in parallel. Otherwise
     calls run in the order of the answer. `ran` means that at least one call of the turn was started. `dismissed` means
-    that the user cancelled the turn when asked for permission.
+    that the user cancelled the turn when asked for permission. `running` has the running calls by id; cancelling
+    a scope ends only that call.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Calls:
     ) -> None:
         self.ran = False
         self.dismissed = False
+        self.running: dict[str, anyio.CancelScope] = {}
         self._branch = branch
         self._hooks = hooks
         self._permissions = permissions
@@ -195,9 +201,15 @@ class Calls:
         announcement = plan.announcement if opened.is_changed else None
         started = [NewEntry(body=Started(call=opened.ref, why=permitted.why, announcement=announcement))]
 
+        shown = ""
+
         async def publish_progress(text: str) -> None:
+            nonlocal shown
+            shown = text
             await self._branch.publish(CallProgressed(call=opened.ref, text=text))
 
+        outcome: Outcome | None = None
+        self.running[opened.ref.call_id] = scope = anyio.CancelScope()
         try:
             if plan.access != "read":
                 await self._branch.record(started)
@@ -205,12 +217,18 @@ class Calls:
             self.ran = True
             begun = time.monotonic()
             async with after_delay(SOON_S, partial(self._store_started, started)):
-                outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
+                with scope:
+                    outcome = await self._toolbox.run(opened.call, opened.ref.call_id, publish_progress, planned=plan)
                 duration_ms = round((time.monotonic() - begun) * 1000)
+            if outcome is None:
+                text = f"{CANCELLED_BY_USER} Its output until then:\n\n{shown}" if shown else CANCELLED_BY_USER
+                outcome = Outcome(text=text, is_error=True, raw_output={"cancelled": True})
             await self._answer(opened, outcome, duration_ms=duration_ms, before=started)
             await self._hooks.after_tool(opened.call, plan, self._results[opened.ref])
         except StoreError as error:
             self._failure = error  # raised in `run`, because the task group would wrap it in an exception group
+        finally:
+            del self.running[opened.ref.call_id]
 
     async def _store_started(self, started: list[NewEntry]) -> None:
         """Store that a slow call is running. If that fails, the entry is stored together with the result."""
@@ -265,25 +283,51 @@ class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
     The mode and the rules are read for each call, so a change applies from the next call on. Sub-agents use the
-    instance of their session. `rules` are those of the user's file.
+    instance of their session, or a narrower one. `rules` are those of the user's file.
     """
 
-    def __init__(self, branch: Branch, client: Client, workspace: Workspace, rules: Sequence[Rule] = ()) -> None:
+    def __init__(
+        self,
+        branch: Branch,
+        client: Client,
+        workspace: Workspace,
+        rules: Sequence[Rule] = (),
+        *,
+        limit: str = "",
+        whole: Permissions | None = None,
+    ) -> None:
         self._branch = branch
         self._client = client
         self._workspace = workspace
         self.rules = tuple(rules)
+        self._limit = limit
+        self._whole = whole or self
+
+    def narrowed(self, mode: str) -> Permissions:
+        """Return the session's permissions, but never more than `mode` gives. Later changes of the session's mode and
+        rules apply there, too."""
+        limit = narrower_mode(self._limit, mode) if self._limit else mode
+        return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
+
+    def asking(self, client: Client) -> Permissions:
+        """Return the same permissions, but ask this client."""
+        return Permissions(self._branch, client, self._workspace, limit=self._limit, whole=self._whole)
+
+    @property
+    def _mode(self) -> str:
+        mode = self._branch.row.mode
+        return narrower_mode(mode, self._limit) if self._limit else mode
 
     def may_read(self) -> Callable[[Path], bool]:
         """Return a function that tells whether crow may give the model a file of the workspace without a tool call.
         That function blocks."""
-        return partial(may_attach, workspace=self._workspace, rules=current_rules(self.rules, self._branch.row))
+        return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
         """Add to the plan all names of a file with hard links, because a rule may name any of them. Also add the paths
         that the rules hide from a search or a confined command."""
         name = plan.rule_tool or call.name
-        rules = current_rules(self.rules, self._branch.row)
+        rules = current_rules(self._whole.rules, self._branch.row)
         if plan.has_hard_links and any(is_path_rule(rule, name, "read_file") for rule in rules):
             path = Path(plan.rule_paths[0])
             places = [place for place in named_places(rules) if os.path.isabs(place)]
@@ -298,13 +342,13 @@ class Permissions:
         """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
-        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
         return decision.words if isinstance(decision, Refuse) else ""
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        decision = decide(call.name, plan, row.mode, current_rules(self.rules, row))
+        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:

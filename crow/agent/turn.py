@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
@@ -27,6 +27,7 @@ from crow.agent.background import after_delay
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.hooks import BranchHooks
+from crow.agent.inbox import Inbox
 from crow.agent.prompt import Briefing
 from crow.agent.stream import AnswerDraft
 from crow.agent.tool_calls import Calls, Permissions
@@ -86,7 +87,7 @@ REPEATED = (
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
     The message to the user quotes `bounded_by`, which says where the limit of steps comes from. If the endpoint is
-    down, the model that `standby` returns answers for the rest of the turn."""
+    down, the model that `standby` returns answers for the rest of the turn. The model is told what is in `inbox`."""
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class Turn:
         bounded_by: str = "limits.steps_per_turn",
         budget: Budget | None = None,
         standby: Standby | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         self._branch = branch
         self._model = compactor.model
@@ -121,6 +123,7 @@ class Turn:
         self._bounded_by = bounded_by
         self._budget = budget
         self._standby = standby
+        self._inbox = inbox
         self._steered: list[User] = []
 
     async def run(self) -> StopReason:
@@ -139,8 +142,13 @@ class Turn:
         while True:
             stop = await self._run_steps()
             is_continued = await self._hooks.turn_end(stop, steps=self._steps_taken)
-            if not is_continued and not (self._steered and stop == "end_turn"):  # a prompt may arrive during a hook
+            if not is_continued and not (self._has_news and stop == "end_turn"):  # a prompt may arrive during a hook
                 return stop
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether the model has to be told something before the turn may end."""
+        return bool(self._steered) or (self._inbox is not None and self._inbox.has_news)
 
     async def _run_steps(self) -> StopReason:
         """Work until the model calls no tool, or the turn has no steps or no money left."""
@@ -150,6 +158,8 @@ class Turn:
             self._steps_taken += 1
             if self._steered:
                 await self._branch.record(self._take_steered())
+            if self._inbox is not None:
+                await self._inbox.deliver()
             denial = await self._hooks.before_request(step=self._steps_taken, tokens=self._gauge.used)
             if denial is not None:
                 raise errors.TurnError(denial.words)
@@ -157,7 +167,7 @@ class Turn:
             await self._remind()
             entry, answer, plans = await self._ask()
             if not answer.calls:
-                if self._steered and answer.finish != "refusal":
+                if self._has_news and answer.finish != "refusal":
                     continue
                 if answer.finish == "length" and not answer.text.strip():
                     await self._branch.record([new_remark(ONLY_THOUGHT)])
@@ -176,6 +186,11 @@ class Turn:
                 await self._branch.record([NewEntry(body=Reminder(text=text))])
         steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
         return await self._stop(f"Stopped after {steps} ({self._bounded_by}). Send another prompt to continue.")
+
+    @property
+    def running_calls(self) -> Mapping[str, anyio.CancelScope]:
+        """The running calls by id. Cancelling a scope ends only that call; the turn goes on."""
+        return self._calls.running
 
     def steer(self, prompt: User) -> None:
         """Let the model see another prompt by the user at its next step."""

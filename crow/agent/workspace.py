@@ -17,9 +17,10 @@ from crow.agent.instructions import (
 )
 from crow.domain.events import NoticeShown
 from crow.domain.rendering import code
-from crow.tools import SKILL_FOLDERS, SandboxStatus, SkillInfo
+from crow.tools import AGENT_FOLDERS, SKILL_FOLDERS, AgentKind, SandboxStatus, SkillInfo
 
 MAX_SKILLS = 200
+MAX_AGENTS = 50
 IGNORED = (
     *(".crow/config.toml", ".crow/commands", ".claude/settings.json", ".claude/settings.local.json"),
     *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
@@ -36,20 +37,21 @@ class WorkspaceContents:
     """The contents of a workspace that matter to an agent.
 
     `instructions` are the files that go to the model as text, with their sizes in bytes. `left_out` are the instruction
-    files that the model does not get, with the reason. `skills` is the number of skills. `ignored` are names of files
-    and folders that crow does not read.
+    files that the model does not get, with the reason. `skills` and `agents` are the numbers of skills and agent files.
+    `ignored` are names of files and folders that crow does not read.
     """
 
     cwd: str
     instructions: tuple[tuple[str, int], ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     skills: int = 0
+    agents: int = 0
     ignored: tuple[str, ...] = ()
 
     @property
     def concerns_agents(self) -> bool:
         """Whether there is anything to tell."""
-        return bool(self.instructions or self.left_out or self.skills or self.ignored)
+        return bool(self.instructions or self.left_out or self.skills or self.agents or self.ignored)
 
 
 def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceContents:
@@ -80,6 +82,7 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
         instructions=tuple(instructions),
         left_out=tuple(left_out),
         skills=min(MAX_SKILLS, sum(1 for _ in skill_files(folder))),
+        agents=min(MAX_AGENTS, sum(1 for _ in agent_files(folder))),
         ignored=tuple(name for name in IGNORED if os.path.exists(folder / name)),
     )
 
@@ -94,6 +97,16 @@ def skill_files(folder: Path) -> Iterator[Path]:
         yield from (path for path in paths if file_size(path))
 
 
+def agent_files(folder: Path) -> Iterator[Path]:
+    for name in AGENT_FOLDERS:
+        try:
+            with os.scandir(folder / name) as entries:
+                paths = [Path(entry.path) for entry, _ in zip(entries, range(MAX_SKILLS), strict=False)]
+        except (OSError, ValueError):
+            continue
+        yield from (path for path in paths if path.suffix == ".md" and file_size(path))
+
+
 def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
     """The notice about a workspace in which the user has not worked yet."""
     sentences = []
@@ -106,6 +119,10 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
     if contents.skills:
         number = f"There are {contents.skills} skills" if contents.skills > 1 else "There is 1 skill"
         sentences.append(f"{number}; crow asks before the model may load {'them' if contents.skills > 1 else 'it'}.")
+    if contents.agents:
+        several = contents.agents > 1
+        number = f"There are {contents.agents} kinds of sub-agents" if several else "There is 1 kind of sub-agent"
+        sentences.append(f"{number}; crow asks before the model may use {'them' if several else 'it'}.")
     if contents.ignored:
         sentences.append(f"Ignored: {and_more([code(name) for name in contents.ignored], 4)}; {WHY_IGNORED}.")
     if sentences:
@@ -163,13 +180,21 @@ def added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
     return (("readable", status.readable), ("writable", status.writable))
 
 
-def describe_workspace(contents: WorkspaceContents, skills: Iterable[SkillInfo], *, is_known: bool) -> list[str]:
-    """The section of `/permissions` about the workspace: lines of Markdown. `skills` are all skills of the session."""
+def describe_workspace(
+    contents: WorkspaceContents, skills: Iterable[SkillInfo], agents: Iterable[AgentKind] = (), *, is_known: bool
+) -> list[str]:
+    """The section of `/permissions` about the workspace: lines of Markdown. `skills` and `agents` are all skills and
+    kinds of sub-agents of the session."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
     lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]
     lines += [f"- skill {code(skill.name)} ({code(skill.source)}): crow asks before it is loaded" for skill in own[:20]]
     lines += [f"- {len(own) - 20} more skills: crow asks before these are loaded, too"] if len(own) > 20 else []
+    lines += [
+        f"- sub-agent {code(kind.name)} ({code(kind.source)}): crow asks before it is used"
+        for kind in agents
+        if kind.is_from_workspace and not kind.problem
+    ]
     lines += [f"- {code(name)}: ignored; {WHY_IGNORED}" for name in contents.ignored]
     new = "" if is_known else ", where you have not worked with crow before"
     head = f"The workspace is {code(contents.cwd)}{new}."

@@ -94,6 +94,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
     # Editors append this option to the command that starts crow, which may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    acp.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -111,12 +114,19 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
     )
     _add_json(models)
+    mcp = add("mcp", _mcp, "list, add, remove and try MCP servers, and log in to them")
+    if "mcp" in arguments:
+        _add_mcp_commands(mcp)
     add("config", _config, "print the settings in effect, and where each comes from", [settings])
     trace = add("trace", _trace, "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
     trace.add_argument(
         "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
     )
     trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
+    acp_check = add("acp-check", _acp_check, "check whether an agent keeps the rules of the Agent Client Protocol")
+    _add_acp_check_arguments(acp_check)
+    _add_check_options(trace, "check: ")
+    _add_check_options(acp_check, "")
     completion = add("completion", _completion, "print a completion script for bash, zsh or fish")
     completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
     completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
@@ -208,6 +218,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     words = "openai prints these messages as a JSON array, as in a Chat Completions request"
     show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
+    show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
     search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
@@ -215,6 +226,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     stats.add_argument(
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
+    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
     for each in (search, stats):
         add_limits(each)
 
@@ -260,8 +272,83 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         _add_json(each, default=argparse.SUPPRESS)
 
 
+def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(mcp="list", json=False)
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    def add(name: str, words: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(mcp=name)
+        return added
+
+    _add_json(add("list", "list the servers in config.toml; the same as crow mcp"), default=argparse.SUPPRESS)
+    adding = add("add", "add a server to config.toml")
+    adding.epilog = "Example: crow mcp add files -- npx -y some-server --root /srv"
+    adding.add_argument("name", metavar="NAME", help="a name for the server")
+    adding.add_argument("target", metavar="URL|COMMAND", help="its URL, or the program to start")
+    adding.add_argument("args", metavar="ARG", nargs="*", help="the program's arguments; write -- before the program")
+    for flag, value, words in (
+        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of yours"),
+        ("--header", "NAME:VALUE", "an HTTP header for the URL; ${NAME} stands for an environment variable"),
+    ):
+        adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
+    adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
+    adding.add_argument("--sandbox", choices=("read", "write"), help="confine the program like a shell command")
+    adding.add_argument("--replace", action="store_true", help="replace a server with this name")
+    add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
+    login = add("login", "log in to a server, in the browser")
+    login.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="only print the address of the login page"
+    )
+    logout = add("logout", "revoke and delete the tokens of a login")
+    for each in (login, logout):
+        each.add_argument("server", metavar="NAME|URL", help="a server in config.toml, or the URL of another one")
+    test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
+    test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
+    _add_json(test, default=argparse.SUPPRESS)
+    _add_json(parser, default=argparse.SUPPRESS)
+
+
 def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
     parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
+
+
+def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "agent",
+        metavar="COMMAND",
+        nargs="*",
+        help="what starts the agent, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+    )
+    parser.add_argument(
+        "--endpoint-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a variable that gets the base URL of the endpoint of the check; OPENAI_BASE_URL always does",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="an environment variable for the agent; without a value, it is passed on",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="record all messages, for crow trace show")
+    parser.add_argument("--rules", action="store_true", help="only list the rules")
+
+
+def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
+    for flag, words in (
+        ("--all", "print all rules, not only those that found something"),
+        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--json", "print one JSON object for each rule"),
+    ):
+        parser.add_argument(flag, action="store_true", help=f"{when}{words}")
+    parser.add_argument("--junit", metavar="FILE", help=f"{when}write the result as JUnit XML")
 
 
 def _run_async(work: Coroutine[object, object, T]) -> T:
@@ -309,7 +396,8 @@ def _acp(options: argparse.Namespace) -> int:
         with importing():
             from crow.app import serve
 
-        return _run_async(serve(loaded, lambda: _load(options)))
+        offers_v2 = getattr(options, "experimental_v2", False)  # absent if crow was started without a command
+        return _run_async(serve(loaded, lambda: _load(options), offers_v2=offers_v2))
     except CrowError:
         raise
     except Exception as error:  # editors show stderr to their users: the traceback belongs in the log
@@ -371,25 +459,44 @@ def _models(options: argparse.Namespace) -> None:
     _run_async(print_models(_load(options), options))
 
 
+def _mcp(options: argparse.Namespace) -> int | None:
+    from crow.cli import mcp
+
+    loaded = _load_and_log(options)
+    match options.mcp:
+        case "add":
+            mcp.add_server(loaded, options)
+        case "remove":
+            mcp.remove(loaded, options)
+        case "login":
+            return _run_async(mcp.log_in(loaded, options))
+        case "logout":
+            _run_async(mcp.log_out(loaded, options))
+        case "test":
+            return _run_async(mcp.try_servers(loaded, options))
+        case _:
+            mcp.list_servers(loaded, options)
+    return None
+
+
 def _trace(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from crow.trace import check, record, show
+    from crow.trace import record, show
 
-    recording = record.read_recording(Path(options.file))
-    if options.action == "show":
-        for line in show.format_recording(recording):
-            print(line)
-        return 0
-    result = check.check(recording)
-    for fault in result.faults:
-        print(fault)
-    for fault in result.client_faults:
-        print(f"(the client, {fault})")
-    if result.unanswered:
-        print(f"(not answered when the recording ended: {', '.join(result.unanswered)})")
-    print(f"{result.messages} messages, {len(result.faults)} faults")
-    return 1 if result.faults else 0
+    if options.action == "check":
+        from crow.cli.conformance import check_recording
+
+        return check_recording(options)
+    for line in show.format_recording(record.read_recording(Path(options.file))):
+        print(line)
+    return 0
+
+
+def _acp_check(options: argparse.Namespace) -> int:
+    from crow.cli.conformance import run_acp_check
+
+    return run_acp_check(options)
 
 
 def _completion(options: argparse.Namespace) -> None:

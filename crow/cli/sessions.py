@@ -29,7 +29,7 @@ from crow.cli.output import (
     unique_prefixes,
 )
 from crow.domain.conversation import for_model
-from crow.domain.entries import Assistant
+from crow.domain.entries import Assistant, CallRef, ToolResult
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
@@ -122,12 +122,14 @@ async def list_sessions(context: SessionsContext) -> None:
 async def show_session(context: SessionsContext) -> None:
     """`crow sessions show`: print a transcript."""
     (session_id,) = await context.find_ids()
+    if context.options.call is not None:
+        return await _show_call(context, session_id)
     if context.options.as_model or context.options.format == "openai":
         return await _show_context(context, session_id)
     history = (entry async for batch in context.store.history(session_id) for entry in batch)
     if context.options.json:
         async for entry in history:
-            body = encode(entry.body)
+            body = encode(entry.body, shares_texts=False)
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
             created = time_text(entry.created_ms, "seconds")
             head = {"id": entry.id, "turn": entry.turn, "kind": body.kind, "model": entry.model, "created": created}
@@ -138,6 +140,18 @@ async def show_session(context: SessionsContext) -> None:
     async for entry in history:
         print_markdown(transcript.feed(entry))
     return None
+
+
+async def _show_call(context: SessionsContext, session_id: str) -> None:
+    """Print the whole output of a tool call. A program gets it unchanged."""
+    call = CallRef.parse(context.options.call)
+    if call is None:
+        raise ArgumentError(f'--call is "{context.options.call}"; expected the id of a call, such as call_12_0.')
+    found = await context.store.result(session_id, call)
+    if found is None or not isinstance(found.body, ToolResult):
+        raise ArgumentError(f"Session {session_id} has no result of {call.call_id}.")
+    text = found.body.text
+    sys.stdout.write(f"{safe(text) if in_terminal() else text}\n")
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
@@ -195,7 +209,9 @@ async def search(context: SessionsContext) -> None:
 
 
 async def stats(context: SessionsContext) -> None:
-    """`crow sessions stats`: tokens and cost."""
+    """`crow sessions stats`: tokens and cost, or with `--disk` the room that things take."""
+    if context.options.disk:
+        return await _disk(context)
     groups, scope = _groups(context.options.by), _scope(context)
     rows = await context.admin.totals(groups, scope)
     if context.options.json:
@@ -217,6 +233,17 @@ async def stats(context: SessionsContext) -> None:
     total = ["Total", *[""] * (len(columns) - len(numbers) - 1)]
     total += _numbers(sum_of_all, has_estimates=has_estimates)
     print_table(columns, cells, empty="No requests to a model yet.", total=total)
+    return None
+
+
+async def _disk(context: SessionsContext) -> None:
+    uses = await context.admin.disk_use()
+    if context.options.json:
+        return print_json(asdict(use) for use in uses)
+    show = "{:,}".format if in_terminal() else str
+    columns = (Column("What"), Column("Number", "number"), Column("Bytes", "number"))
+    cells = [(use.what, "" if use.number is None else show(use.number), show(use.bytes)) for use in uses]
+    print_table(columns, cells, empty="")
     return None
 
 

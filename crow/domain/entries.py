@@ -30,6 +30,18 @@ class CallRef:
         """The call's id for the client. It is unique in the database, and a replay uses the same id."""
         return f"call_{self.assistant}_{self.index}"
 
+    @classmethod
+    def parse(cls, call_id: str) -> CallRef | None:
+        """The call with this id for the client; None if it is no such id."""
+        match call_id.split("_"):
+            case ["call", assistant, index] if all(
+                0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)
+            ):
+                call = cls(assistant=int(assistant), index=int(index))
+                return call if call.call_id == call_id else None
+            case _:
+                return None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
@@ -312,7 +324,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """Something that a hook stored. `namespace` says to whom the entry belongs; crow does not interpret it.
+    """Something that a hook stored. `namespace` says to whom the entry belongs; crow does not interpret it. In the
+    namespace `crow`, crow itself tells the model what has ended in the background.
 
     If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees it. `data` is only stored.
     """

@@ -20,6 +20,7 @@
     │   │   ├── AnswerTooLong       an answer longer than crow accepts
     │   │   └── ProtocolError       an answer that is not a complete chat completion
     │   ├── ToolServerError         an MCP server
+    │   │   └── LoginRequired       the user has to log in to it
     │   └── EditorError             the ACP client
     ├── StoreError                  the database
     │   ├── StoreUnavailable        it cannot be opened, read or written
@@ -135,6 +136,10 @@ class ProtocolError(ModelError):
 
 class ToolServerError(PeerError):
     """An MCP server did not start, died, or broke the protocol."""
+
+
+class LoginRequired(ToolServerError):
+    """The user has to log in to an MCP server, and did not want to or could not be asked."""
 
 
 class EditorError(PeerError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem
-from crow.domain.messages import JsonObject
+from crow.domain.messages import JsonObject, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +130,47 @@ class CommandsChanged:
     """The list of slash commands changed; the frontend sends the complete list."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubagentChanged:
+    """A sub-agent of this session was announced, or what it does has changed.
+
+    `title` is set if the client has to be told about the sub-agent itself. `state` is None if it did not change.
+    `stop` says why an idle sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown.
+    `detail` is the error, and `usage` what its last turn used.
+    """
+
+    session_id: str
+    title: str | None = None
+    state: Literal["running", "requires_action", "idle", "unknown"] | None = None
+    stop: str = ""
+    detail: str = ""
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubagentLinked:
+    """The running call with this id is carried out by a sub-agent."""
+
+    call_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionMessage:
+    """A message from one session to another. The session that shows it is `sender` or `recipient`. Both sessions use
+    the same id for it."""
+
+    message_id: str
+    sender: str
+    recipient: str
+    text: str
+
+
 TurnEvent: TypeAlias = EntryStored | TextShown | ThoughtShown | CallAnnounced | CallProgressed | CallEnded
 ContextEvent: TypeAlias = ContextMeasured | CompactionChanged | SummaryShown
 SessionEvent: TypeAlias = NoticeShown | PlanChanged | TitleChanged | ModeChanged | OptionsChanged | CommandsChanged
-Event: TypeAlias = TurnEvent | ContextEvent | SessionEvent
+SubagentEvent: TypeAlias = SubagentChanged | SubagentLinked | SessionMessage
+Event: TypeAlias = TurnEvent | ContextEvent | SessionEvent | SubagentEvent
 
 ElicitationKind: TypeAlias = Literal["form", "url"]
 

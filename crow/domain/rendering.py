@@ -43,6 +43,9 @@ NEVER_MASKED = frozenset({"update_plan", "skill"})
 MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
+EXCERPT_SLACK_BYTES = 200
+"""An output is not shortened if that would save fewer bytes than this."""
+
 CUT_NOTES_CHARS = 1_000
 """Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
 
@@ -175,6 +178,23 @@ def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
     """A tool result as a message. If it was stored with a cut, the message has only its head and tail."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
+
+
+def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:
+    """The beginning and the end of a tool output for the user, with a line that says where the rest is."""
+    return f"{head}\n[… about {max(1, round(omitted_bytes / 1000)):,} kB more: /show {call_id} …]\n{tail}"
+
+
+def short_output(text: str, most_bytes: int, call_id: str) -> str:
+    """`text`, or an excerpt of about `most_bytes` bytes if it is longer."""
+    if len(text) * 4 <= most_bytes + EXCERPT_SLACK_BYTES:
+        return text
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes + EXCERPT_SLACK_BYTES:
+        return text
+    half = most_bytes // 2
+    head, tail = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    return excerpt(head, tail, len(data) - 2 * half, call_id)
 
 
 def is_maskable(body: ToolResult) -> bool:

@@ -5,34 +5,48 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.abc
 
 from crow import __version__
+from crow.domain.entries import Entry
 from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.frames import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, RequestError, RequestId
+from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
+from crow.frontend.frames import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    RequestError,
+    RequestId,
+)
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
+    OpenRequest,
+    archived_filter,
     client_capabilities,
     client_name,
     fork_entry,
+    new_title,
     open_request_from,
     session_alias,
     session_metadata,
     trace_context,
-    wants_archived,
+    wants_full_replay,
 )
-from crow.frontend.sessions import IdleTimer, OpenSessions, ServerDependencies, session_info
+from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
+from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import usage_object
+from crow.frontend.updates import ReplayLimits, usage_object
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +61,9 @@ ID_BYTES = 1_000
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
 """How long unfinished requests may still run after the end of stdin."""
+
+SHORT_ENTRIES = 30
+"""Closing a session does not cancel a load of at most this many entries, because that takes only a moment."""
 
 CLOSE_S = 0.8
 """Time limit for closing everything. What still runs after that is cancelled."""
@@ -68,19 +85,34 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 CANCELLABLE = OPENING | {"session/list"}
 """Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
 
+UNSTABLE = frozenset(
+    {
+        *("session/archive", "session/unarchive", "session/set_title", "session/status"),
+        *("auth/status", "providers/list", "providers/set", "providers/disable"),
+    }
+)
+"""Requests that are not part of the stable protocol. They are refused before `initialize`, because only its response
+offers them."""
+
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
 
-async def serve(connection: ClientConnection, dependencies: ServerDependencies, *, is_warmed: bool = True) -> None:
+async def serve(
+    connection: ClientConnection,
+    dependencies: ServerDependencies,
+    *,
+    is_warmed: bool = True,
+    agent_type: type[AcpAgent] | None = None,
+) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
 
     With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
-    not need this.
+    not need this. `agent_type` serves the methods; the default is `AcpAgent`.
 
-    Each session is a task of this function's task group, not of the request that opens the session.
+    Each session runs in this function's task group, not in the task of the request that opens the session.
     """
     async with anyio.create_task_group() as tasks:
-        agent = AcpAgent(dependencies, connection, tasks)
+        agent = (agent_type or AcpAgent)(dependencies, connection, tasks)
         tasks.start_soon(agent.idle.run)
         if is_warmed:
             tasks.start_soon(agent.warm_when_quiet)
@@ -96,16 +128,23 @@ async def serve(connection: ClientConnection, dependencies: ServerDependencies, 
 class AcpAgent:
     """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
 
+    sessions_type: type[OpenSessions] = OpenSessions
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
         self._dependencies = dependencies
-        self._sessions = OpenSessions(dependencies, connection, tasks)
+        self._connection = connection
+        self._tasks = tasks
+        self._sessions = self.sessions_type(dependencies, connection, tasks)
         self.idle = IdleTimer(self._sessions.tidy)
+        self._is_initialized = False
         self._is_logged_out = False
+        self._told_auth_status: dict[str, Any] | None = None
         self._is_closing = False
         self._running: dict[asyncio.Task[Any], anyio.CancelScope] = {}
         self._cancel_by_id: dict[RequestId, Callable[[], None]] = {}
+        self._loading: dict[RequestId, Load] = {}
         self._last_message_at = asyncio.get_running_loop().time()
         self._methods: dict[str, Method] = {
             "initialize": self._initialize,
@@ -121,6 +160,14 @@ class AcpAgent:
             "session/prompt": self._prompt,
             "session/set_mode": self._set_mode,
             "session/set_config_option": self._set_config_option,
+            "session/set_title": self._set_title,
+            "session/archive": self._archive,
+            "session/unarchive": self._unarchive,
+            "session/status": self._status,
+            "auth/status": self._auth_status,
+            "providers/list": self._list_providers,
+            "providers/set": self._set_provider,
+            "providers/disable": self._disable_provider,
             "_session/steering": self._steer,
         }
 
@@ -131,17 +178,19 @@ class AcpAgent:
             match method, params:
                 case "session/cancel", _:
                     with suppress(NoSuchSession):
-                        self._sessions.get(params.get("sessionId")).cancel()
+                        self._sessions.cancel(params.get("sessionId"))
                 case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
                     self._cancel_by_id.get(request_id, lambda: None)()
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
+        if method in UNSTABLE and not self._is_initialized:
+            raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:
             return await self._answer(method, params)
         except CrowError as error:
-            raise _request_error(error) from error
+            raise error_response(error) from error
         except RequestError:
             raise
         except Exception as error:
@@ -152,7 +201,7 @@ class AcpAgent:
         """Waits until no message has come for `WARM_AFTER_S`, then imports what the first prompt needs. Earlier imports
         would delay answers."""
         loop = asyncio.get_running_loop()
-        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event tells of silence
+        while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._sessions.warm()
 
@@ -170,6 +219,7 @@ class AcpAgent:
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         answer = self._methods[method]
         self._sessions.reload_settings()
+        self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
         if method == "session/prompt":
@@ -192,9 +242,10 @@ class AcpAgent:
         raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
+        self._is_initialized = True
         self._sessions.caps = client_capabilities(params)
         logger.info("Client: %s", client_name(params) or "no name")
-        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories")
+        features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
         return {
             "protocolVersion": PROTOCOL_VERSION,
@@ -204,9 +255,10 @@ class AcpAgent:
                 "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
                 "mcpCapabilities": {"http": True, "sse": True},
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
-                "auth": {"logout": {}},
+                "auth": {"logout": {}, "status": {}},
+                "providers": {},
             },
-            "authMethods": _auth_methods(self._sessions.caps),
+            "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
         }
 
@@ -225,6 +277,32 @@ class AcpAgent:
         self._is_logged_out = True
         return {}
 
+    async def _auth_status(self, _params: RequestParams) -> dict[str, Any]:
+        self._told_auth_status = self._present_auth_status()
+        return self._told_auth_status
+
+    def _present_auth_status(self) -> dict[str, Any]:
+        return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
+
+    def _tell_auth_status(self) -> None:
+        """Sends a changed authentication status to a client that has asked for the status before."""
+        if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
+            self._told_auth_status = status
+            self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
+
+    async def _list_providers(self, _params: RequestParams) -> dict[str, Any]:
+        return {"providers": [provider.as_json() for provider in self._dependencies.endpoints.providers()]}
+
+    async def _set_provider(self, params: RequestParams) -> dict[str, Any]:
+        set_provider(self._dependencies.endpoints, params)
+        self._sessions.reload_settings()
+        return {}
+
+    async def _disable_provider(self, params: RequestParams) -> dict[str, Any]:
+        self._dependencies.endpoints.disable_provider(params["providerId"])
+        self._sessions.reload_settings()
+        return {}
+
     async def _new(self, params: RequestParams) -> dict[str, Any]:
         opened = await self._sessions.create(open_request_from(params), alias=session_alias(params))
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
@@ -235,11 +313,31 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        store = await self._sessions.store()
-        async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
-            session = opened.session
-            await opened.client.replay(store.history(session.id), is_running=session.busy or session.owes)
+        async with self._loaded(params, open_request_from(params)) as opened:
             return self._sessions.introduce(opened)
+
+    @asynccontextmanager
+    async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+        """Opens a stored session and sends its history. Closing or deleting the session cancels the request."""
+        limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
+        self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
+        try:
+            store = await self._sessions.store()
+            async with self._sessions.reopened(session_id, request) as opened:
+                session = opened.session
+                family = Family(session_id=session.id) if self._sessions.caps.subagents else None
+                try:
+                    if family is not None:
+                        await opened.client.replay_subagents(store, family, limits)
+                    history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
+                    is_running = session.has_turn or session.owes
+                    await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
+                except BaseException:
+                    opened.client.release_subagents()
+                    raise
+                yield opened
+        finally:
+            del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
         async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
@@ -247,12 +345,13 @@ class AcpAgent:
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
-        limit = 50
+        limit, archived = 50, archived_filter(params)
         while True:
             page = await store.sessions(
-                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=wants_archived(params)
+                cwd=params.get("cwd"), cursor=params.get("cursor"), limit=limit, archived=archived
             )
-            answer: dict[str, Any] = {"sessions": [session_info(row) for row in page.rows]}
+            sessions = [session_info(row, tells_archived="archived" in params) for row in page.rows]
+            answer: dict[str, Any] = {"sessions": sessions}
             if page.cursor is not None:
                 answer["nextCursor"] = page.cursor
             if limit == 1 or json_bytes(answer) < PART_BYTES:
@@ -260,13 +359,45 @@ class AcpAgent:
             limit = max(1, limit // 8)
 
     async def _close(self, params: RequestParams) -> dict[str, Any]:
-        await self._sessions.close(params["sessionId"])
+        was_loading = self._cancel_loading(params["sessionId"])
+        try:
+            await self._sessions.close(params["sessionId"])
+        except NoSuchSession:
+            if not was_loading:  # a cancelled load closes the session itself
+                raise
         return {}
 
+    def _cancel_loading(self, session_id: str) -> bool:
+        """Cancels the requests that load this session, unless its history is short. Returns whether there were any."""
+        loads = [load for load in self._loading.values() if load.session_id == session_id]
+        for load in loads:
+            load.end()
+        return bool(loads)
+
+    def _cancel(self, request_id: RequestId) -> None:
+        self._cancel_by_id.get(request_id, lambda: None)()
+
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
+        self._cancel_loading(params["sessionId"])
         await self._sessions.delete(params["sessionId"])
         self.idle.tidy_soon()
         return {}
+
+    async def _archive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.archive(params["sessionId"])
+        return {}
+
+    async def _unarchive(self, params: RequestParams) -> dict[str, Any]:
+        await self._sessions.unarchive(params["sessionId"])
+        return {}
+
+    async def _status(self, params: RequestParams) -> dict[str, Any]:
+        return {"status": await self._sessions.status(params["sessionId"])}
+
+    async def _set_title(self, params: RequestParams) -> dict[str, Any]:
+        title = new_title(params["title"])
+        await self._sessions.set_title(params["sessionId"], title)
+        return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
@@ -311,7 +442,8 @@ class AcpAgent:
             return {"configOptions": self._sessions.options(session)}
 
 
-def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
+    """The authentication methods that the client can use."""
     text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
     configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
@@ -327,7 +459,8 @@ def _auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
     return [configured, login]
 
 
-def _request_error(error: CrowError) -> RequestError:
+def error_response(error: CrowError) -> RequestError:
+    """The response to a request that failed with `error`."""
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
@@ -337,3 +470,29 @@ def _request_error(error: CrowError) -> RequestError:
             return request_error(AUTH_REQUIRED, str(error), authRequired=True)
         case _:
             return request_error(INTERNAL_ERROR, str(error))
+
+
+class Load:
+    """A request that loads a session. `cancel` cancels it."""
+
+    def __init__(self, session_id: str, cancel: Callable[[], None]) -> None:
+        self.session_id = session_id
+        self._cancel = cancel
+        self._is_long = False
+        self._is_unwanted = False
+
+    async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
+        """Yields the batches of `history`. Notes that it is long if it has more than `SHORT_ENTRIES` entries."""
+        count = 0
+        async for batch in history:
+            self._is_long = count >= SHORT_ENTRIES
+            if self._is_long and self._is_unwanted:
+                self._cancel()
+            yield batch
+            count += len(batch)
+
+    def end(self) -> None:
+        """Cancel the request now if the history is long, else as soon as it turns out to be long."""
+        self._is_unwanted = True
+        if self._is_long:
+            self._cancel()

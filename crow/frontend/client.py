@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, assert_never
 
 import anyio
@@ -18,8 +19,10 @@ from crow.domain.replay import Replay
 from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.subagents import MAX_REPLAYED, Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, Update
+from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, Update
+from crow.store import Store
 from crow.tools.limits import FairLimiter
 
 logger = logging.getLogger(__name__)
@@ -97,7 +100,7 @@ def request_error(code: int, message: str, **data: object) -> RequestError:
 class SessionClient:
     """See :class:`crow.agent.Client`.
 
-    `options` returns the session's current config options, and `commands` its current commands. `has_network`:
+    `options` returns the session's current config options, and `commands` its current commands. `has_network` says
     whether confined commands with the access `write` may use the network.
 
     The user sees at most one permission request and one question from a server at a time. Otherwise, a new dialog might
@@ -119,7 +122,8 @@ class SessionClient:
         self._session_id = session_id
         self._connection = connection
         self._caps = caps
-        self._live = LiveUpdates(caps, cwd=cwd)
+        self._cwd = cwd
+        self._live = LiveUpdates(caps, cwd=cwd, session_id=session_id)
         self._options = options
         self._commands = commands
         self._user_timeout_s = user_timeout_s
@@ -131,7 +135,12 @@ class SessionClient:
         self._is_known = asyncio.Event()
         self._updating = asyncio.Lock()
         self._replayed_to = 0
-        self._is_closed = False
+        self.is_closed = False
+        self._parent: SessionClient | None = None
+        self.subagents: dict[str, SessionClient] = {}
+        """The sub-agents that work now and that the client sees as sessions, by their ids."""
+        self._states: dict[str, events.SubagentChanged] = {}
+        self._replayed: dict[str, events.SubagentChanged] = {}
 
     def open(self) -> None:
         """Starts to send updates, since the editor now knows the session's id."""
@@ -139,11 +148,113 @@ class SessionClient:
 
     def close(self) -> None:
         """Stops sending updates, since the session is closed."""
-        self._is_closed = True
+        self.is_closed = True
         self._is_known.set()
+
+    def hold(self) -> None:
+        """Makes new updates and questions wait until `open`."""
+        self._is_known = asyncio.Event()
+
+    def has_call(self, call: CallRef | None) -> bool:
+        """Whether the call was announced here and has not ended."""
+        return self._live.knows(call)
+
+    def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
+        """The sub-agent that the call belongs to, if the client sees it as a session."""
+        return next((subagent for subagent in self.subagents.values() if subagent.has_call(call)), None)
+
+    @property
+    def shows_subagents(self) -> bool:
+        """See :class:`crow.agent.Client`."""
+        return self._caps.subagents
+
+    def open_subagent(self, session_id: str) -> SessionClient:
+        """See :class:`crow.agent.Client`. The user sees one question at a time, also across sub-agents."""
+        client = self.subagent(session_id)
+        client.open()
+        self.subagents[session_id] = client
+        return client
+
+    def close_subagent(self, session_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+        client = self.subagents.pop(session_id, None)
+        if client is not None:
+            client.open()
+
+    def _note_state(self, event: events.SubagentChanged) -> None:
+        known = self._states.get(event.session_id, event)
+        title = known.title if event.title is None else event.title
+        self._states[event.session_id] = replace(event, title=title, state=event.state or known.state)
+
+    async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
+        """Announces the session's sub-agents and sends their stored histories, before the history of the session.
+
+        Until `tell_subagents`, running sub-agents send nothing more, because the client treats everything before the
+        response as history.
+        """
+        rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
+        for index, row in enumerate(rows):
+            running, state = self.subagents.get(row.id), row.state
+            if running is not None:
+                running.hold()
+            elif state == "running":  # its process may have died
+                state = (await store.open_session(row.id)).row.state
+            title = title_line(row.title or "")
+            await self.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
+            family.known.add(row.id)
+            # A sub-agent that runs in another process cannot be observed here.
+            shown = events.SubagentChanged(
+                session_id=row.id, title=row.title or "", state="unknown" if state == "running" else "idle"
+            )
+            self._replayed[row.id] = shown
+            if index < len(rows) - MAX_REPLAYED:
+                continue
+            client, own = running or self.subagent(row.id), Family(session_id=row.id, parent_id=self._session_id)
+            await client.replay_subagents(store, own, limits)
+            history = store.history(row.id, result_bytes=limits.result_bytes)
+            updates = await client.replay(history, is_running=running is not None, limits=limits, family=own)
+            family.tasks |= own.tasks
+            family.answers |= own.answers
+            self._replayed[row.id] = replace(shown, stop=updates.stop, detail=updates.detail)
+
+    async def tell_subagents(self) -> None:
+        """Sends the state of each sub-agent, right after the response to the request that opened the session."""
+        known, self._replayed = self._replayed, {}
+        for session_id in dict.fromkeys([*known, *self.subagents]):
+            state = self._states.get(session_id) or known[session_id]
+            await self._send_all(self._live.updates(replace(state, title=state.title or "")))
+            if (running := self.subagents.get(session_id)) is not None:
+                running.open()
+
+    def release_subagents(self) -> None:
+        """Lets the sub-agents send updates again, after a replay failed."""
+        self._replayed = {}
+        for running in self.subagents.values():
+            running.open()
+
+    def subagent(self, session_id: str) -> SessionClient:
+        """A client for a sub-agent of this session."""
+        client = SessionClient(
+            session_id,
+            self._connection,
+            self._caps,
+            cwd=self._cwd,
+            options=list,
+            commands=list,
+            user_timeout_s=self._user_timeout_s,
+            has_network=self._has_network,
+        )
+        client._parent, client._asking, client._eliciting = self, self._asking, self._eliciting
+        client._page_ids = self._page_ids
+        return client
 
     async def publish(self, event: Event) -> None:
         """See :class:`crow.agent.Client`. Waits while a replay runs, and skips entries that the replay has sent."""
+        if isinstance(event, events.CallProgressed) and (subagent := self._subagent_with(event.call)) is not None:
+            await subagent.publish(event)
+            return
+        if isinstance(event, events.SubagentChanged) and self._caps.subagents:
+            self._note_state(event)
         await self._is_known.wait()
         async with self._updating:
             extra: list[Update] = []
@@ -159,14 +270,21 @@ class SessionClient:
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
             await self._send_all((*self._live.updates(event), *extra))
 
-    async def replay(self, history: AsyncIterator[Sequence[Entry]], *, is_running: bool) -> None:
-        """Sends a stored history.
+    async def replay(
+        self,
+        history: AsyncIterator[Sequence[Entry]],
+        *,
+        is_running: bool,
+        limits: ReplayLimits | None = None,
+        family: Family | None = None,
+    ) -> ReplayUpdates:
+        """Sends a stored history, within `limits`. See `ReplayUpdates` for `family`.
 
         If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
         message and calls are sent.
         """
         async with self._updating:
-            replay, updates = Replay(), ReplayUpdates(self._caps)
+            replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             ended: set[CallRef] = set()
             message_id = ""
             async for batch in history:
@@ -183,14 +301,20 @@ class SessionClient:
                 await self._send_all(updates.updates(event))
             if is_running:
                 await self._send_all(self._live.catch_up(ended=ended, message_id=message_id))
+        return updates
 
     async def send(self, update: Update) -> None:
         """Sends one update; does nothing once the editor is gone or the session closed."""
-        if not self._is_closed:
+        if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
             await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`."""
+        """See :class:`crow.agent.Client`. A question that a server asks during a sub-agent's call is asked in the
+        sub-agent's session."""
+        if (subagent := self._subagent_with(question.call)) is not None:
+            return await subagent.ask(question)
+        if not self.has_call(question.call):
+            return "cannot_ask"  # from a sub-agent that the editor cannot show
         await self._is_known.wait()
         params = permission_params(self._session_id, question, has_network=self._has_network)
         async with self._asking:
@@ -203,7 +327,7 @@ class SessionClient:
         offered = [option["optionId"] for option in params["options"]]
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return permission_answer(await self._connection.request("session/request_permission", params), offered)
+                return permission_answer(await self._request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
         except ConnectionError:
@@ -223,7 +347,11 @@ class SessionClient:
         return self._caps.question_kinds
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """See :class:`crow.agent.Client`."""
+        """See :class:`crow.agent.Client`. A question during a sub-agent's call is asked in the sub-agent's session."""
+        if (subagent := self._subagent_with(question.call)) is not None:
+            return await subagent.elicit(question)
+        if question.call is not None and not self.has_call(question.call):
+            return ElicitationAnswer(action="cancel")  # from a sub-agent that the editor cannot show
         params = elicitation_params(self._session_id, question)
         if params["mode"] not in self.question_kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
@@ -249,7 +377,7 @@ class SessionClient:
             self._page_ids.add(params["elicitationId"])
         try:
             with anyio.fail_after(self._user_timeout_s):
-                return elicitation_answer(await self._connection.request("elicitation/create", params))
+                return elicitation_answer(await self._request("elicitation/create", params))
         except (RequestError, ConnectionError, TimeoutError) as error:
             logger.warning("The editor could not ask the user: %s", error)
             return ElicitationAnswer(action="cancel")
@@ -259,6 +387,9 @@ class SessionClient:
         if question_id in self._page_ids:
             self._page_ids.discard(question_id)
             await self._connection.notify("elicitation/complete", {"elicitationId": question_id})
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
         for update in updates:

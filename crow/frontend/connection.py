@@ -41,6 +41,32 @@ class PromptRequest(BaseModel, strict=True, defer_build=True):
     prompt: list[Any]
 
 
+class SessionRequest(BaseModel, strict=True, defer_build=True):
+    """A request that only names a session."""
+
+    session_id: str = Field(alias="sessionId")
+
+
+class ProviderRequest(BaseModel, strict=True, defer_build=True):
+    """`providers/disable`."""
+
+    provider_id: str = Field(alias="providerId")
+
+
+class SetProviderRequest(ProviderRequest):
+    """`providers/set`."""
+
+    api_type: str = Field(alias="apiType")
+    base_url: str = Field(alias="baseUrl")
+    headers: dict[str, str] = {}
+
+
+class TitleRequest(SessionRequest):
+    """`session/set_title`."""
+
+    title: str
+
+
 MODELS: Mapping[str, type[BaseModel]] = {
     "initialize": schema.InitializeRequest,
     "authenticate": schema.AuthenticateRequest,
@@ -55,6 +81,12 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "session/prompt": PromptRequest,
     "session/set_mode": schema.SetSessionModeRequest,
     "session/set_config_option": ConfigOptionRequest,
+    "session/set_title": TitleRequest,
+    "session/archive": SessionRequest,
+    "session/unarchive": SessionRequest,
+    "session/status": SessionRequest,
+    "providers/set": SetProviderRequest,
+    "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
 """The parameters of each request. They are only validated: the models drop unknown members."""
@@ -68,6 +100,8 @@ class EditorConnection:
     """
 
     def __init__(self, transport: StdioTransport) -> None:
+        self.checks_parameters = True
+        """Whether the parameters of requests are checked against `MODELS`."""
         self._transport = transport
         self._unanswered: set[RequestId] = set()
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
@@ -79,7 +113,7 @@ class EditorConnection:
             if hasattr(signal, name):
                 with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
-        self._rpc = Connection(partial(_checked, handle), self, listening=False)
+        self._rpc = Connection(partial(self._checked, handle), self, listening=False)
         await self._rpc.main_loop()
 
     async def end(self) -> None:
@@ -147,19 +181,18 @@ class EditorConnection:
         """See the SDK's `Transport`."""
         await self._transport.close()
 
-
-async def _checked(handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
-    """Calls `handle` with valid parameters only, and translates its error for the SDK."""
-    try:
-        if not is_notification and method in MODELS:
-            values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
-            MODELS[method].model_validate(values)
-        return await handle(method, params, is_notification)
-    except ValidationError as error:
-        problem = _invalid_params(method, error)
-        raise acp.RequestError(problem.code, str(problem), problem.data) from None
-    except RequestError as error:
-        raise acp.RequestError(error.code, str(error), error.data) from error
+    async def _checked(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
+        """Calls `handle` with valid parameters only, and translates its error for the SDK."""
+        try:
+            if not is_notification and self.checks_parameters and method in MODELS:
+                values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
+                MODELS[method].model_validate(values)
+            return await handle(method, params, is_notification)
+        except ValidationError as error:
+            problem = _invalid_params(method, error)
+            raise acp.RequestError(problem.code, str(problem), problem.data) from None
+        except RequestError as error:
+            raise acp.RequestError(error.code, str(error), error.data) from error
 
 
 def _invalid_params(method: str, error: ValidationError) -> RequestError:

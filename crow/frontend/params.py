@@ -14,6 +14,7 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 from crow.domain.events import ElicitationKind
 from crow.domain.messages import JsonObject
+from crow.domain.rendering import TITLE_CHARS, on_one_line
 from crow.domain.trace_context import trace_context_from
 from crow.frontend.frames import describe
 from crow.store.codec import merged_metadata
@@ -21,12 +22,16 @@ from crow.tools import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200
+_ARCHIVED_FILTERS: Mapping[str, bool | None] = {"exclude": False, "include": None, "only": True}
 _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """What crow may send to this client or ask of it."""
+    """What crow may send to this client or ask of it.
+
+    `cancelled_calls`: whether a tool call may have the status `cancelled`.
+    """
 
     reads_files: bool = False
     writes_files: bool = False
@@ -36,8 +41,11 @@ class ClientCapabilities:
     terminal_auth_by_meta: bool = False
     notices: bool = False
     compaction: bool = False
+    plans: bool = False
     boolean_options: bool = False
     marked_remarks: bool = False
+    subagents: bool = False
+    cancelled_calls: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
@@ -55,6 +63,8 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         terminal_auth_by_meta=meta.get("terminal-auth") is True,
         notices=isinstance(session.get("notices"), dict),
         compaction=isinstance(session.get("compaction"), dict),
+        subagents=isinstance(offered.get("subagents"), dict),
+        plans=isinstance(offered.get("plan"), dict),
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
@@ -168,9 +178,41 @@ def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
     return trace_context_from(_object(params, "_meta"))
 
 
-def wants_archived(params: Mapping[str, Any]) -> bool:
-    """`_meta.crow.archived`: whether to list the archived sessions instead of the others."""
-    return _crow_meta(params).get("archived") is True
+def archived_filter(params: Mapping[str, Any]) -> bool | None:
+    """Which sessions to list: only archived ones (True), only the others (False), or both (None).
+
+    `_meta.crow.archived` is the older way to ask for archived ones; it counts only without `archived`.
+
+    :raises ArgumentError: `archived` has an unknown value.
+    """
+    wanted = params.get("archived")
+    if wanted is None:
+        return _crow_meta(params).get("archived") is True
+    if not isinstance(wanted, str) or wanted not in _ARCHIVED_FILTERS:
+        raise ArgumentError(f"archived is {describe(wanted)}; expected one of {', '.join(_ARCHIVED_FILTERS)}.")
+    return _ARCHIVED_FILTERS[wanted]
+
+
+def new_title(text: str) -> str:
+    """The title to store: one line, without hidden characters, and shortened if it is too long.
+
+    :raises ArgumentError: nothing is left of it.
+    """
+    title = on_one_line(text)
+    if not title:
+        raise ArgumentError("title contains no visible characters.")
+    return title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
+
+
+def wants_full_replay(params: Mapping[str, Any]) -> bool:
+    """`_meta.crow.replay`: whether `session/load` sends tool results as they are, however long the session is.
+
+    :raises ArgumentError: it is neither "full" nor "short".
+    """
+    replay = _crow_meta(params).get("replay")
+    if replay not in (None, "full", "short"):
+        raise ArgumentError(f'_meta.crow.replay is {describe(replay)}; expected "full", or "short" as without it.')
+    return replay == "full"
 
 
 def _server(where: str, entry: object) -> McpServer:

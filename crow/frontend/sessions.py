@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
-from crow.agent import Adapters, new_session_id
+from crow.agent import Adapters, config_of_own, new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
 from crow.agent.commands import COMMANDS
 from crow.agent.permissions import bind_rules, may_attach
@@ -34,11 +34,12 @@ from crow.domain.errors import (
     StoreError,
     StoreUnavailable,
 )
-from crow.domain.events import NoticeShown, OptionsChanged
+from crow.domain.events import NoticeShown, OptionsChanged, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.endpoints import Endpoints
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
@@ -64,6 +65,7 @@ class ServerDependencies:
     - `trim` returns free memory to the system; it blocks.
     - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
     - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `endpoints` are what the client may see and set of the endpoints.
     - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
     - `auto_compact` is the default of the session option.
     - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
@@ -82,6 +84,7 @@ class ServerDependencies:
     trim: Callable[[], None]
     more_models: Callable[[], Awaitable[Sequence[str]]]
     reload: Callable[[], ServerDependencies | None]
+    endpoints: Endpoints
     models: Sequence[str]
     model: str
     mode: str
@@ -111,6 +114,8 @@ class OpenSessions:
     Requests that open, close or delete the same session wait for each other. Each session runs as a task in `tasks`.
     """
 
+    client_type: type[SessionClient] = SessionClient
+
     def __init__(
         self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
     ) -> None:
@@ -130,6 +135,11 @@ class OpenSessions:
         self._has_checked_sandbox = False
         self._is_warm = False
 
+    @property
+    def is_used(self) -> bool:
+        """Whether any request has needed the store yet."""
+        return self._store is not None or self._opening_store.locked()
+
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
         async with self._opening_store:
@@ -144,6 +154,25 @@ class OpenSessions:
         if opened is None or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened.session
+
+    def cancel(self, session_id: object) -> None:
+        """Cancels what runs in an open session, or the work of a sub-agent that runs in one.
+
+        :raises NoSuchSession: neither has this id.
+        """
+        for opened in self._open.values():
+            if isinstance(session_id, str) and opened.session.cancel_subagent(session_id):
+                return
+        self.get(session_id).cancel()
+
+    def _refuse_if_running(self, session_id: str) -> None:
+        """:raises ArgumentError: the session is a sub-agent that works for an open session."""
+        for opened in self._open.values():
+            if opened.session.has_subagent(session_id):
+                raise ArgumentError(
+                    f"{session_id} is a sub-agent that works for session {opened.session.id}. Cancel it with "
+                    "session/cancel, or wait until it is idle."
+                )
 
     @asynccontextmanager
     async def locked(self, session_id: str) -> AsyncIterator[Session]:
@@ -180,6 +209,7 @@ class OpenSessions:
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         store = await self.store()
+        self._refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self._lock(session_id):
             row = await store.fork_session(
@@ -195,7 +225,7 @@ class OpenSessions:
                 options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
                 if options:
                     row = await store.update_session(row.id, option_changes(row, options))
-            if (config := changed_config(row.config, request.config)) != row.config:
+            if (config := changed_config(config_of_own(row.config), request.config)) != row.config:
                 await store.update_session(row.id, SessionChanges(config=config))
         return self._start(await store.open_session(row.id), request, contents)
 
@@ -208,6 +238,7 @@ class OpenSessions:
         """
         store = await self.store()
         async with self._lock(session_id):
+            self._refuse_if_running(session_id)
             live = self._open.get(session_id)
             has_unstored = live is not None and not await live.session.settle()
             if request.metadata:
@@ -253,9 +284,47 @@ class OpenSessions:
         """Closes a session if it is open, and deletes it. Unknown sessions are ignored."""
         store = await self.store()
         async with self._lock(session_id):
+            self._refuse_if_running(session_id)
             if session_id in self._open:
                 await self._close(self._open[session_id])
             await store.delete_session(session_id)
+
+    async def archive(self, session_id: str) -> None:
+        """Closes a session if it is open, and leaves it out of lists from now on.
+
+        :raises NoSuchSession: it does not exist.
+        """
+        store = await self.store()
+        async with self._lock(session_id):
+            self._refuse_if_running(session_id)
+            row = await store.session(session_id)
+            if session_id in self._open:
+                await self._close(self._open[session_id])
+            if not row.archived:
+                await store.update_session(session_id, SessionChanges(archived=True))
+
+    async def unarchive(self, session_id: str) -> None:
+        """Puts an archived session back on the list. :raises NoSuchSession: it does not exist."""
+        store = await self.store()
+        async with self._lock(session_id):
+            if (await store.session(session_id)).archived:
+                await self._change(session_id, SessionChanges(archived=False))
+
+    async def set_title(self, session_id: str, title: str) -> None:
+        """Stores a title that crow does not replace. :raises NoSuchSession: the session does not exist."""
+        await self.store()
+        async with self._lock(session_id):
+            await self._change(session_id, SessionChanges(title=title, title_by_user=True))
+            if session_id in self._open:
+                await self._open[session_id].session.branch.publish(TitleChanged(title=title))
+
+    async def status(self, session_id: str) -> Literal["open", "saved"]:
+        """Whether a session is open in this process. Changes nothing. :raises NoSuchSession: it does not exist."""
+        opened = self._open.get(session_id)
+        if opened is not None and not opened.session.closing:
+            return "open"
+        await (await self.store()).session(session_id)
+        return "saved"
 
     async def close_all(self) -> None:
         """Closes every session, then the store."""
@@ -321,7 +390,7 @@ class OpenSessions:
     def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
         assert self._adapters is not None, "the store is open"
         row, dependencies, caps = tail.row, self._dependencies, self.caps
-        client = SessionClient(
+        client = self.client_type(
             row.id,
             self._connection,
             caps,
@@ -358,6 +427,14 @@ class OpenSessions:
         opened.client.close()
         self._forget(opened)
 
+    async def _change(self, session_id: str, changes: SessionChanges) -> None:
+        """Changes the row of a session, which may be open. The caller holds the session's lock."""
+        assert self._store is not None, "the caller has opened it"
+        if session_id in self._open:
+            await self._open[session_id].session.branch.change(changes)
+        else:
+            await self._store.update_session(session_id, changes)
+
     def _forget(self, opened: OpenSession) -> None:
         if self._open.get(opened.session.id) is opened:
             del self._open[opened.session.id]
@@ -371,7 +448,8 @@ class OpenSessions:
         :raises StoreUnavailable: the configuration cannot be stored.
         """
         row = tail.row
-        if (config := changed_config(row.config, request.config)) != row.config:
+        known = row.config if row.parent_id is None else config_of_own(row.config)
+        if (config := changed_config(known, request.config)) != row.config:
             row = await store.update_session(row.id, SessionChanges(config=config))
             tail = replace(tail, row=row)
         cwd, directories = request.cwd, request.directories
@@ -386,7 +464,7 @@ class OpenSessions:
                     note = NewEntry(body=Note(about="model", value=model, previous=row.model))
                     turn = tail.entries[-1].turn
                     stored = await store.append(row.id, leaf=row.leaf, turn=turn, entries=[note], changes=changes)
-                    return Tail(row=await store.session(row.id), entries=(*tail.entries, *stored))
+                    return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
             return replace(tail, row=await store.update_session(row.id, changes))
         except StoreUnavailable as error:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
@@ -446,6 +524,7 @@ class OpenSessions:
         if row.title is not None:
             title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
+        await client.tell_subagents()
         client.open()
         if opened.contents is not None and client.takes_notices:
             await client.publish(notice_of_workspace(opened.contents))
@@ -539,9 +618,11 @@ def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
-def session_info(row: SessionRow) -> dict[str, Any]:
-    """A session as `session/list` shows it."""
+def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
+    """A session as `session/list` shows it. `archived` is unstable, so only a client that asked about it gets it."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
+    if tells_archived:
+        info["archived"] = row.archived
     if row.title is not None:
         info["title"] = title_line(row.title)
     if row.additional_directories:

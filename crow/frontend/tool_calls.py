@@ -6,9 +6,11 @@ Live updates, replay and permission requests use the same functions, so that a c
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from crow.domain.diff import DiffHunk, changed_regions
@@ -35,6 +37,36 @@ PART_BYTES = 900_000
 QUESTION_CHARS = 16_000
 """A question shows at most this many characters of a command, a URL or arguments."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """The most bytes of each part of a call that are sent. Without `repeats_output`, text in the content of a call is
+    not sent a second time in its raw output."""
+
+    text: int = _TEXT_BYTES
+    arguments: int = _INPUT_BYTES
+    raw_output: int = OUTPUT_BYTES
+    diffs: int = _DIFF_BYTES
+    attachments: int = PIECE_BYTES
+    repeats_output: bool = True
+
+
+STANDARD = CallLimits()
+FULL = CallLimits(text=300_000, repeats_output=False)
+"""The limits of a replay for a client that asked for everything. They add up to less than a line."""
+
+
+def short_limits(result_bytes: int) -> CallLimits:
+    """The limits of a replay whose results were shortened to about `result_bytes` each when they were read."""
+    return CallLimits(
+        arguments=max(1_000, 2 * result_bytes),
+        raw_output=max(1_000, result_bytes),
+        diffs=max(2_000, 2 * result_bytes),
+        attachments=result_bytes,
+        repeats_output=False,
+    )
+
+
 _TITLE_CHARS = 280
 _NAME_CHARS = 200
 _MAX_LOCATIONS = 40
@@ -43,7 +75,14 @@ _URI_CHARS = 2_000
 _SUBJECTS = ("path", "pattern", "url", "query", "description")
 
 
-def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arguments: str | None = None) -> Fields:
+def call_fields(
+    call_id: str,
+    announcement: Announcement,
+    *,
+    name: str = "",
+    arguments: str | None = None,
+    limits: CallLimits = STANDARD,
+) -> Fields:
     """Id, title, kind and locations of a call; also its name and input if they are given."""
     fields: Fields = {
         "toolCallId": call_id,
@@ -59,15 +98,15 @@ def call_fields(call_id: str, announcement: Announcement, *, name: str = "", arg
         fields["name"] = title_line(name)
         fields["_meta"] = {"tool_name": fields["name"]}
     if arguments is not None:
-        fields["rawInput"] = raw_input(arguments)
+        fields["rawInput"] = raw_input(arguments, limits.arguments)
     return fields
 
 
-def raw_input(arguments: str) -> object:
+def raw_input(arguments: str, limit: int = _INPUT_BYTES) -> object:
     """The arguments as an object, with hidden characters escaped and long texts cut."""
     value = parsed_arguments(arguments)
-    short = limit_json({"arguments": arguments} if value is None else value, _INPUT_BYTES)
-    return limit_json(_escaped(short), _INPUT_BYTES)
+    short = limit_json({"arguments": arguments} if value is None else value, limit)
+    return limit_json(_escaped(short), limit)
 
 
 def parsed_arguments(arguments: str) -> Fields | None:
@@ -107,18 +146,18 @@ def announcement_from(name: str, arguments: str) -> Announcement:
     return Announcement(title=name if subject is None else f"{name} {in_title(subject)}")
 
 
-def result_contents(result: ToolResult) -> list[Fields]:
+def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
     """The content of a finished call: its diffs, or the result's text followed by images and attachments."""
     if result.announcement.diffs and not result.is_error:
-        return diff_contents(result.announcement.diffs)
+        return diff_contents(result.announcement.diffs, limits.diffs)
     images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
-    room = PIECE_BYTES
+    room = limits.attachments
     contents = []
     for attachment in (*images, *result.attachments[:_MAX_ATTACHMENTS]):
         block = _attachment_block(attachment, room)
         room -= len(attachment.data) if "data" in block or "resource" in block else 0
         contents.append({"type": "content", "content": block})
-    text = _result_text(result)
+    text = _result_text(result, limits.text)
     return [text_content(text), *contents] if text else contents
 
 
@@ -128,12 +167,12 @@ def output_text(result: ToolResult) -> str:
     return output if isinstance(output, str) and output else result.text
 
 
-def raw_output(result: ToolResult, *, with_text: bool = True) -> Fields:
+def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPUT_BYTES) -> Fields:
     """The field `rawOutput`, unless it would be empty. `with_text=False` leaves out what a terminal already shows."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
-    return {"rawOutput": limit_json(value, OUTPUT_BYTES)} if value else {}
+    return {"rawOutput": limit_json(value, limit)} if value else {}
 
 
 def text_content(text: str) -> Fields:
@@ -141,14 +180,14 @@ def text_content(text: str) -> Fields:
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
-def shown_text(text: str) -> str:
+def shown_text(text: str, limit: int = _TEXT_BYTES) -> str:
     """Text from a tool, with hidden characters escaped, and shortened if it is long."""
-    return _cut(text, _TEXT_BYTES, safe)[0]
+    return _cut(text, limit, safe)[0]
 
 
-def console_block(text: str) -> str:
+def console_block(text: str, limit: int = _TEXT_BYTES) -> str:
     """Command output as a Markdown code block."""
-    return fenced(shown_text(text), "console")
+    return fenced(shown_text(text, limit), "console")
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -158,15 +197,15 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _result_text(result: ToolResult) -> str:
+def _result_text(result: ToolResult, limit: int) -> str:
     """The result's text for clients that render Markdown. It is a code block if Markdown would change the text."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
     if not text.strip():
         return ""
     if kind == "execute":
-        return console_block(text)
-    text = shown_text(text)
+        return console_block(text, limit)
+    text = shown_text(text, limit)
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
@@ -263,22 +302,22 @@ def is_link(uri: str | None) -> bool:
     return uri.lower().startswith(("https://", "http://", "file:///"))
 
 
-def diff_contents(diffs: Iterable[Diff]) -> list[Fields]:
+def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
     """Diffs of the whole texts. If these are too large together, only the changed regions and a note that says so."""
-    return diff_view(diffs)[0]
+    return diff_view(diffs, limit)[0]
 
 
-def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
+def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fields], int]:
     """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
     diffs = tuple(diffs)
-    if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= _DIFF_BYTES:
-        whole = [_diff(diff.path, diff.old_text or "", diff.new_text) for diff in diffs]
-        if sum(map(json_bytes, whole)) <= _DIFF_BYTES + 1_000 * len(whole):
+    if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= limit:
+        whole: list[Fields] = [DiffFields(diff, DiffHunk(1, 1, diff.old_text or "", diff.new_text)) for diff in diffs]
+        if sum(map(json_bytes, whole)) <= limit + 1_000 * len(whole):
             return whole, 0
-    contents, room, hidden = [], _DIFF_BYTES, 0
+    contents, room, hidden = [], limit, 0
     for diff in diffs:
         regions = changed_regions(diff.old_text or "", diff.new_text)
-        shown, left_out = _fitting_regions(diff.path, regions, room)
+        shown, left_out = _fitting_regions(diff, regions, room, limit)
         room -= sum(map(json_bytes, shown.values()))
         hidden += left_out
         contents += [shown[at] for at in sorted(shown)]
@@ -292,9 +331,9 @@ def diff_view(diffs: Iterable[Diff]) -> tuple[list[Fields], int]:
     return contents, hidden
 
 
-def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple[dict[int, Fields], int]:
-    """Chooses regions from the beginning and the end that together take at most `room` bytes. Returns their diffs by
-    index, and how many characters of `regions` are not shown."""
+def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
+    """Chooses regions from the beginning and the end that together take at most `room` of `limit` bytes. Returns their
+    diffs by index, and how many characters of `regions` are not shown."""
     shown: dict[int, Fields] = {}
     left = room
     hidden = 0
@@ -302,26 +341,41 @@ def _fitting_regions(path: str, regions: Sequence[DiffHunk], room: int) -> tuple
     for at in (index for pair in zip(range(count), reversed(range(count)), strict=True) for index in pair):
         if at in shown:
             continue
-        old_text, new_text = regions[at].old_text, regions[at].new_text
+        region = regions[at]
+        old_text, new_text = region.old_text, region.new_text
         is_large = len(old_text) + len(new_text) > left
-        content = _diff(path, "", "") if is_large else _diff(path, old_text, new_text)
+        content = DiffFields(diff, replace(region, old_text="", new_text="") if is_large else region)
         if is_large or json_bytes(content) > left:
-            if shown or left <= _DIFF_BYTES // 2:
+            if shown or left <= limit // 2:
                 break
             # This region alone is too large, so its old text and its new text are cut.
             (old_text, old_hidden), (new_text, new_hidden) = (
                 _cut(text, left // 3, safe) for text in (old_text, new_text)
             )
-            content, hidden = _diff(path, old_text, new_text), old_hidden + new_hidden
+            region = replace(region, old_text=old_text, new_text=new_text)
+            content, hidden = DiffFields(diff, region, is_cut=True), old_hidden + new_hidden
         left -= json_bytes(content)
         shown[at] = content
     hidden += sum(len(one.old_text) + len(one.new_text) for at, one in enumerate(regions) if at not in shown)
     return shown, hidden
 
 
-def _diff(path: str, old_text: str, new_text: str) -> Fields:
-    # Some clients show no diff without the key oldText, even for a new file.
-    return {"type": "diff", "path": safe(path), "oldText": safe(old_text), "newText": safe(new_text)}
+class DiffFields(dict[str, Any]):
+    """A diff as content of a tool call, and what version 2 of the protocol needs to know about it.
+
+    `old_line` and `new_line` are the numbers of the texts' first lines in the file. `is_new` means that the file did
+    not exist before. `is_cut` means that the texts are not whole.
+    """
+
+    __slots__ = ("is_cut", "is_new", "new_line", "old_line")
+
+    def __init__(self, diff: Diff, region: DiffHunk, *, is_cut: bool = False) -> None:
+        # Some clients show no diff without the key oldText, even for a new file.
+        texts = {"oldText": safe(region.old_text), "newText": safe(region.new_text)}
+        super().__init__({"type": "diff", "path": safe(diff.path)} | texts)
+        self.old_line, self.new_line = region.old_line, region.new_line
+        self.is_new = diff.old_text is None
+        self.is_cut = is_cut
 
 
 def json_bytes(value: object) -> int:
@@ -381,7 +435,22 @@ def _fits(value: object, limit: int) -> bool:
     """Whether `value` takes at most `limit` bytes. Encodes it only if the number of characters does not decide."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
+    if isinstance(value, dict) and _most_bytes(value) <= limit:
+        return True
     return _chars(value) <= limit and json_bytes(value) <= limit
+
+
+def _most_bytes(value: dict[str, object]) -> float:
+    """An upper bound of the size of an object, found without encoding it; infinite if it has other values than texts,
+    truth values and small numbers."""
+    total = 2
+    for key, item in value.items():
+        if isinstance(item, str):
+            total += 6 * len(item)
+        elif item is not None and not (isinstance(item, int) and -(2**63) <= item < 2**63):
+            return math.inf
+        total += 6 * len(key) + 30
+    return total
 
 
 def _chars(value: object) -> int:

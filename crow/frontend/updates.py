@@ -10,12 +10,15 @@ from typing import Any, Literal, TypeAlias, assert_never
 from crow.domain import entries, events
 from crow.domain.entries import Announcement, CallRef, Entry, PlanItem, ToolResult
 from crow.domain.events import Event
-from crow.domain.messages import Usage
-from crow.domain.rendering import safe, title_line
+from crow.domain.messages import Part, Usage
+from crow.domain.rendering import parts_text, safe, title_line
+from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import (
+    CallLimits,
     Fields,
     call_fields,
     diff_contents,
@@ -28,14 +31,25 @@ from crow.frontend.tool_calls import (
 Update: TypeAlias = dict[str, Any]
 
 TERMINAL_CHARS = 50_000
-"""At most this many characters of output are streamed to a client's terminal. The rest is sent, shortened if it is
-long, when the command ends."""
+"""At most this many characters of output are streamed to a client's terminal. The rest is sent when the command
+ends, and is shortened if it is long."""
 
 NOTICE_CHARS = 500
 """At most this many characters of a notice's title are shown."""
 
 STEP_CHARS = 1_000
 """At most this many characters of a step of the plan are shown."""
+
+REPLAY_RESULTS_BYTES = 6_000_000
+"""A replay sends about this many bytes of tool results in total."""
+
+REPLAY_RESULT_BYTES = 400
+"""Even if the history is long, at least this many bytes of each tool result are sent."""
+
+REPLAY_ANSWER_BYTES = 10_000_000
+
+PLAN_ID = "plan"
+"""The id of a session's plan. A session has at most one plan."""
 
 PROGRESS_CHARS = 8_000
 """Without a terminal, this many characters from the end of a running command's output are shown."""
@@ -46,7 +60,7 @@ class _OpenCall:
     """An announced call that has not ended.
 
     `in_terminal` is the output that was sent to the client's terminal, or None without a terminal. `content` is the
-    content that the client shows.
+    content that the client shows. `subagent` is the sub-agent that carries out the call, if the client knows it.
     """
 
     announcement: Announcement
@@ -55,6 +69,7 @@ class _OpenCall:
     in_terminal: str | None = None
     content: list[Fields] = field(default_factory=list)
     status: Literal["pending", "in_progress"] = "pending"
+    subagent: str = ""
 
 
 @dataclass(slots=True)
@@ -69,16 +84,22 @@ class _OpenMessage:
 class LiveUpdates:
     """Converts events of a running session into updates for one client.
 
-    Remembers unfinished calls and the unfinished message. So updates need only contain what is new, and `catch_up` can
+    Remembers unfinished calls and the unfinished message. So updates contain only what is new, and `catch_up` can
     update a client that has just loaded the session. Every update of a tool call has a status. `cwd` is shown in
     terminals. `new_id` makes ids for messages that are not stored.
     """
 
     def __init__(
-        self, caps: ClientCapabilities, *, cwd: str = "", new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+        self,
+        caps: ClientCapabilities,
+        *,
+        cwd: str = "",
+        session_id: str = "",
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         self._caps = caps
         self._cwd = cwd
+        self._session_id = session_id
         self._new_id = new_id
         self._calls: dict[CallRef, _OpenCall] = {}
         self._message = _OpenMessage("")
@@ -114,15 +135,26 @@ class LiveUpdates:
             case events.NoticeShown():
                 return self._notice(event)
             case events.PlanChanged(plan=items):
-                return plan_updates(items)
+                return plan_updates(items, by_id=self._caps.plans)
             case events.TitleChanged(title=title):
                 return (_update("session_info_update", title=None if title is None else title_line(title)),)
             case events.ModeChanged(mode=mode):
                 return (_update("current_mode_update", currentModeId=mode),)
             case events.OptionsChanged() | events.CommandsChanged():
                 return ()
+            case events.SubagentChanged():
+                usage = None if event.usage is None else usage_object(event.usage)
+                return (subagent_update(event, usage),) if self._caps.subagents else ()
+            case events.SubagentLinked(call_id=call_id, session_id=session_id):
+                return self._linked(call_id, session_id)
+            case events.SessionMessage():
+                return message_updates(event, self._session_id) if self._caps.subagents else ()
             case _:
                 assert_never(event)
+
+    def knows(self, call: CallRef | None) -> bool:
+        """Whether the call was announced here and has not ended."""
+        return call in self._calls
 
     def catch_up(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
         """The unfinished message and calls, for a client that has just received the stored history.
@@ -185,7 +217,7 @@ class LiveUpdates:
     def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
         """The call in its present state, for a client that does not know the call yet."""
         fields = call_fields(call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments)
-        opened.content = diff_contents(opened.announcement.diffs)
+        opened.content = [link(opened.subagent)] if opened.subagent else diff_contents(opened.announcement.diffs)
         if opened.in_terminal is not None:
             terminal = {"terminal_id": call.call_id} | ({"cwd": self._cwd} if self._cwd else {})
             fields["_meta"] = fields.get("_meta", {}) | {"terminal_info": terminal}
@@ -207,10 +239,19 @@ class LiveUpdates:
                 # Remove the content of the permission request, which has been answered.
                 opened.content = changed["content"] = [_terminal_content(call)]
             return (_call_update(call, "in_progress") | changed,)
-        if announcement is None:  # the call has already ended for this client
+        if announcement is None:  # the client already knows that the call has ended
             return ()
         self._calls[call] = _OpenCall(announcement, status="in_progress")
         return (_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement),)
+
+    def _linked(self, call_id: str, session_id: str) -> tuple[Update, ...]:
+        """Link a running call to the session of the sub-agent that carries it out."""
+        found = next((each for each in self._calls.items() if each[0].call_id == call_id), None)
+        if found is None or not self._caps.subagents:
+            return ()
+        call, opened = found
+        opened.subagent, opened.content = session_id, [link(session_id)]
+        return (_call_update(call, opened.status) | {"content": opened.content},)
 
     def _progressed(self, event: events.CallProgressed) -> tuple[Update, ...]:
         opened = self._calls.get(event.call)
@@ -230,22 +271,30 @@ class LiveUpdates:
     def _finished(self, result: ToolResult) -> tuple[Update, ...]:
         opened = self._calls.pop(result.call, None)
         if opened is None:
-            return _finished_call(result)
+            return _finished_call(result, by_id=self._caps.plans)
         update = _call_update(result.call, _final_status(result))
         update |= _changed_fields(result.call, opened, result.announcement)
         if opened.in_terminal is not None:
             update["_meta"] = _terminal_end(result, opened.in_terminal)
-        elif (content := tool_calls.result_contents(result)) != opened.content:  # some clients would show it twice
-            update["content"] = content
+        else:
+            content = tool_calls.result_contents(result)
+            if opened.subagent:
+                content = [link(opened.subagent), *content]
+            if content != opened.content:  # some clients would show the same content twice
+                update["content"] = content
         output = tool_calls.raw_output(result, with_text=opened.in_terminal is None)
-        return (update | output, *plan_updates(result.plan))
+        answer = answer_of(result, opened.subagent, self._session_id) if opened.subagent else None
+        answered = message_updates(answer, self._session_id) if answer is not None else ()
+        return (update | output, *answered, *plan_updates(result.plan, by_id=self._caps.plans))
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         opened = self._calls.pop(event.call, None)
         if opened is None:
             return ()
-        update = _call_update(event.call, "failed")
+        update = _call_update(event.call, _ended_status(self._caps))
         content = [text_content(shown_text(event.text))] if event.text else []
+        if opened.subagent:
+            content = [link(opened.subagent), *content]
         if opened.in_terminal is not None:
             content = [_terminal_content(event.call), *content]
             update["_meta"] = {"terminal_exit": _terminal_exit(event.call, None)}
@@ -269,15 +318,51 @@ class LiveUpdates:
         return self._remark(self._new_id(), f"({words})")
 
 
+class ReplayLimits:
+    """How much of each call a replay sends. The longer the history is, the less of each call is sent.
+
+    If several histories are replayed, such as those of sub-agents, the entries of the earlier histories count too.
+    `is_full` means that the client asked for everything.
+    """
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self._is_full = is_full
+        self._entries = 0
+        self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
+        self.answer_bytes = REPLAY_ANSWER_BYTES
+        """The answer of a slash command has at most this many bytes."""
+
+    def result_bytes(self, entries: int) -> int | None:
+        """Sets the limits for the next history, which has this many entries. Returns how many bytes of each tool result
+        to read at most, or None to read all."""
+        self._entries += entries
+        most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
+        if self._is_full or most >= tool_calls.STANDARD.text:
+            return None
+        most = max(REPLAY_RESULT_BYTES, most)
+        self.calls = tool_calls.short_limits(most)
+        self.answer_bytes = max(2_000, 4 * most)
+        return most
+
+
 class ReplayUpdates:
     """Converts a stored history into updates for one client.
 
     Takes every event of `crow.domain.replay.Replay` in order. A call becomes one update with its final status. If a
     turn showed nothing, a remark is added at its end.
+
+    With `family`, the messages between the session and its sub-agents are shown, too.
     """
 
-    def __init__(self, caps: ClientCapabilities) -> None:
+    def __init__(
+        self, caps: ClientCapabilities, limits: ReplayLimits | None = None, family: Family | None = None
+    ) -> None:
         self._caps = caps
+        self._limits = limits or ReplayLimits()
+        self._family = family
+        self._order = self._text = ""
+        self.stop = self.detail = ""
+        """How the last turn ended."""
         self._announced: dict[CallRef, events.CallAnnounced] = {}
         self._is_answered = True
 
@@ -287,10 +372,12 @@ class ReplayUpdates:
             case events.EntryStored(entry=entry):
                 updates = self._stored(entry)
             case events.TextShown(message_id=message_id, text=text):
+                self._text = text
                 updates = _text_updates(message_id, text)
             case events.ThoughtShown(message_id=message_id, text=text):
                 updates = _thought_updates(message_id, text)
             case events.CallAnnounced(call=call):
+                self._text = ""  # text before a call is not the turn's answer
                 self._announced[call] = event
                 updates = ()
             case events.CallEnded():
@@ -304,37 +391,91 @@ class ReplayUpdates:
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
-                shown = [block for part in parts for block in blocks(part)]
-                return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+                self._order = self._text = ""
+                family, call_id = self._family, call_of_order(message_id)
+                if family is not None and family.parent_id and call_id is not None:
+                    return self._ordered(family, call_id, parts)
+                return prompt_updates(message_id, parts)
             case ToolResult() as result:
                 announced = self._announced.pop(result.call, None)
-                return _finished_call(result, arguments=None if announced is None else announced.arguments)
+                arguments = None if announced is None else announced.arguments
+                limits = self._limits.calls
+                shown_call = _finished_call(result, arguments=arguments, limits=limits, by_id=self._caps.plans)
+                return self._with_messages(shown_call, result.call, arguments, result)
             case entries.Remark(text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Custom(is_shown=True, text=text, message_id=message_id):
                 return _remark_updates(message_id, text)
             case entries.Command(text=text, answer=answer, message_id=message_id):
-                typed = _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
-                return (*typed, *_text_updates(message_id, safe(answer)))
+                shown = safe(limit_text(answer, self._limits.answer_bytes))
+                return (*command_updates(message_id, text), *_text_updates(message_id, shown))
             case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
                 return (_compaction_update(compaction_id, detail=summary),) if self._caps.compaction else ()
             case entries.Mask():
                 return (_compaction_update(f"mask_{entry.id}"),) if self._caps.compaction else ()
             case entries.TurnEnd(stop=stop, detail=detail):
-                return self._turn_end(f"turn_end_{entry.id}", stop, detail)
+                self.stop, self.detail = stop, detail
+                return (*self._turn_end(f"turn_end_{entry.id}", stop, detail), *self._answered(stop))
             case _:
                 return ()
+
+    def _ordered(self, family: Family, call_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
+        """The prompt that a sub-agent got from its session."""
+        self._order = call_id
+        family.tasks[call_id] = family.session_id
+        order = events.SessionMessage(
+            message_id=order_id(call_id),
+            sender=family.parent_id,
+            recipient=family.session_id,
+            text=parts_text(parts),
+        )
+        return message_updates(order, family.session_id)
+
+    def _answered(self, stop: str) -> tuple[Update, ...]:
+        """The answer that a sub-agent sent to its session."""
+        if self._family is None or not self._order or stop != "end_turn" or not self._text:
+            return ()
+        self._family.answers[self._order] = self._text
+        answer = events.SessionMessage(
+            message_id=answer_id(self._order),
+            sender=self._family.session_id,
+            recipient=self._family.parent_id,
+            text=self._text,
+        )
+        return message_updates(answer, self._family.session_id)
+
+    def _with_messages(
+        self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
+    ) -> tuple[Update, ...]:
+        """Add the link to the sub-agent, the order and the answer to the updates of a call of `task`."""
+        family = self._family
+        task = family.task(call, result) if family is not None else None
+        if family is None or task is None:
+            return updates
+        shown, *rest = updates
+        shown = shown | {"content": [link(task), *shown.get("content", ())]}
+        order = order_of(call, arguments, family.session_id, task)
+        later = family.answers.get(call.call_id)
+        answer = answer_of(result, task, family.session_id, later) if result is not None else None
+        before, after = (
+            message_updates(message, family.session_id) if message is not None else () for message in (order, answer)
+        )
+        return (*before, shown, *after, *rest)
 
     def _ended(self, event: events.CallEnded) -> tuple[Update, ...]:
         announced = self._announced.pop(event.call, None)
         if announced is None:
             return ()
         announcement = announced.announcement
-        if announcement == Announcement(title=announced.name):  # an older version stored only the call
+        if announcement == Announcement(title=announced.name):  # an older version of crow stored only the call
             announcement = tool_calls.announcement_from(announced.name, announced.arguments)
-        fields = call_fields(event.call.call_id, announcement, name=announced.name, arguments=announced.arguments)
-        content = [*diff_contents(announcement.diffs), text_content(shown_text(event.text))]
-        return (_update("tool_call", status="failed") | fields | {"content": content},)
+        limits = self._limits.calls
+        fields = call_fields(
+            event.call.call_id, announcement, name=announced.name, arguments=announced.arguments, limits=limits
+        )
+        content = [*diff_contents(announcement.diffs, limits.diffs), text_content(shown_text(event.text))]
+        update = _update("tool_call", status=_ended_status(self._caps)) | fields | {"content": content}
+        return self._with_messages((update,), event.call, announced.arguments)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """A remark if the turn ended badly or without an answer.
@@ -355,15 +496,35 @@ class ReplayUpdates:
         return _remark_updates(message_id, f"({words})")
 
 
-def plan_updates(items: Sequence[PlanItem] | None) -> tuple[Update, ...]:
-    """The complete plan; nothing for None."""
+def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
+    """A prompt of the user."""
+    shown = [block for part in parts for block in blocks(part)]
+    return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
+
+
+def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
+    """A slash command as the user typed it. Its answer has the id `message_id`."""
+    return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
+
+
+def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
+    """The complete plan as updates; no updates if `items` is None.
+
+    `by_id` means that the client supports the protocol's unstable updates for plans with ids. The client then gets
+    those updates, and is also told when the plan becomes empty.
+    """
     if items is None:
         return ()
+    if by_id and not items:
+        return (_update("plan_removed", planId=PLAN_ID),)
     plan = [
         {"content": title_line(item.content, STEP_CHARS), "priority": item.priority, "status": item.status}
         for item in items
     ]
-    return (_update("plan", entries=tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)),)
+    entries = tool_calls.limit_json(plan, tool_calls.OUTPUT_BYTES)
+    if by_id:
+        return (_update("plan_update", plan={"type": "items", "planId": PLAN_ID, "entries": entries}),)
+    return (_update("plan", entries=entries),)
 
 
 def usage_object(usage: Usage) -> Fields:
@@ -440,17 +601,30 @@ def _call_update(call: CallRef, status: str) -> Update:
     return _update("tool_call_update", toolCallId=call.call_id, status=status)
 
 
+def _ended_status(caps: ClientCapabilities) -> str:
+    """The status of a call without a result."""
+    return "cancelled" if caps.cancelled_calls else "failed"
+
+
 def _final_status(result: ToolResult) -> str:
     return "failed" if result.is_error else "completed"
 
 
-def _finished_call(result: ToolResult, *, arguments: str | None = None) -> tuple[Update, ...]:
-    """A call that the client does not know yet, with its result."""
-    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments)
-    update = (
-        _update("tool_call", status=_final_status(result)) | fields | {"content": tool_calls.result_contents(result)}
-    )
-    return (update | tool_calls.raw_output(result), *plan_updates(result.plan))
+def _finished_call(
+    result: ToolResult,
+    *,
+    arguments: str | None = None,
+    limits: CallLimits = tool_calls.STANDARD,
+    by_id: bool,
+) -> tuple[Update, ...]:
+    """A call that the client does not know yet, with its result. For `by_id` see `plan_updates`."""
+    fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
+    content = tool_calls.result_contents(result, limits)
+    update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
+    # A client that shows no content shows the raw output instead.
+    has_text = limits.repeats_output or not content
+    output = tool_calls.raw_output(result, with_text=has_text, limit=limits.raw_output)
+    return (update | output, *plan_updates(result.plan, by_id=by_id))
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:

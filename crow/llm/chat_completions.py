@@ -156,6 +156,8 @@ class ChatCompletions:
         try:
             api = (await self._open()).api
             headers = {**_NO_TELEMETRY["headers"], **self._trace_headers()}
+            if not self._endpoint.sends_authorization:
+                headers["Authorization"] = openai.omit
             response = await api.get("/models", cast_to=httpx2.Response, options={"headers": headers})
             offered = read_listing(json.loads(response.content))
         except openai.APIStatusError as error:
@@ -257,7 +259,9 @@ class ChatCompletions:
     def redact(self, error: errors.ModelError) -> None:
         """Remove secrets from the message of `error`."""
         words = str(error)
-        for secret in (self._endpoint.api_key, *(value for _, value in self._endpoint.headers)):
+        values = [value for _, value in self._endpoint.headers]
+        tokens = [value.split()[-1] for value in values if value.strip()]  # TOKEN in `Bearer TOKEN`
+        for secret in (self._endpoint.api_key, *values, *tokens):
             if secret and len(secret) >= _MIN_SECRET_CHARS:
                 words = words.replace(secret, "[secret]")
         if words != str(error):
@@ -299,6 +303,8 @@ class ChatCompletions:
         for name, value in api.default_headers.items():
             if isinstance(value, str) and not name.startswith("X-Stainless-"):
                 headers[name] = value
+        if not endpoint.sends_authorization:
+            del headers["Authorization"]
         url = f"{str(api.base_url).rstrip('/')}/chat/completions"
         template = http.build_request("POST", url, headers=headers)
         del template.headers["Content-Length"]

@@ -28,7 +28,8 @@ class EndpointTimeouts:
 class Endpoint(ModelLimits):
     """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
 
-    A key is required unless the endpoint is on this machine or its local network. `key_hint` tells the user where to
+    A key is required unless the endpoint is on this machine or its local network, or `needs_key` is false. `key_hint`
+    tells the user where to
     set the key. `extra_body` is added to every request. If `proxy` is None, the environment variables decide.
     """
 
@@ -36,6 +37,7 @@ class Endpoint(ModelLimits):
     model: str
     api_key: str | None = field(default=None, repr=False)
     key_hint: str = "Set OPENAI_API_KEY"
+    needs_key: bool = True
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeouts: EndpointTimeouts = field(default_factory=EndpointTimeouts)
     extra_body: Mapping[str, object] = field(default_factory=dict, repr=False)
@@ -48,6 +50,13 @@ class Endpoint(ModelLimits):
     def name(self) -> str:
         """The base URL and the model, separated by a space. This name is stored with each answer."""
         return f"{self.base_url} {self.model}"
+
+    @property
+    def sends_authorization(self) -> bool:
+        """Whether requests have the header `Authorization`. Without a key, crow sends a placeholder, because some local
+        servers expect one."""
+        has_header = any(name.lower() == "authorization" for name, _ in self.headers)
+        return self.needs_key or self.api_key is not None or has_header
 
     @property
     def info(self) -> ModelInfo:
@@ -77,7 +86,7 @@ class Endpoint(ModelLimits):
         if not usable:
             problem = f'The base URL "{self.base_url}" cannot be used'
             raise ConfigError(f"{problem}; expected one such as http://localhost:11434/v1.")
-        if not self.api_key and not is_local(self.base_url):
+        if not self.api_key and self.needs_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '
                 "use a local endpoint (OPENAI_BASE_URL), or the built-in model (CROW_MODEL=offline)."

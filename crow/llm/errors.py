@@ -10,7 +10,7 @@ code and text decide the type. The first line that applies counts:
     401, 403, or a refused key ............................. AuthError
     an unknown model ....................................... ModelNotFound
     404, 405 without a better reason ....................... BadRequest (a wrong base URL)
-    5xx and the like, or an error event without a reason ... Overloaded
+    5xx and the like, or an error event without a reason ... Overloaded (but not if tools need a flag)
     below 400 .............................................. ProtocolError
     anything else .......................................... BadRequest
 
@@ -68,6 +68,8 @@ refused request
     |must (?:be|have|not)|missing|required|malformed|bad[_ ]request|extra inputs|not permitted|validation
 no path
     not found|not allowed|cannot post|no route|unknown (?:path|url)|invalid url
+tools need a flag
+    \b(?:tools?|tool_choice) param(?:eter)? requires\b
 no tools
     (?:not|n't) support (?:tool|function)s?\b(?! choice)|support tool use
     |tools?\W{0,2} (?:is|are) not supported|tool calling|--enable-auto-tool-choice
@@ -260,13 +262,16 @@ def model_error(body: ErrorBody, origin: Origin) -> errors.ModelError:
     if status in {404, 405} and (not body.message or _PATTERNS["no path"].search(body.message)):
         advice = "A base URL usually ends in /v1, such as http://localhost:11434/v1."
         return errors.BadRequest(f"{who} has no chat completions at this URL: {words}. {advice}")
-    if status in _TRANSIENT_STATUS or not is_refusal:
+    # llama.cpp answers 500, but trying again does not help
+    if not says("tools need a flag") and (status in _TRANSIENT_STATUS or not is_refusal):
         return errors.Overloaded(f"{who} has trouble: {words}.", retry_after_s=wait_s)
     if status is None and not says("refused request"):
         return errors.Overloaded(f"{who} broke off with an error: {words}.", retry_after_s=wait_s)
     if status is not None and status < 400:
         return errors.ProtocolError(f"{who} answered with something other than a chat completion: {words}.")
     hint = " Crow needs a model that can call tools; choose another one." if says("no tools") else ""
+    if says("tools need a flag"):
+        hint = " Crow needs tools: start the server with this flag."
     is_unclear = status == 400 and (not re.search(r"\w", body.searched) or says("unclear overflow"))
     return errors.BadRequest(f"{who} does not accept the request: {words}.{hint}", is_unclear=is_unclear)
 

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
-from crow.domain.errors import ConfigError
+from pydantic import ValidationError
+
+from crow.domain.errors import ArgumentError, ConfigError
 from crow.settings.values import OFFLINE, ModelOptions, ModelSettings, NamedModel, ProviderSettings, Settings
 
 _KEY_COMMAND_TIMEOUT_S = 30.0
@@ -100,12 +102,16 @@ class Target:
     """The endpoint and the model that a model name refers to.
 
     `key_hint` begins the sentence that says how to set a key. `endpoint` has its URL and its answer timeouts filled in.
+    `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If `needs_key` is false, the
+    endpoint is used without a key even if it is not local.
     """
 
     model: str
     endpoint: ProviderSettings
     options: ModelOptions
     key_hint: str
+    provider: str | None = None
+    needs_key: bool = True
 
     @property
     def base_url(self) -> str:
@@ -153,7 +159,102 @@ def target_of(name: str, settings: Settings) -> Target:
         endpoint=endpoint.model_copy(update=filled),
         options=options,
         key_hint=key_hint,
+        provider=provider,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """An endpoint that the client has set for a provider. The user's address, key and headers do not apply to it."""
+
+    base_url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def apply(self, target: Target) -> Target:
+        """The target with this endpoint instead of its own."""
+        unset = {"api_key": None, "api_key_env": None, "api_key_command": None}
+        endpoint = target.endpoint.model_copy(update=unset | {"base_url": self.base_url, "headers": self.headers})
+        return replace(target, endpoint=endpoint, needs_key=False)
+
+
+class Gateways:
+    """The endpoints that the client has set or disabled, by the provider's id. They are never stored."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Gateway | None] = {}
+
+    def set(self, provider_id: str, base_url: str, headers: Mapping[str, str], settings: Settings) -> None:
+        """Set the endpoint of a provider.
+
+        :raises ArgumentError: there is no such provider, or the URL is invalid. The message omits the URL, which may
+            hold a password.
+        """
+        known = provider_ids(settings)
+        if provider_id not in known:
+            raise ArgumentError(f"providerId {json.dumps(provider_id)[:200]} is unknown; expected {', '.join(known)}.")
+        try:
+            checked = ProviderSettings(base_url=base_url)
+        except ValidationError:
+            problem = "expected an http or https URL without user name and query"
+            raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
+        # The `openai` package would send its own header as well if the case were different.
+        named = {"Authorization" if name.lower() == "authorization" else name: text for name, text in headers.items()}
+        self._by_id[provider_id] = Gateway(base_url=checked.base_url or "", headers=named)
+
+    def disable(self, provider_id: str, settings: Settings) -> None:
+        """Disable a provider; ignore an unknown id. :raises ArgumentError: the provider is required."""
+        if provider_id == MAIN_PROVIDER:
+            raise ArgumentError(f'The provider "{MAIN_PROVIDER}" is required and cannot be disabled.')
+        if provider_id in provider_ids(settings):
+            self._by_id[provider_id] = None
+
+    def is_disabled(self, target: Target) -> bool:
+        """Whether the client has disabled the provider of a model."""
+        return self._by_id.get(_provider_id(target.provider), target) is None
+
+    def route(self, target: Target) -> Target:
+        """The target, at the endpoint that the client has set. :raises ConfigError: the provider is disabled."""
+        if self.is_disabled(target):
+            problem = f'The editor has disabled the provider "{_provider_id(target.provider)}"'
+            raise ConfigError(f"{problem}. Choose another model, or enable the provider in the editor.")
+        gateway = self._by_id.get(_provider_id(target.provider))
+        return target if gateway is None else gateway.apply(target)
+
+    def base_urls(self, settings: Settings) -> dict[str, str | None]:
+        """The URL of each provider, by id; None if the provider is disabled."""
+        found: dict[str, str | None] = {}
+        for provider_id, own in provider_ids(settings).items():
+            gateway = self._by_id.get(provider_id)
+            found[provider_id] = None if gateway is None and provider_id in self._by_id else own
+            if gateway is not None:
+                found[provider_id] = gateway.base_url
+        return found
+
+
+def provider_target(provider: str | None, settings: Settings) -> Target:
+    """The target of a provider without a model; None for the endpoint in `[model]`."""
+    if provider is None:
+        return target_of("", settings)
+    return target_of("", settings.model_copy(update={"models": {"": NamedModel.model_construct(provider=provider)}}))
+
+
+MAIN_PROVIDER = "main"
+"""The id of the endpoint in `[model]`."""
+
+
+def _provider_id(provider: str | None) -> str:
+    """The id by which clients know `[providers.NAME]`, or the endpoint in `[model]` for None."""
+    if provider is None:
+        return MAIN_PROVIDER
+    return f"providers.{provider}" if provider == MAIN_PROVIDER else provider
+
+
+def provider_ids(settings: Settings) -> dict[str, str]:
+    """The user's own URL of each provider, by id."""
+    urls = {_provider_id(None): settings.model.base_url}
+    for name, provider in settings.providers.items():
+        urls[_provider_id(name)] = provider.base_url or PRESETS[name].base_url
+    return urls
 
 
 def fallback_of(name: str, settings: Settings) -> str:

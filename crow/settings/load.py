@@ -63,7 +63,7 @@ _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
-_SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "url"})
+_SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "oauth_client_secret", "url"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,9 +433,16 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> Endpoi
     servers = _tables(_inner(tree, "mcp_servers").values())
     others = [secret for table in servers for secret in _secrets_in(table, "headers", _SECRET_HEADER, env)]
     others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
+    clients = [{"secret": {"secret": table.get("oauth_client_secret")}} for table in servers]
+    others += [secret for table in clients for secret in _secrets_in(table, "secret", _SECRET_VARIABLE, env)]
     return EndpointKeys(
         variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
     )
+
+
+def tokens_in_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys and tokens in HTTP headers."""
+    return tuple(filter(None, _secrets_in({"headers": headers}, "headers", _SECRET_HEADER, {})))
 
 
 def _inner(table: Mapping[str, object], key: str) -> Mapping[str, object]:

@@ -84,6 +84,7 @@ class Section(BaseModel):
         """Values that must not appear in a log, an error or an export."""
         key = getattr(self, "api_key", None)
         texts = (*getattr(self, "headers", {}).values(), *getattr(self, "env", {}).values())
+        texts += (secret,) if (secret := getattr(self, "oauth_client_secret", None)) else ()
         return texts if key is None else (key.get_secret_value(), *texts)
 
 
@@ -214,6 +215,29 @@ class McpServerSettings(Section):
     """Seconds a call may take."""
     enabled: Switch = True
     """Whether the server is used."""
+    oauth_account: Annotated[NonEmpty, Expected('a name, such as "work"')] | None = None
+    """Tells this login from another one at the same URL."""
+    oauth_client_id: Annotated[NonEmpty, Expected("the id of a client that you registered")] | None = None
+    """The client that you registered at the authorization server. If unset, crow registers itself."""
+    oauth_client_secret: (
+        Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
+        | None
+    ) = Field(default=None, repr=False)
+    """The secret of that client. Needs oauth_issuer: no other authorization server gets the secret."""
+    oauth_client_metadata_url: (
+        Annotated[
+            Annotated[str, Field(pattern=r"^https://[^/]+/.+")],
+            Expected("the https URL of a client metadata document, such as https://example.com/crow.json"),
+        ]
+        | None
+    ) = None
+    """The client metadata document that stands for crow at authorization servers that accept such documents."""
+    oauth_issuer: Url | None = None
+    """The only authorization server to log in at. If unset, the one that the server names."""
+    oauth_redirect_port: (
+        Annotated[int, Field(ge=1, le=65535), Expected("the number of a port, such as 8765")] | None
+    ) = None
+    """The port of this machine to which the browser returns after a login. If unset, any free port."""
 
     @model_validator(mode="after")
     def _has_one_address(self) -> Self:
@@ -226,6 +250,8 @@ class McpServerSettings(Section):
         values = {key: value for key, value in self if key in self.model_fields_set}
         for key in {"env", "headers"} & values.keys():
             values[key] = {name: SecretStr(text) for name, text in values[key].items()}
+        if "oauth_client_secret" in values:
+            values["oauth_client_secret"] = SecretStr(self.oauth_client_secret or "")
         if "args" in values:
             values["args"] = tuple(map(SecretStr, self.args))
         return values
@@ -449,7 +475,8 @@ def expand_variables(
     `${workspace}` becomes `workspace` in args and env.
     """
     local = (*server.args, *server.env.values())
-    others = (server.command or "", server.url or "", *server.headers.values())
+    client = (server.oauth_client_id or "", server.oauth_client_secret or "")
+    others = (server.command or "", server.url or "", *server.headers.values(), *client)
     missing = dict.fromkeys(name for text in (*others, *local) for name in VARIABLE.findall(text) if name not in env)
     if "workspace" in missing:
         if any("${workspace}" in text for text in others):
@@ -471,6 +498,8 @@ def expand_variables(
         "url": None if server.url is None else expand(server.url),
         "env": {name: expand(text, with_workspace) for name, text in server.env.items()},
         "headers": {name: expand(text) for name, text in server.headers.items()},
+        "oauth_client_id": server.oauth_client_id and expand(server.oauth_client_id),
+        "oauth_client_secret": server.oauth_client_secret and expand(server.oauth_client_secret),
     }
     return server.model_copy(update=changes), ""
 

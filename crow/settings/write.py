@@ -1,15 +1,20 @@
-"""Writes the model's settings into the user's `config.toml`."""
+"""Writes into the user's `config.toml`: the model's settings, and MCP servers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+import re
+import tomllib
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from crow.domain.errors import ConfigError
+from crow.domain.errors import ArgumentError, ConfigError
+
+_HEADER = re.compile(r"\s*\[")
 
 
 def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
@@ -18,8 +23,30 @@ def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
 
     :raises ConfigError: the file cannot be read, changed or written.
     """
+    _rewrite(file, lambda text: set_model_keys(text, values))
+
+
+def save_server(file: Path, name: str, values: Mapping[str, Any], *, replace: bool = False) -> None:
+    """Add the table `[mcp_servers.NAME]` to `file`. Everything else in the file is preserved.
+
+    :raises ArgumentError: there is such a server already, and `replace` is not set.
+    :raises ConfigError: the file cannot be read, changed or written.
+    """
+    _rewrite(file, lambda text: add_server(text, name, values, replace=replace))
+
+
+def remove_server(file: Path, name: str) -> None:
+    """Remove the table `[mcp_servers.NAME]` from `file`. Everything else in the file is preserved.
+
+    :raises ArgumentError: there is no such server.
+    :raises ConfigError: the file cannot be read, changed or written.
+    """
+    _rewrite(file, lambda text: without_server(text, name))
+
+
+def _rewrite(file: Path, change: Callable[[str], str]) -> None:
     try:
-        changed = set_model_keys(file.read_text("utf-8") if file.exists() else "", values)
+        changed = change(file.read_text("utf-8") if file.exists() else "")
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}.new")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
@@ -27,7 +54,7 @@ def save_model_settings(file: Path, values: Mapping[str, str | None]) -> None:
             out.flush()
             os.fsync(out.fileno())
         part.replace(file.resolve())
-    except (OSError, UnicodeDecodeError, TOMLKitError) as error:
+    except (OSError, UnicodeDecodeError, TOMLKitError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file} cannot be changed: {error}") from error
 
 
@@ -46,3 +73,90 @@ def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
         else:
             model[key] = value
     return tomlkit.dumps(document)
+
+
+def add_server(text: str, name: str, values: Mapping[str, Any], *, replace: bool) -> str:
+    """Return TOML text with a table `[mcp_servers.NAME]` at its end.
+
+    :raises ArgumentError: it has such a table, and `replace` is not set.
+    :raises TOMLKitError: the text cannot be changed.
+    """
+    if name in _servers(text):
+        if not replace:
+            raise ArgumentError(f"There is an MCP server {name} already; to replace it, add --replace.")
+        text = without_server(text, name)
+    table = tomlkit.table()
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            table[key] = tomlkit.inline_table()
+            table[key].update(value)
+        else:
+            table[key] = value
+    servers = tomlkit.table(is_super_table=True)
+    servers[name] = table
+    document = tomlkit.document()
+    document["mcp_servers"] = servers
+    start = f"{text.rstrip()}\n\n" if text.strip() else ""
+    wanted = tomllib.loads(text)
+    wanted["mcp_servers"] = {**_servers(text), name: dict(values)}
+    return _checked(start + tomlkit.dumps(document), wanted)
+
+
+def without_server(text: str, name: str) -> str:
+    """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay, and so do those
+    after its last key: they usually belong to what follows.
+
+    :raises ArgumentError: it has no such table.
+    :raises TOMLKitError: the text cannot be changed.
+    """
+    servers = _servers(text)
+    if name not in servers:
+        known = f"there are {', '.join(sorted(servers))}" if servers else "there are none"
+        raise ArgumentError(f"There is no MCP server {name} in the file; {known}.")
+    kept: list[str] = []
+    part: list[str] = []
+    is_removed = False
+    for line in [*text.splitlines(keepends=True), "["]:
+        if _HEADER.match(line):
+            kept += _after_last_key(part) if is_removed else part
+            part, is_removed = [], line != "[" and _names(line, name)
+        part.append(line)
+    wanted = tomllib.loads(text)
+    del wanted["mcp_servers"][name]
+    if not wanted["mcp_servers"]:
+        del wanted["mcp_servers"]
+    return _checked("".join(kept), wanted)
+
+
+def _servers(text: str) -> Mapping[str, Any]:
+    found = tomllib.loads(text).get("mcp_servers", {})
+    if not isinstance(found, dict):
+        raise TOMLKitError("`mcp_servers` is not a table; edit the file by hand")
+    return found
+
+
+def _names(line: str, name: str) -> bool:
+    """Whether a line is the header of the server's table, or of a table in it."""
+    try:
+        found = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+    servers = found.get("mcp_servers")
+    return isinstance(servers, dict) and name in servers
+
+
+def _after_last_key(lines: list[str]) -> list[str]:
+    last = max(index for index, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#"))
+    return lines[last + 1 :]
+
+
+def _checked(text: str, wanted: Mapping[str, Any]) -> str:
+    """Return the changed text. It was changed line by line, which goes wrong if, for example, a text of several lines
+    contains a line like a header."""
+    try:
+        is_right = tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
+        raise TOMLKitError("it is written in a way that crow cannot edit; edit it by hand")
+    return text

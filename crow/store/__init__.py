@@ -7,11 +7,11 @@ one transaction. `append` is told which leaf the caller expects, and fails if th
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypedDict
 
-from crow.domain.entries import Entry, NewEntry
+from crow.domain.entries import CallRef, Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
 
 
@@ -99,23 +99,27 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """A session and the part of its path that `for_model` needs, oldest first.
-
-    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
-    a checkpoint it is the whole path.
-    """
-
-    row: SessionRow
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPrompt:
     """A prompt in the inbox."""
 
     parts: tuple[Part, ...]
     message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """A session and the part of its path that `for_model` needs, oldest first.
+
+    That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
+    a checkpoint it is the whole path.
+
+    `waiting` is only set when the session is opened. It has the texts in the inbox that tell the model what has ended
+    in the background.
+    """
+
+    row: SessionRow
+    entries: tuple[Entry, ...]
+    waiting: tuple[QueuedPrompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,13 +298,18 @@ class Store(Protocol):
         """Return the current row."""
 
     async def sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool = False
+        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool | None = False
     ) -> SessionPage:
         """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
+        With `archived`, return only archived sessions, without it only the others, and with None both.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
         """
+
+    async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
+        """Return the sub-agents of a session, oldest first. Archived ones are included. There are none if the session
+        does not exist."""
 
     async def is_known_directory(self, paths: Sequence[str]) -> bool:
         """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
@@ -328,15 +337,30 @@ class Store(Protocol):
     async def tail(self, session_id: str) -> Tail:
         """Return the row and the tail, without repairing anything."""
 
-    def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+    def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
         """Return the whole path, oldest first, in batches of bounded size. No read transaction stays open between
-        batches."""
+        batches.
+
+        `result_bytes` is called once, with the number of entries. If it returns a number, tool results have at most
+        about that many bytes of text: longer ones are read as excerpts (see `crow.domain.rendering.excerpt`)."""
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
         """Return one entry. With `session_id`, return it only if it is on that session's path."""
 
+    async def result(self, session_id: str, call: CallRef) -> Entry | None:
+        """Return the whole result of a call, on any branch of the session's conversation; None if there is none."""
+
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
-        """Put a prompt into the inbox under its message id."""
+        """Put a prompt into the inbox under its message id.
+
+        An id that begins with `WAKE` marks a text that is no prompt. It stays there until an entry with the same id is
+        stored.
+        """
+
+    async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        """Change the parts of a prompt in the inbox. An unknown message id is ignored."""
 
     async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
         """Return the prompts in the inbox, in order."""
@@ -375,9 +399,9 @@ class Store(Protocol):
     ) -> tuple[Entry, ...]:
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
-        The usage of the entries is added to the session's row. Storing an answer removes its draft, and storing a user
-        entry removes its prompt from the inbox. With `release`, the turn ends (the state becomes idle), and `entries`
-        may be empty.
+        The usage of the entries is added to the session's row. Storing an answer removes its draft. Storing a user
+        entry, or a `Custom` entry with an id of the inbox, removes the text with this id from the inbox. With
+        `release`, the turn ends (the state becomes idle), and `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """

@@ -26,6 +26,9 @@ from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, 
 SPILL_BYTES = 32 * 1024
 """A body whose JSON is longer than this becomes a blob."""
 
+SHARED_BYTES = 8 * 1024
+"""A tool output longer than this becomes a blob, and so does each side of a diff. Equal texts are then stored once."""
+
 MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
 
@@ -58,10 +61,10 @@ class Encoded:
     body: Body
 
 
-def encode(body: Body) -> Encoded:
-    """Return the stored form of `body`."""
+def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
+    """Return the stored form of `body`. Without `shares_texts`, long outputs and diffs stay in the JSON."""
     kind = KINDS[type(body)]
-    blobs = Blobs()
+    blobs = Blobs(shares_texts=shares_texts)
     text, was_mended = dump(_BODIES[kind].encode(body, blobs))
     if was_mended or blobs.was_mended:
         body = decode(kind, text, blobs.data.get)
@@ -78,7 +81,8 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
     :raises Unreadable: the text is damaged, or this version does not know the kind.
     """
     try:
-        value = json.loads(text or "")
+        # json.loads would first guess the encoding of bytes.
+        value = json.loads(str(text, "utf-8", "surrogatepass") if isinstance(text, bytes) else text or "")
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"it is damaged: {error}") from error
     return decode_value(kind, value, load)
@@ -253,13 +257,14 @@ def show(value: object) -> str:
 
 class Blobs:
     """Collects the blobs of one value while it is encoded. `data` maps hashes to contents. With `inline`, nothing is
-    collected, and images are written into the JSON."""
+    collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become blobs."""
 
-    __slots__ = ("data", "inline", "was_mended")
+    __slots__ = ("data", "inline", "shares_texts", "was_mended")
 
-    def __init__(self, *, inline: bool = False) -> None:
+    def __init__(self, *, inline: bool = False, shares_texts: bool = False) -> None:
         self.data: dict[str, bytes] = {}
         self.inline = inline
+        self.shares_texts = shares_texts
         self.was_mended = False
 
     def add(self, data: bytes) -> str:
@@ -278,10 +283,12 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """How one value is written and read. If `encode` is None, the value is written unchanged."""
+    """How one value is written and read. If `encode` is None, the value is written unchanged. A value of exactly the
+    type `plain` is also read unchanged, without a call of `decode`."""
 
     encode: Callable[[Any, Blobs], object] | None
     decode: Callable[[Any, Load], Any]
+    plain: type | None = None
 
 
 class Record(NamedTuple):
@@ -304,7 +311,7 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
         for name, hint in get_type_hints(cls).items()
     }
     encoders = tuple((name, field.encode) for name, field in chosen.items())
-    decoders = tuple((name, field.decode) for name, field in chosen.items())
+    decoders = tuple((name, field.decode, getattr(field, "plain", None)) for name, field in chosen.items())
     required = {field.name for field in fields(cls) if field.default is field.default_factory is MISSING}
 
     def encode(value: Any, blobs: Blobs) -> dict[str, object]:
@@ -317,8 +324,11 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
         if type(value) is not dict:
             raise Unreadable("expected an object")
         found = {}
-        for name, decode in decoders:
+        for name, decode, plain in decoders:
             if name in value:
+                if type(value[name]) is plain:
+                    found[name] = value[name]
+                    continue
                 try:
                     found[name] = decode(value[name], load)
                 except Unreadable as error:
@@ -330,16 +340,16 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
     return Record(encode, decode, cls)
 
 
-def expect(words: str, is_valid: Callable[[Any], bool]) -> Field:
+def expect(words: str, is_valid: Callable[[Any], bool], plain: type | None = None) -> Field:
     """Return a field whose value is written unchanged and checked when it is read. If `is_valid` rejects the value, the
-    error message is `expected WORDS`, with the given `words`."""
+    error message is `expected WORDS`, with the given `words`. `is_valid` accepts all values of the type `plain`."""
 
     def decode(value: Any, _load: Load) -> Any:
         if not is_valid(value):
             raise Unreadable(f"expected {words}")
         return value
 
-    return Field(None, decode)
+    return Field(None, decode, plain)
 
 
 def _field(hint: Any, unknown_word: str | None, integer: Field) -> Field | Record:
@@ -380,7 +390,11 @@ def optional(field: Field | Record) -> Field:
     """Return the same field, but allow None, which is written as null."""
     inner_encode, inner_decode = field.encode, field.decode
     encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
-    return Field(encode, lambda value, load: None if value is None else inner_decode(value, load))
+    return Field(
+        encode,
+        lambda value, load: None if value is None else inner_decode(value, load),
+        getattr(field, "plain", None) or NoneType,
+    )
 
 
 def _tagged(**records: Record) -> Field:
@@ -402,7 +416,7 @@ def _tagged(**records: Record) -> Field:
 
 def _as_blob(field: Field) -> Field:
     """Return a field whose JSON is stored as a blob."""
-    inner_encode, inner_decode = field
+    inner_encode, inner_decode, _ = field
     assert inner_encode is not None
 
     def encode(value: Any, blobs: Blobs) -> object:
@@ -434,6 +448,12 @@ def _encode_base64(text: str, blobs: Blobs) -> object:
     if base64.b64encode(data).decode() != text:
         return {"blob": blobs.add_text(text)}
     return {"blob": blobs.add(data), "encoding": "base64"}
+
+
+def _encode_shared(text: str, blobs: Blobs) -> object:
+    # A character takes at most four bytes.
+    is_long = blobs.shares_texts and len(text) * 4 > SHARED_BYTES and len(text.encode(errors="replace")) > SHARED_BYTES
+    return {"blob": blobs.add_text(text)} if is_long else text
 
 
 def _decode_base64(value: Any, load: Load) -> str:
@@ -473,23 +493,25 @@ def _finite(value: object) -> object:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
 
-INTEGER = expect("a whole number", lambda value: type(value) is int)
+INTEGER = expect("a whole number", lambda value: type(value) is int, int)
 _PLAIN: Mapping[Any, Field] = {
-    str: expect("text", lambda value: type(value) is str),
-    bool: expect("true or false", lambda value: type(value) is bool),
+    str: expect("text", lambda value: type(value) is str, str),
+    bool: expect("true or false", lambda value: type(value) is bool, bool),
     float: Field(None, _decode_float),
-    JsonObject: expect("an object", lambda value: type(value) is dict),
+    JsonObject: expect("an object", lambda value: type(value) is dict, dict),
 }
 _BASE64 = Field(_encode_base64, _decode_base64)
 _TEXT_BLOB = Field(
     lambda text, blobs: {"blob": blobs.add_text(text)},
     lambda value, load: value if type(value) is str else _load_blob(value, load).decode(),
 )
+_SHARED_TEXT = Field(_encode_shared, _TEXT_BLOB.decode, str)
 _BYTES_BLOB = Field(lambda data, blobs: {"blob": blobs.add(data)}, _load_blob)
 
 _SHARED: dict[type, Record] = {}
 _SHARED[Image] = record(Image, data=_BASE64)
 _SHARED[entries.Attachment] = record(entries.Attachment, data=_BASE64)
+_SHARED[entries.Diff] = record(entries.Diff, old_text=optional(_SHARED_TEXT), new_text=_SHARED_TEXT)
 _SHARED[entries.Announcement] = record(entries.Announcement, kind="other")
 _SHARED[entries.PlanItem] = record(entries.PlanItem, status="pending", priority="medium")
 
@@ -501,7 +523,7 @@ _BODIES: Mapping[str, Record] = {
     "assistant": record(entries.Assistant, finish="stop"),
     "started": record(entries.Started),
     "file": record(entries.File, before=optional(_BYTES_BLOB)),
-    "tool": record(entries.ToolResult),
+    "tool": record(entries.ToolResult, text=_SHARED_TEXT),
     "checkpoint": record(entries.Checkpoint, reason="threshold", method="fallback"),
     "mask": record(entries.Mask),
     "restore": record(entries.Restore),

@@ -434,7 +434,7 @@ class _MisplacedError(Unreadable):
 
 
 class Block:
-    """A conversation in a file. Its lines begin at `offset` (bytes). `lines` and `entries` count its lines and entries.
+    """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` count what it has.
 
     Each record is added when it is read, and its position is checked. `sessions_of_file` holds the ids of all sessions
     read so far.
@@ -442,6 +442,7 @@ class Block:
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
         self.offset = offset
+        self.bytes = 0
         self.lines = 0
         self.entries = 0
         self._line = line
@@ -463,6 +464,7 @@ class Block:
     def add(self, line: bytes, number: int, record: Record, load: Load) -> None:
         """:raises Unreadable: the record is not valid, or not in a permitted position."""
         self._hash.update(line)
+        self.bytes += len(line)
         self.lines += 1
         match record:
             case SessionRecord():

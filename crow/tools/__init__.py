@@ -56,6 +56,12 @@ advance. `never` is for crow's own files."""
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
 
+AGENT_FOLDERS = (".crow/agents", ".agents/agents", ".claude/agents")
+"""Folders of a workspace that may hold agent files: kinds of sub-agents."""
+
+AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
+"""The permission modes that an agent file can name, the strictest first."""
+
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
 """Called with a tool call's output while the tool call runs: all of the output that has been kept so far."""
 
@@ -157,6 +163,26 @@ class SkillInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentKind:
+    """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using it needs the user's
+    permission.
+
+    `tools` are the names or globs of the tools that it may use; None means all. It uses the session's model if `model`
+    is empty, and has at most the permissions of `mode`, if that is not empty. `problem` says why the file cannot be
+    used, as the end of a sentence.
+    """
+
+    name: str
+    source: str
+    description: str = ""
+    is_from_workspace: bool = False
+    tools: tuple[str, ...] | None = None
+    model: str = ""
+    mode: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
     starts again. `resources` counts templates, too. `losses` is how often the server ended after it had worked, and
@@ -182,6 +208,9 @@ class Toolbox(Protocol):
 
     def skills(self) -> tuple[SkillInfo, ...]:
         """The skills on offer in a stable order."""
+
+    def agents(self) -> tuple[AgentKind, ...]:
+        """The kinds of sub-agents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
         """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
@@ -433,17 +462,25 @@ class Plan(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """Work for a sub-agent. `tools` are the names of the tools that it may use; None allows all tools except those that
-    sub-agents may never use. `resume` is the id of an earlier task to continue."""
+    sub-agents may never use. `resume` is the id of an earlier task to continue. `instructions` are the prompt of the
+    `kind`, which is None for a plain sub-agent. With `background`, the call returns when the sub-agent has started to
+    work."""
 
     title: str
     prompt: str
     tools: tuple[str, ...] | None = None
     resume: str | None = None
+    background: bool = False
+    kind: AgentKind | None = None
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error."""
+    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
+
+    With `is_running`, the task works in the background, and there is no answer yet.
+    """
 
     id: str
     text: str
@@ -451,6 +488,7 @@ class SubagentResult:
     steps: int = 0
     usage: Usage | None = None
     cost: float | None = None
+    is_running: bool = False
 
 
 class SubagentRunner(Protocol):
@@ -461,6 +499,16 @@ class SubagentRunner(Protocol):
 
         :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
         """
+
+
+class AgentPolicy(Protocol):
+    """Decides which kinds of sub-agents the model gets."""
+
+    def may_offer(self, kind: AgentKind) -> bool:
+        """Whether no rule of the user forbids reading the kind's file. Blocks."""
+
+    def has_model(self, name: str) -> bool:
+        """Whether the user can choose this model."""
 
 
 class ElicitationHandler(Protocol):
@@ -476,6 +524,35 @@ class ElicitationHandler(Protocol):
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
+
+
+class WatchedCommand(Protocol):
+    """A command in the background, for the session that is told when it ends."""
+
+    @property
+    def id(self) -> str:
+        """The name that the model uses for it."""
+
+    @property
+    def line(self) -> str:
+        """The command line."""
+
+    @property
+    def state(self) -> str:
+        """The state in words, such as `ended with exit code 1`."""
+
+    def is_known(self) -> bool:
+        """Whether the model has been told that it ended."""
+
+    async def ended(self) -> None:
+        """Wait until it has ended."""
+
+
+class BackgroundWatcher(Protocol):
+    """Tells the model later that something has ended in the background."""
+
+    async def watch(self, call_id: str, command: WatchedCommand) -> None:
+        """Watch a command that the call has started. Returns at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,13 +606,16 @@ class Sampler(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
-    from servers are declined; without `sampler`, servers cannot use the model."""
+    from servers are declined; without `sampler`, servers cannot use the model. Without `background`, nobody waits for
+    background commands."""
 
     log: Log
     plan: Plan
     subagents: SubagentRunner | None = None
+    agents: AgentPolicy | None = None
     elicitation: ElicitationHandler | None = None
     sampler: Sampler | None = None
+    background: BackgroundWatcher | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -570,6 +650,25 @@ class StdioServer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthOptions:
+    """The user's options for logging in to an MCP server; what is empty or 0 is found out or chosen.
+
+    `login` is what the user passes to `crow mcp login`; if empty, the server's URL. `account` tells two logins at one
+    URL apart. A client that was registered by hand has an id and perhaps a secret, which only `issuer` gets. Otherwise,
+    `client_metadata_url` is the id, if the authorization server accepts such ids. The browser comes back to
+    `redirect_port` of this machine.
+    """
+
+    login: str = ""
+    account: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    client_metadata_url: str = ""
+    issuer: str = ""
+    redirect_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpServer:
     """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
 
@@ -578,12 +677,69 @@ class HttpServer:
     headers: tuple[tuple[str, str], ...] = ()
     transport: Literal["http", "sse"] = "http"
     options: ServerOptions = ServerOptions()
+    oauth: OAuthOptions = OAuthOptions()
 
 
 McpServer: TypeAlias = StdioServer | HttpServer
 
 THE_WORKSPACE = "\0workspace\0"
 """Stands for the session's working directory. No real argument or variable can contain it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginQuestion:
+    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+
+    `wait` returns when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
+    returns whether that URL belongs to this login.
+    """
+
+    server: str
+    server_host: str
+    page: str
+    place: str
+    wait: Callable[[], Awaitable[None]]
+    take: Callable[[str], bool]
+
+
+class LoginAsker(Protocol):
+    """Asks the user to log in to MCP servers."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is somebody to ask."""
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
+        ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerListing:
+    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+
+    kind: str
+    names: Sequence[str] = ()
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """The result of trying an MCP server.
+
+    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
+    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    """
+
+    name: str
+    seconds: float
+    problem: str = ""
+    implementation: str = ""
+    protocol: str = ""
+    listings: Sequence[ServerListing] = ()
+    offered: Sequence[str] = ()
+    faults: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

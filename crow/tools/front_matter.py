@@ -1,4 +1,4 @@
-"""Reads the front matter of skills and commands: YAML between two `---` lines at the top of a file.
+"""Reads the front matter of skills, agents and commands: YAML between two `---` lines at the top of a file.
 
 Each key is read as YAML by itself. A value that is not valid YAML (`Use this: then that`, `[file] [line]`) is taken as
 plain text, as its author meant it, and does not affect other keys.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -19,7 +19,8 @@ CLOSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A command in the background. `unread` is the output that arrived since the last time it was read."""
+    """A command in the background. `unread` is the output that arrived since the last time it was read. `told` is set
+    when the model has been told that the command ended."""
 
     id: str
     line: str
@@ -27,6 +28,15 @@ class Job:
     command: BackgroundCommand
     unread: OutputBuffer
     keys: KeySource = HiddenKeys
+    told: anyio.Event = field(default_factory=anyio.Event)
+
+    def is_known(self) -> bool:
+        """See :class:`crow.tools.WatchedCommand`."""
+        return self.told.is_set()
+
+    async def ended(self) -> None:
+        """See :class:`crow.tools.WatchedCommand`."""
+        await self.command.wait()
 
     @property
     def is_running(self) -> bool:

@@ -19,8 +19,9 @@ from crow.trace.schema import Side, is_served_by_client
 logger = logging.getLogger(__name__)
 
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
+_URL_PASSWORD = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _PAIRS = ("env", "headers")
-"""Names of members that hold only secret values, in an object or in a list of `{"name": ..., "value": ...}`."""
+"""Members whose values are all secret: an object, or a list of `{"name": ..., "value": ...}`."""
 
 
 class Recorder:
@@ -37,7 +38,7 @@ class Recorder:
         self._is_broken = False
 
     def mask(self, secrets: Iterable[str]) -> None:
-        """Masks these secrets from now on."""
+        """Masks these secrets in all lines that are recorded from now on."""
         self._mask = SecretMask(secrets)
 
     def __call__(self, direction: Literal["in", "out"], line: bytes) -> None:
@@ -48,7 +49,7 @@ class Recorder:
         try:
             record["message"] = self._masked(json.loads(line))
         except (ValueError, RecursionError):
-            record["line"] = self._mask(line.decode(errors="replace"))
+            record["line"] = self._masked_text(line.decode(errors="replace"))
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -66,7 +67,7 @@ class Recorder:
     def _masked(self, value: Any, name: str = "") -> Any:
         match value:
             case str():
-                return MASK if _SECRET_NAME.search(name) else self._mask(value)
+                return MASK if _SECRET_NAME.search(name) else self._masked_text(value)
             case list():
                 is_pairs = name in _PAIRS
                 return [
@@ -78,6 +79,9 @@ class Recorder:
             case _:
                 return value
 
+    def _masked_text(self, text: str) -> str:
+        return self._mask(_URL_PASSWORD.sub(MASK, text))
+
 
 def _has_text_value(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("value"), str)
@@ -87,7 +91,8 @@ def _has_text_value(item: Any) -> bool:
 class Recorded:
     """One line of a recording: its number (from 1), its time in Unix seconds if recorded, its sender and its message.
 
-    `text` is set instead of `message` if the line is not a message.
+    `text` is set instead of `message` if the line is not JSON. `crow acp-check` also keeps the bytes, and the
+    purpose of what it sends.
     """
 
     line: int
@@ -95,6 +100,8 @@ class Recorded:
     sender: Side
     message: Any = None
     text: str | None = None
+    raw: bytes | None = None
+    purpose: str = ""
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
@@ -128,14 +135,16 @@ def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
 
 
 class _Senders:
-    """Guesses who sent a message if the recording does not say. A request for a method that one side serves comes from
-    the other side."""
+    """Guesses who sent a message if the recording does not say.
+
+    For example, a request for a method that the client serves comes from the agent.
+    """
 
     def __init__(self) -> None:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
 
     def guess(self, message: Any) -> Side:
-        """The most likely sender."""
+        """The most likely sender of a message."""
         match message:
             case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
                 return "agent" if self._is_open_only_for("agent", request_id) else "client"

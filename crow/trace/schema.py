@@ -13,9 +13,20 @@ Side: TypeAlias = Literal["agent", "client"]
 
 STABLE, UNSTABLE = "schema.json", "schema.unstable.json"
 
+SESSION_CONTENT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "session"},
+        "sessionId": {"$ref": "#/$defs/SessionId"},
+        "_meta": {"type": ["object", "null"]},
+    },
+    "required": ["type", "sessionId"],
+}
+"""Written by hand after the RFD on sub-agent sessions: no package with this content of tool calls is published yet."""
+
 
 class Violation(Exception):
-    """A message that the protocol does not allow."""
+    """The protocol does not allow a message."""
 
 
 class SchemaChecker:
@@ -80,7 +91,7 @@ class SchemaChecker:
             validate("Error", message["error"], strict=sender == "agent", message=message)
             return
         if method is None:
-            raise violation(message, "a response to a request that is not open")
+            raise violation(message, "this response belongs to no open request")
         name = None if method.startswith("_") else _definition(sender, method, "Response")
         if name is not None:
             validate(name, message["result"], strict=sender == "agent", message=message)
@@ -89,11 +100,12 @@ class SchemaChecker:
 def check_update(update: Any, message: Any = None) -> None:
     """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
-    if kind not in _update_kinds():
+    file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
+    if kind not in _update_kinds(file):
         raise violation(message or update, f"there is no update of kind {kind!r}")
     if _is_plain_chunk(update):
         return
-    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds()[kind]}", update, strict=True)
+    errors = _errors(f"SessionUpdate/oneOf/{_update_kinds(file)[kind]}", update, strict=True, file=file)
     if errors:
         raise violation(message or update, errors)
 
@@ -113,13 +125,58 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
         raise violation(message, errors)
 
 
+def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
+    """The problems of `value` under the definition `name`. With `strict`, unknown members are problems too.
+
+    A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
+    """
+    found: tuple[str, ...] = ()
+    for file in (STABLE, UNSTABLE):
+        place = _place(name, file)
+        if place is not None:
+            errors = tuple(
+                f"{error.json_path}: {error.message[:300]}"
+                for error in _validator(place, strict=strict, file=file).iter_errors(value)
+            )
+            if not errors:
+                return ()
+            found = found or errors
+    return found
+
+
+def definition(receiver: Side, method: str, kind: str) -> str | None:
+    """The definition of the parameters or result of a method that `receiver` serves, stable or unstable.
+
+    `kind` is Request, Response or Notification.
+    """
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        name = methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+        if name is not None:
+            return name
+    return None
+
+
+def update_kinds() -> tuple[str, ...]:
+    """The kinds of `session/update`, stable and unstable."""
+    return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
+
+
+def _place(name: str, file: str) -> str | None:
+    """The path of the definition `name` in the schema `file`."""
+    base, _, kind = name.partition("/")
+    if not kind:
+        return name if name in _definitions(file) else None
+    kinds = _update_kinds(file)
+    return f"{base}/oneOf/{kinds[kind]}" if kind in kinds else None
+
+
 def violation(message: Any, problem: str) -> Violation:
     """Returns an error that quotes the beginning of `message`."""
     return Violation(f"{problem}\n  in {json.dumps(message, ensure_ascii=False, default=str)[:2000]}")
 
 
 def is_served_by_client(method: str) -> bool:
-    """Whether the client serves `method`. If not, the agent may serve it."""
+    """Whether the client serves `method`."""
     return any(served[:2] == ("client", method) for file in (STABLE, UNSTABLE) for served in _methods(file))
 
 
@@ -147,8 +204,10 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
     """The definition of the parameters or result of a method that `receiver` serves."""
-    methods = _methods(UNSTABLE if method == "session/fork" else STABLE)  # the only unstable method that crow serves
-    return methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
+    for methods in (_methods(STABLE), _methods(UNSTABLE)):
+        if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
+            return name
+    return None
 
 
 @cache
@@ -157,9 +216,10 @@ def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
-    packaged = Path(__file__).parent / file  # exists only in a wheel; a source tree has one copy for all
+    packaged = Path(__file__).parent / file  # exists only in a wheel
     path = packaged if packaged.exists() else Path(__file__).parents[2] / "schemas" / "acp" / "v1" / file
     definitions: dict[str, Any] = json.loads(path.read_text("utf-8"))["$defs"]
+    definitions["ToolCallContent"]["oneOf"].append(SESSION_CONTENT)
     if strict:
         _forbid_unknown(definitions)
     return definitions
@@ -177,9 +237,9 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 
 @cache
-def _update_kinds() -> dict[str, int]:
-    """Maps each kind of update to its index in the schema's union of update types."""
-    variants = _definitions(STABLE)["SessionUpdate"]["oneOf"]
+def _update_kinds(file: str = STABLE) -> dict[str, int]:
+    """Maps each kind of update to its index in the union of update types of a schema."""
+    variants = _definitions(file)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 
 

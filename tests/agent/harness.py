@@ -17,10 +17,20 @@ from crow.agent.session import Session
 from crow.domain.entries import Announcement, Body, Entry
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, EntryStored, Event, TextShown
 from crow.domain.messages import Part, Text, ToolCall, ToolSpec
-from crow.llm import Model, ModelInfo
+from crow.llm import Model
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import Access, McpServer, OnOutput, Outcome, PlannedCall, ServerPrompt, ServerStatus, SkillInfo
+from crow.tools import (
+    Access,
+    AgentKind,
+    McpServer,
+    OnOutput,
+    Outcome,
+    PlannedCall,
+    ServerPrompt,
+    ServerStatus,
+    SkillInfo,
+)
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]
@@ -59,6 +69,16 @@ class NoteTaker:
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
         return frozenset({"form", "url"})
+
+    @property
+    def shows_subagents(self) -> bool:
+        return False
+
+    def open_subagent(self, session_id: str) -> NoteTaker:
+        raise AssertionError(f"{session_id} is not shown")
+
+    def close_subagent(self, session_id: str) -> None:
+        """No sub-agent is shown."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         self.elicitations.append(question)
@@ -101,6 +121,9 @@ class Tools:
         return self.statuses
 
     def skills(self) -> tuple[SkillInfo, ...]:
+        return ()
+
+    def agents(self) -> tuple[AgentKind, ...]:
         return ()
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
@@ -174,9 +197,13 @@ async def opened(
     user_instructions: Path | None = None,
     models: Sequence[str] = (),
     hooks: Hooks | None = None,
+    others: Mapping[str, Model] | None = None,
+    fallback: str = "",
+    limits: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Opened]:
     """A session in `directory`; `session_id` opens a stored one, `open_tools` real tools in place of functions.
-    `models` are the names to choose from."""
+    `models` are the names to choose from. `others` are models by name; every other name gets `model`, whose fallback is
+    `fallback`. `limits` are read anew whenever crow reads the settings."""
     client, toolbox = client or NoteTaker(), Tools(tools or {})
 
     @asynccontextmanager
@@ -186,11 +213,15 @@ async def opened(
     async def load() -> None:
         """Nothing is heavy here."""
 
-    async def named(_: str) -> Model:
-        return model
+    def lookup(name: str) -> Model:
+        return (others or {}).get(name, model)
 
-    async def model_info(_: str) -> ModelInfo:
-        return model.info
+    async def named(name: str) -> Model:
+        return lookup(name)
+
+    def settings() -> SessionSettings:
+        policy = compaction or CompactionPolicy()
+        return SessionSettings(steps_per_turn=steps, compaction=policy, **(limits or {}))
 
     store = await SqliteStore.open(directory / "crow.db")
     try:
@@ -201,10 +232,11 @@ async def opened(
             store=store,
             load=load,
             model=named,
-            info=lambda _: model.info,
+            info=lambda name: lookup(name).info,
+            fallback=lambda name: "" if name in (others or {}) else fallback,
             open_toolbox=open_tools or open_toolbox,
             models=models,
-            settings=lambda: SessionSettings(steps_per_turn=steps, compaction=compaction or CompactionPolicy()),
+            settings=settings,
             user_instructions=user_instructions,
             hooks=hooks,
         )

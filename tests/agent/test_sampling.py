@@ -193,7 +193,7 @@ async def test_a_failure_of_the_endpoint_tells_the_server_nothing_about_it(tmp_p
 async def test_a_loop_of_requests_ends(tmp_path: Path) -> None:
     rule: dict[str, object] = {"tool": "sampling", "argument": "docs", "allow": True}
     _, model, told = await ask(tmp_path, *[Say(text=["x"])] * 50, tool="ask_often", times=80, rule=rule)
-    assert told == {"answered": 50, "A server gets at most 50 answers of the model in a turn.": 30}
+    assert told == {"answered": 50, "A server gets at most 50 answers from the model in one turn.": 30}
     assert len(model.requests) == 52
 
 
@@ -201,6 +201,13 @@ async def test_after_a_rejection_the_user_is_not_asked_again_in_the_turn(tmp_pat
     run, _, told = await ask(tmp_path, tool="ask_often", times=20, answers=("reject_once",))
     assert told == {REJECTED["message"]: 20}
     assert len(run.client.questions) == 2
+
+
+async def test_a_call_about_which_nobody_can_be_asked_does_not_refuse_the_next_one(tmp_path: Path) -> None:
+    _, _, told = await ask(
+        tmp_path, Say(text=["Twigs."]), tool="ask_often", times=2, answers=("cannot_ask", "allow_once")
+    )
+    assert told == {REJECTED["message"]: 1, "answered": 1}
 
 
 async def test_requests_that_wait_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from crow.agent.workspace import (
     notice_of_workspace,
 )
 from crow.domain.events import NoticeShown
-from crow.tools import SandboxStatus, SkillInfo
+from crow.tools import AgentKind, SandboxStatus, SkillInfo
 
 MISSING = "bubblewrap is not installed."
 SETTINGS = '`[sandbox]` in config.toml changes this: `enabled` is "auto"'
@@ -118,6 +118,25 @@ def test_a_new_workspace_is_named_with_what_counts_in_it() -> None:
     ]
     assert describe_workspace(WorkspaceContents(cwd="/w"), (), is_known=True) == [
         "The workspace is `/w`. It holds nothing for an agent."
+    ]
+
+
+def test_kinds_of_sub_agents_of_a_workspace_are_named(tmp_path: Path) -> None:
+    for name in ("a.md", "b.md", "c.txt"):
+        (tmp_path / ".claude/agents").mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".claude/agents" / name).write_text("x")
+    contents = inspect_workspace(str(tmp_path), readable)
+    assert contents == WorkspaceContents(cwd=str(tmp_path), agents=2)
+    assert contents.concerns_agents
+    words = "There are 2 kinds of sub-agents; crow asks before the model may use them. `/permissions` shows more."
+    assert notice_of_workspace(contents).description == words
+    agents = (
+        AgentKind(name="mine", source="/home/mine.md"),
+        AgentKind(name="a", source="/w/a.md", is_from_workspace=True),
+        AgentKind(name="b", source="/w/b.md", is_from_workspace=True, problem="it is broken"),
+    )
+    assert describe_workspace(WorkspaceContents(cwd="/w"), (), agents, is_known=True)[1:] == [
+        "- sub-agent `a` (`/w/a.md`): crow asks before it is used"
     ]
 
 

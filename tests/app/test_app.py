@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 from crow.adapters import open_workspace, own_folders
 from crow.app import Wiring, find_hooks
+from crow.llm import Model
 from crow.settings import load_settings
 from crow.store import Store
 
@@ -56,6 +59,31 @@ def test_early_summaries_are_on_by_default_and_can_be_turned_off(
     adapters = wiring.adapters(store)
     assert adapters.settings().compaction.early == early
     assert [adapters.info(name).is_local for name in ("large", "offline")] == [False, True]
+
+
+async def test_a_model_that_opens_while_the_client_sets_its_provider_uses_the_new_endpoint(tmp_path: Path) -> None:
+    fifo = tmp_path / "key"
+    os.mkfifo(fifo)
+    table = '[providers.a]\nbase_url = "http://127.0.0.1:9/v1"\nmodels = ["m"]\n'
+    (tmp_path / "config.toml").write_text(f'{table}api_key_command = ["cat", "{fifo}"]\n', "utf-8")
+    wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path)}))
+    store: Store = None  # type: ignore[assignment]  # nothing is opened here
+    opened = wiring.adapters(store).model
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            models: list[Model] = []
+
+            async def open_it() -> None:
+                models.append(await opened("a/m"))
+
+            tasks.start_soon(open_it)
+            key = await anyio.open_file(fifo, "w")  # opens once the command reads
+            wiring.set_provider("a", "http://127.0.0.1:10/v1", {})
+            await key.write("own-key-0123456789")
+            await key.aclose()
+    assert models[0].info.endpoint == "http://127.0.0.1:10/v1 m"
+    assert models[0] is await opened("a/m")
+    await wiring.close()
 
 
 def protections(home: Path, cwd: Path, *paths: Path, config: Path | None = None) -> list[str]:

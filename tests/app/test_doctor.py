@@ -301,6 +301,21 @@ def test_hooks_are_listed_in_order_and_a_missing_program_is_named(run: Run, tmp_
     assert done.returncode == 1
 
 
+def test_agent_files_that_cannot_be_used_are_named(run: Run, tmp_path: Path) -> None:
+    for folder, name, head in (
+        ("agents", "fine", "description: x"),
+        ("agents", "broken", "description: x\nmode: yolo"),
+        (".crow/agents", "theirs", "tools: grep"),
+    ):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / f"{name}.md").write_text(f"---\n{head}\n---\nDo it.")
+    found = findings(run(tmp_path, "doctor", "--json", CROW_MODEL="offline"))
+    assert {check: each["words"] for check, each in found.items() if check.startswith("agent ")} == {
+        "agent broken": f"{tmp_path}/agents/broken.md: its mode is yolo; expected one of plan, ask, accept-edits, auto",
+        "agent theirs": f"{tmp_path}/.crow/agents/theirs.md: its front matter has no description",
+    }
+
+
 async def test_an_unsuitable_disk_for_the_database_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crow.log import start_logging
+from crow.log import mask_in_log, start_logging
 
 
 def test_nothing_is_opened_before_the_first_record(tmp_path: Path) -> None:
@@ -35,6 +35,15 @@ def test_secrets_are_masked_in_messages_arguments_and_tracebacks(tmp_path: Path)
     text = file.read_text()
     assert "key … and {'Authorization': 'Bearer …'}" in text
     assert "ValueError: it was … or …, abc" in text
+
+
+def test_secrets_that_are_learned_later_are_masked_too(tmp_path: Path) -> None:
+    file = tmp_path / "crow.log"
+    start_logging(file, "info", ["from-the-file"])
+    for number in range(300):
+        mask_in_log([f"tokens-{number:04}-end"])
+    logging.getLogger("crow").info("from-the-file, tokens-0299-end, tokens-0100-end, tokens-0050-end")
+    assert file.read_text().endswith(" …, …, …, tokens-0050-end\n")
 
 
 def test_libraries_log_only_warnings_and_python_warnings_are_logged(

@@ -94,6 +94,38 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err[len("crow: ") : -1]
 
 
+def test_one_output_is_printed_whole(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = "".join(f"line {number} ```\n" for number in range(40))
+    assert crow(capfd, "show", "aaaa1", "--call", "call_2_0") == text
+    assert refused(capfd, "show", "aaaa2", "--call", "call_2_0") == "Session aaaa2222-two has no result of call_2_0."
+    assert refused(capfd, "show", "aaaa1", "--call", "2") == (
+        '--call is "2"; expected the id of a call, such as call_12_0.'
+    )
+
+
+def test_stats_of_the_disk_say_what_takes_the_room(stored_sessions: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async def share() -> None:
+        store = await SqliteStore.open(stored_sessions / "crow.db")
+        for name in ("aaaa1111-one", "aaaa2222-two"):
+            await add(store, name, result(1, "x" * 50_000))
+        await store.close()
+
+    anyio.run(share)
+    rows = {row["what"]: row for row in map(json.loads, crow(capfd, "stats", "--disk", "--json").splitlines())}
+    assert rows["entries: user"]["number"] == 2
+    assert rows["blobs: outputs, files, images, prompts"] == {
+        "what": "blobs: outputs, files, images, prompts",
+        "number": 1,
+        "bytes": 50_000,
+    }
+    assert rows["  not stored again because it is equal"]["bytes"] == 50_000
+    assert rows["the whole database"]["bytes"] == (stored_sessions / "crow.db").stat().st_size
+    assert rows["free pages"]["bytes"] == rows["free pages"]["number"] * 4_096
+    table = crow(capfd, "stats", "--disk").splitlines()
+    assert len(table) == len(rows)
+    assert table[-2].split("\t")[0] == "the whole database"
+
+
 SEVERAL = """
 import json, sys
 from crow.cli import main

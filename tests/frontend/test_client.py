@@ -10,7 +10,7 @@ import pytest
 
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
-from crow.domain.events import ElicitationAnswer, FormQuestion, UrlQuestion
+from crow.domain.events import CallAnnounced, CallProgressed, ElicitationAnswer, FormQuestion, UrlQuestion
 from crow.frontend.client import (
     SessionClient,
     elicitation_answer,
@@ -300,12 +300,18 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[str] = []
 
-    async def request(self, method: str, _: dict[str, Any]) -> Any:
+    async def request(self, method: str, params: dict[str, Any]) -> Any:
+        if method == "session/request_permission":
+            self.sent.append(f"{method} {params['sessionId']}")
+            return {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
         self.sent.append(method)
         return {"action": "accept"}
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        self.sent.append(f"{method} {params['elicitationId']}")
+        if method == "session/update":
+            self.sent.append(f"{params['update']['sessionUpdate']} {params['sessionId']}")
+        else:
+            self.sent.append(f"{method} {params['elicitationId']}")
 
 
 async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once() -> None:
@@ -318,3 +324,29 @@ async def test_only_a_page_that_was_shown_is_reported_as_finished_and_only_once(
     for question_id in ("e2", "e1", "e1"):
         await client.finish_question(question_id)
     assert wire.sent == ["elicitation/create", "elicitation/complete e1"]
+
+
+async def test_a_question_in_a_call_of_a_sub_agent_is_asked_in_its_session() -> None:
+    wire: Any = Wire()
+    caps = ClientCapabilities(subagents=True)
+    client = SessionClient("s", wire, caps, cwd="/", options=list, commands=list, user_timeout_s=60)
+    client.open()
+    own, of_subagent, hidden = (CallRef(assistant=n, index=0) for n in (1, 2, 3))
+    announcement = Announcement(title="docs__ask", kind="other")
+    for place, ref in ((client, own), (client.open_subagent("task-1"), of_subagent)):
+        await place.publish(CallAnnounced(call=ref, name="docs__ask", arguments="{}", announcement=announcement))
+    plan = PlannedCall(announcement=announcement, access="external", rule_tool="sampling", argument="docs")
+    answers = [
+        await client.ask(PermissionQuestion(call=ref, name="docs__ask", arguments="{}", plan=plan, always=""))
+        for ref in (own, of_subagent, hidden)
+    ]
+    for ref in (of_subagent, hidden):
+        await client.publish(CallProgressed(call=ref, text="The model answers docs."))
+    assert answers == ["allow_once", "allow_once", "cannot_ask"]
+    assert wire.sent == [
+        "tool_call s",
+        "tool_call task-1",
+        "session/request_permission s",
+        "session/request_permission task-1",
+        "tool_call_update task-1",
+    ]

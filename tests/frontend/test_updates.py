@@ -51,7 +51,7 @@ from crow.domain.events import (
 from crow.domain.messages import Image, Link, Resource, Text
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, result_contents, text_content
-from crow.frontend.updates import LiveUpdates, ReplayUpdates, plan_updates
+from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, plan_updates
 from crow.trace.schema import check_update
 
 PLAIN = ClientCapabilities()
@@ -635,3 +635,14 @@ def test_a_plan_of_any_size_fits_on_a_line(contents: list[str]) -> None:
     (update,) = plan_updates([PlanItem(content=content, status="pending", priority="high") for content in contents])
     check_update(update)
     assert len(json.dumps(update, ensure_ascii=False).encode()) < LINE_BYTES
+
+
+def test_all_histories_of_a_replay_share_its_limits() -> None:
+    limits, alone = ReplayLimits(), ReplayLimits()
+    assert limits.result_bytes(100) is None
+    first, second = limits.result_bytes(5_000), limits.result_bytes(5_000)
+    assert first is not None
+    assert second is not None
+    assert second < first
+    assert second == alone.result_bytes(10_100)
+    assert (limits.calls, limits.answer_bytes) == (alone.calls, alone.answer_bytes)

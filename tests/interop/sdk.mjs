@@ -1,5 +1,6 @@
-// The published TypeScript SDK drives a real crow through every stable method; node:test tells what fails.
-// CROW is the command, as a JSON list. The offline model does what its prompts say, so that no endpoint is needed.
+// The published TypeScript SDK drives a real crow through every stable method, and its unstable client through unstable ones.
+// CROW is the command and CROW_OPTIONS the options of `crow acp`, each as a JSON list. The offline model does what its
+// prompts say, so that no endpoint is needed.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -9,8 +10,10 @@ import { join } from "node:path";
 import { Readable, Writable } from "node:stream";
 import { after, before, test } from "node:test";
 import * as acp from "@agentclientprotocol/sdk";
+import * as unstable from "@agentclientprotocol/sdk/unstable";
 
 const command = JSON.parse(process.env.CROW);
+const options = JSON.parse(process.env.CROW_OPTIONS ?? "[]");
 const root = mkdtempSync(join(tmpdir(), "crow-interop-"));
 const cwd = join(root, "work");
 const home = join(root, "home");
@@ -37,7 +40,7 @@ class Terminal {
 }
 
 /** Runs `body(agent, seen)` against a new process, which must then end by itself, silent on stderr. */
-async function withCrow(body, { clientCapabilities = {}, permission = "allow_once" } = {}) {
+async function withCrow(body, { clientCapabilities = {}, permission = "allow_once", sdk = acp } = {}) {
   const seen = { updates: [], asked: [], read: [], wrote: [], terminals: new Map(), released: 0, waiters: [] };
   seen.until = (wanted) =>
     new Promise((resolve) => {
@@ -51,13 +54,13 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
       .map((note) => note.update.content.text)
       .join("");
   const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
-  const child = spawn(command[0], [...command.slice(1), "acp"], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
+  const child = spawn(command[0], [...command.slice(1), "acp", ...options], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
   let stderr = "";
   child.stderr.on("data", (data) => (stderr += data));
   const exit = new Promise((resolve) => child.on("close", resolve));
-  const { client: methods } = acp.methods;
+  const { client: methods } = sdk.methods;
   const named = (params) => seen.terminals.get(params.terminalId);
-  const client = acp
+  const client = sdk
     .client({ name: "interop" })
     .onNotification(methods.session.update, ({ params }) => {
       seen.updates.push(params);
@@ -91,7 +94,7 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
     .onRequest(methods.terminal.kill, ({ params }) => (named(params).child.kill(), {}))
     .onRequest(methods.terminal.release, () => ((seen.released += 1), {}));
   try {
-    const stream = acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout));
+    const stream = sdk.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout));
     await client.connectWith(stream, async (agent) => {
       const hello = await agent.request("initialize", {
         protocolVersion: acp.PROTOCOL_VERSION,
@@ -222,3 +225,43 @@ test("a session is listed, loaded with its history, resumed without, closed and 
     await assert.rejects(agent.request("session/load", place), (error) => error.code === -32002);
   });
 });
+
+test("the unstable client archives, renames and looks up sessions, and gets plans by id", limits, () =>
+  withCrow(
+    async (agent, seen, hello) => {
+      const offered = hello.agentCapabilities.sessionCapabilities;
+      for (const name of ["archive", "status", "title"]) assert.deepEqual(offered[name], {}, name);
+      const sessionId = await open(agent);
+      await say(agent, sessionId, 'call update_plan {"items": [{"content": "Twigs", "status": "pending"}]}');
+      const plans = seen.updates.filter((note) => note.update.sessionUpdate === "plan_update");
+      assert.deepEqual(plans.map((note) => note.update.plan.entries[0].content), ["Twigs"]);
+      assert.deepEqual(await agent.request("session/set_title", { sessionId, title: " A  nest " }), { title: "A nest" });
+      assert.deepEqual(await agent.request("session/status", { sessionId }), { status: "open" });
+      await agent.request("session/archive", { sessionId });
+      assert.deepEqual(await agent.request("session/status", { sessionId }), { status: "saved" });
+      const listed = async (archived) =>
+        (await agent.request("session/list", { archived })).sessions.find((one) => one.sessionId === sessionId);
+      assert.equal(await listed("exclude"), undefined);
+      const { title, archived } = await listed("only");
+      assert.deepEqual({ title, archived }, { title: "A nest", archived: true });
+      await agent.request("session/unarchive", { sessionId });
+      assert.equal((await listed("exclude")).archived, false);
+    },
+    { sdk: unstable, clientCapabilities: { plan: {} } },
+  ));
+
+test("the unstable client sets a provider, and learns how crow is authenticated", limits, () =>
+  withCrow(
+    async (agent) => {
+      assert.equal((await agent.request("auth/status", {})).state, "not_required");
+      const set = { providerId: "main", apiType: "openai", baseUrl: "http://127.0.0.1:9/v1", headers: { "X-A": "b" } };
+      await agent.request("providers/set", set);
+      const [main] = (await agent.request("providers/list", {})).providers;
+      assert.deepEqual(main.current, { apiType: "openai", baseUrl: "http://127.0.0.1:9/v1" });
+      await agent.request("providers/disable", { providerId: "unknown" });
+      await assert.rejects(agent.request("providers/disable", { providerId: "main" }), (error) => error.code === -32602);
+      await agent.request("logout", {});
+      assert.equal((await agent.request("auth/status", {})).state, "unauthenticated");
+    },
+    { sdk: unstable },
+  ));

@@ -337,3 +337,14 @@ def test_a_daily_or_monthly_limit_is_a_quota() -> None:
 def test_a_model_without_tools_gets_a_hint() -> None:
     error = error_of(400, {"error": {"message": "registry/gemma:2b does not support tools"}})
     assert "Crow needs a model that can call tools" in str(error)
+
+
+def test_a_server_whose_tools_need_a_flag_is_not_asked_again() -> None:
+    error = error_of(
+        500, {"error": {"code": 500, "message": "tools param requires --jinja flag", "type": "server_error"}}
+    )
+    assert type(error) is BadRequest
+    assert str(error).endswith(
+        "requires --jinja flag (HTTP 500, server_error). Crow needs tools: start the server with this flag."
+    )
+    assert type(error_of(500, {"error": {"message": "tool calling requires more memory"}})) is Overloaded

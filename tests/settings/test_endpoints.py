@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from crow.adapters import endpoint_of
-from crow.domain.errors import AuthError, ConfigError
+from crow.domain.errors import ArgumentError, AuthError, ConfigError
 from crow.llm.dialect import Dialect
 from crow.llm.endpoint import Endpoint, EndpointTimeouts
 from crow.settings import Loaded, load_settings, names_offered, target_of
-from crow.settings.endpoints import PRESETS, Preset, preset_at, run_key_command
+from crow.settings.endpoints import PRESETS, Gateways, Preset, preset_at, provider_target, run_key_command
 
 FILE = """
 [model]
@@ -180,3 +180,25 @@ def test_a_preset_is_found_by_the_host_of_its_url(name: str) -> None:
     preset = PRESETS[name]
     assert urlsplit(preset_at(preset.base_url).base_url).hostname == urlsplit(preset.base_url).hostname
     assert preset_at("https://unknown.example/v1") == Preset()
+
+
+def test_a_gateway_replaces_address_key_and_headers_of_its_provider_only(tmp_path: Path) -> None:
+    table = '[providers."a/b"]\nbase_url = "https://ab.example.com/v1"\napi_key = "sk-ab"\nproxy = "http://proxy:1"\n'
+    settings = load(tmp_path, f'{table}headers = {{ "X-Own" = "own" }}\n[models.m]\nprovider = "a/b"\n').settings
+    gateways = Gateways()
+    assert gateways.route(target_of("m", settings)) == target_of("m", settings)
+    gateways.set("a/b", "https://gw.example.com/v1/", {"authorization": "Bearer t"}, settings)
+    routed = endpoint_of(gateways.route(target_of("m", settings)))
+    assert (routed.base_url, routed.api_key, routed.proxy) == ("https://gw.example.com/v1", None, "http://proxy:1")
+    assert routed.headers == (("Authorization", "Bearer t"),)
+    routed.check()
+    assert gateways.route(provider_target("a/b", settings)).base_url == "https://gw.example.com/v1"
+    assert gateways.route(provider_target(None, settings)) == target_of("", settings)
+    gateways.set("a/b", "https://gw.example.com/v1", {}, settings)
+    assert not endpoint_of(gateways.route(target_of("m", settings))).sends_authorization
+    gateways.disable("a/b", settings)
+    assert gateways.base_urls(settings) == {"main": "https://api.openai.com/v1", "a/b": None}
+    with pytest.raises(ConfigError, match='The editor has disabled the provider "a/b"'):
+        gateways.route(target_of("m", settings))
+    with pytest.raises(ArgumentError, match='providerId "b" is unknown; expected main, a/b'):
+        gateways.set("b", "https://gw.example.com/v1", {}, settings)

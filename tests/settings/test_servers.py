@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from crow.adapters import configured_servers, mcp_server
+from crow.adapters import configured_servers, hidden_keys, mcp_server
+from crow.cli import main
 from crow.settings import Loaded, load_settings
 from crow.settings.values import McpServerSettings, expand_variables
-from crow.tools import HttpServer, ServerOptions, StdioServer
+from crow.tools import HttpServer, OAuthOptions, ServerOptions, StdioServer
 
 TOML = """
 [mcp_servers.docs]
@@ -59,8 +60,76 @@ def test_servers_in_the_file_are_configured_with_their_variables_replaced(
             headers=(("Authorization", "Bearer t0"),),
             transport="sse",
             options=ServerOptions(read_only=("list",)),
+            oauth=OAuthOptions(login="web one"),
         ),
     )
+
+
+def test_a_client_for_logins_is_configured_and_its_secret_is_masked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLIENT_SECRET", "very-secret-0123")
+    monkeypatch.setenv("CROW_HOME", str(tmp_path))
+    loaded = load(
+        tmp_path,
+        """
+        [mcp_servers.web]
+        url = "https://example.com/mcp"
+        oauth_account = "work"
+        oauth_client_id = "me"
+        oauth_client_secret = "${CLIENT_SECRET}"
+        oauth_client_metadata_url = "https://example.com/crow.json"
+        oauth_issuer = "https://login.example.com"
+        oauth_redirect_port = 8765
+        """,
+    )
+    (server,) = configured_servers(loaded)
+    assert server == HttpServer(
+        name="web",
+        url="https://example.com/mcp",
+        oauth=OAuthOptions(
+            login="web",
+            account="work",
+            client_id="me",
+            client_secret="very-secret-0123",
+            client_metadata_url="https://example.com/crow.json",
+            issuer="https://login.example.com",
+            redirect_port=8765,
+        ),
+    )
+    assert "very-secret-0123" not in repr(server)
+    direct = load(tmp_path, (tmp_path / "config.toml").read_text().replace("${CLIENT_SECRET}", "very-secret-0123"))
+    assert hidden_keys(direct).others == ("very-secret-0123",)
+    assert "very-secret-0123" in direct.settings.secrets()
+    assert main(["config"]) == 0
+    assert "very-secret" not in capsys.readouterr().out
+
+
+def test_the_secret_of_a_client_needs_its_authorization_server(tmp_path: Path) -> None:
+    text = '[mcp_servers.web]\nurl = "https://x"\noauth_client_id = "me"\noauth_client_secret = "s"\n'
+    (server,) = configured_servers(load(tmp_path, text))
+    assert server.options.problem == (
+        "oauth_client_secret needs oauth_client_id and oauth_issuer: crow gives the secret to that authorization server"
+        " only"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("oauth_redirect_port = 70000", "oauth_redirect_port is 70000; expected the number of a port, such as 8765"),
+        ('oauth_issuer = "file:///x"', 'oauth_issuer is "file:///x"; expected an http or https URL'),
+        (
+            'oauth_client_secret = ["hidden"]',
+            "oauth_client_secret is <hidden: it may be a secret>; expected the secret",
+        ),
+        ('oauth_client_metadata_url = "https://x"', "expected the https URL of a client metadata document"),
+        ('oauth_acount = "x"', "did you mean mcp_servers.web.oauth_account?"),
+    ],
+)
+def test_an_invalid_key_for_logins_is_named(tmp_path: Path, line: str, words: str) -> None:
+    loaded = load(tmp_path, f'[mcp_servers.web]\nurl = "https://x"\n{line}\n')
+    assert words in str(loaded.problem)
 
 
 def test_a_missing_variable_is_a_problem_of_its_server_only(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class StartCrow(Protocol):
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
         argv: Sequence[str] | None = None,
+        client: type[CrowProcess] = CrowProcess,
     ) -> CrowProcess: ...
 
 
@@ -68,6 +69,7 @@ def crow(home: Path, place: Path) -> StartCrow:
         answers: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         env: Mapping[str, str | None] | None = None,
         argv: Sequence[str] | None = None,
+        client: type[CrowProcess] = CrowProcess,
     ) -> CrowProcess:
         variables: dict[str, str | None] = {
             "PATH": os.environ["PATH"],
@@ -83,7 +85,7 @@ def crow(home: Path, place: Path) -> StartCrow:
                 "CROW_MODEL": "fake-model",
             }
         variables |= env or {}
-        return CrowProcess(
+        return client(
             FRESH if argv is None and "PYTHONPATH" in (env or {}) else argv,
             env={name: value for name, value in variables.items() if value is not None},
             cwd=place,

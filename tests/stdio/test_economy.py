@@ -289,3 +289,40 @@ async def test_unknown_prices_are_told_once_if_there_is_a_limit(
         for _ in range(3):
             assert await agent.prompt(session, "go") == {"stopReason": "end_turn"}
         assert agent.text(session).count("The prices of fake-model are unknown") == 1
+
+
+async def test_a_summary_written_while_the_session_rests_outlives_a_turn_that_its_cost_stops(
+    crow: StartCrow, home: Path, place: Path, endpoint: FakeEndpoint
+) -> None:
+    configure(  # a proxy makes the endpoint one that is not local
+        home,
+        f'[model]\nname = "far/fake-model"\n[models."far/fake-model"]\ncontext_window = 32000\n'
+        f"input_price = 100000.0\noutput_price = 0.0\n[limits]\ncost_per_session = 5\n[providers.far]\n"
+        f'base_url = "http://far.example/v1"\nproxy = "{endpoint.base_url.removesuffix("/v1")}"\napi_key = "sk-1"\n',
+    )
+    (home / "config.toml").chmod(0o600)
+    long = " ".join(f"word{number}" for number in range(900))
+    summary = fake.text("## Goal\nBuild a nest.")
+
+    def reply(request: Recorded) -> Reply:
+        wants_summary = "will replace the conversation" in str(request.body["messages"][-1])
+        return summary if wants_summary else fake.text(long)
+
+    endpoint.answer_with(reply)
+    async with crow(env={"CROW_MODEL": None}) as agent:
+        await agent.initialize()
+        session = await agent.new_session(place)
+        for _ in range(4):
+            assert await agent.prompt(session, long) == {"stopReason": "end_turn"}
+        with anyio.fail_after(60):
+            while not stored(home, "SELECT 1 FROM entries WHERE kind = 'request'"):
+                await anyio.lowlevel.checkpoint()
+        assert await agent.prompt(session, "go on") == {"stopReason": "max_turn_requests"}
+        assert "this session has cost $5.00" in agent.text(session)
+        assert await agent.prompt(session, "go on now") == {"stopReason": "end_turn"}
+    assert len(endpoint.asked) == 6
+    assert "Build a nest." in str(endpoint.asked[-1].body["messages"][1])
+    kinds = [kind for (kind,) in stored(home, "SELECT kind FROM entries ORDER BY id")]
+    assert kinds[-9:] == [
+        "request", "user", "remark", "turn_end", "user", "prompt", "checkpoint", "assistant", "turn_end",
+    ]  # fmt: skip

@@ -85,7 +85,7 @@ async def test_a_second_request_with_an_open_id_is_refused(crow: StartCrow, plac
 async def test_after_a_logout_sessions_open_again_once_authenticated(crow: StartCrow, place: Path) -> None:
     async with crow() as agent:
         answer = await agent.initialize()
-        assert answer["agentCapabilities"]["auth"] == {"logout": {}}
+        assert answer["agentCapabilities"]["auth"] == {"logout": {}, "status": {}}
         session = await agent.new_session(place)
         assert await agent.request("logout", {}) == {}
         assert (await failed(agent.new_session(place)))[0] == -32000

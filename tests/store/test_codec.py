@@ -13,12 +13,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain import entries as domain
-from crow.domain.entries import Attachment, Body, File, Mask, Note, Prompt, ToolResult, TurnEnd, User
+from crow.domain.entries import (
+    Announcement,
+    Attachment,
+    Body,
+    Diff,
+    File,
+    Mask,
+    Note,
+    Prompt,
+    ToolResult,
+    TurnEnd,
+    User,
+)
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, Part, Text, ToolSpec
 from crow.store import codec
-from crow.store.codec import KINDS, SPILL_BYTES, Unreadable, decode, decode_parts, encode, encode_parts, merged_metadata
-from tests.store.scenes import result
+from crow.store.codec import (
+    KINDS,
+    SHARED_BYTES,
+    SPILL_BYTES,
+    Unreadable,
+    decode,
+    decode_parts,
+    encode,
+    encode_parts,
+    merged_metadata,
+)
+from tests.store.scenes import result, said
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -153,10 +175,23 @@ def test_pictures_files_and_prompts_become_blobs() -> None:
 @pytest.mark.parametrize("character", ["x", "字"])
 def test_only_a_large_body_becomes_a_blob(character: str) -> None:
     size = len(character.encode())
-    small, large = (result(1, character * (count // size)) for count in (SPILL_BYTES - 500, SPILL_BYTES + 500))
+    small, large = (said(character * (count // size)) for count in (SPILL_BYTES // 3, SPILL_BYTES))
     assert (encode(small).spilled, encode(small).text is None) == (None, False)
     assert encode(large).text is None
     assert read_back(large) == large
+
+
+@pytest.mark.parametrize("character", ["x", "字"])
+def test_equal_long_outputs_and_sides_of_diffs_are_the_same_blob(character: str) -> None:
+    size = len(character.encode())
+    short, long = (character * (count // size) for count in (SHARED_BYTES, SHARED_BYTES + 3))
+    assert encode(result(1, short)).blobs == {}
+    diff = Diff(path="/a", old_text=long, new_text=f"{long}.")
+    shown = dataclasses.replace(result(7, long, index=3), announcement=Announcement(title="Edit", diffs=(diff,)))
+    assert read_back(shown) == shown
+    assert list(encode(shown).blobs.values()) == [long.encode(), f"{long}.".encode()]
+    assert list(encode(result(1, long)).blobs) == list(encode(shown).blobs)[:1]
+    assert encode(shown, shares_texts=False).blobs.keys() == {encode(shown, shares_texts=False).spilled} - {None}
 
 
 @pytest.mark.parametrize(

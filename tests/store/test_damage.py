@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.conversation import for_model
-from crow.domain.entries import Entry, NewEntry, Prompt, Remark, Started, ToolResult, TurnEnd
+from crow.domain.entries import Body, Entry, NewEntry, Prompt, Remark, Started, ToolResult, TurnEnd
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage, ToolSpec
 from crow.store import SessionRow
@@ -113,14 +113,16 @@ async def test_a_search_hit_in_a_damaged_entry_shows_the_damage(sqlite_store: Sq
     assert hits == {entries[0].id: f"[Entry {entries[0].id} (user) {CHANGED}]", entries[1].id: "KITTIWAKE"}
 
 
-async def test_a_blob_that_changed_on_disk_is_reported(sqlite_store: SqliteStore) -> None:
+@pytest.mark.parametrize("body", [said("x" * 50_000), result(1, "x" * 50_000)])
+async def test_a_blob_that_changed_on_disk_is_reported(sqlite_store: SqliteStore, body: Body) -> None:
     await sqlite_store.create_session(new_session())
-    whole, spilled = await add(sqlite_store, "s1", said("before"), result(1, "x" * 50_000))
+    whole, damaged = await add(sqlite_store, "s1", said("before"), body)
     path = sqlite_store.database.path
     changed(path, "UPDATE blobs SET data = zeroblob(length(data))")
     read = await history(sqlite_store, "s1")
     assert read[0] == whole
-    assert f"Entry {spilled.id} (tool) could not be read: blob " in str(read[1].body)
+    assert f"Entry {damaged.id} (" in str(read[1].body)
+    assert ") could not be read: " in str(read[1].body)
     assert "is damaged: its sha256 is wrong" in str(read[1].body)
 
 
@@ -210,13 +212,13 @@ class Whole:
         return self.content[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
 
     def entries_on(self, number: int) -> set[int]:
-        """The entries of which a part is on this page, or the name of the blob that holds them."""
+        """The entries of which a part is on this page, or the name of a blob that holds some of them."""
         page = self.page(number).decode("latin-1")
         tokens = set(TOKEN.findall(page))
         return {
             entry.id
             for entry in self.entries.values()
-            if token_of(entry) in tokens or (encode(entry.body).spilled or "no blob") in page
+            if token_of(entry) in tokens or any(name in page for name in encode(entry.body).blobs)
         }
 
     def sessions_on(self, number: int) -> set[str]:

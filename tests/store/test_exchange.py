@@ -304,6 +304,25 @@ async def test_a_second_import_changes_nothing(sqlite_store: SqliteStore, other:
     assert [one.is_new for one in await imported(other, file, data)] == [True]
 
 
+async def test_small_conversations_share_transactions_and_large_ones_do_not(
+    sqlite_store: SqliteStore, other: SqliteStore, tmp_path: Path
+) -> None:
+    for number in range(150):
+        await sqlite_store.create_session(new_session(f"s{number}"))
+        await converse(sqlite_store, f"s{number}", *(f"{number} {turn}" for turn in range(100 if number == 70 else 1)))
+    statements: list[str] = []
+    await other.database.write(lambda sql: sql.set_trace_callback(statements.append))
+    done = await imported(other, tmp_path / "x.jsonl", await exported(sqlite_store))
+    await other.database.write(lambda sql: sql.set_trace_callback(None))
+    assert sum(one.is_new for one in done) == 150
+    # Small entries come in groups of at most 200, the large conversation in two pieces.
+    assert 6 <= statements.count("COMMIT") <= 12
+    for number in (0, 69, 70, 71, 149):
+        name = f"s{number}"
+        told, source = await history(other, name), await history(sqlite_store, name)
+        assert [entry.body for entry in told] == [entry.body for entry in source]
+
+
 async def test_a_turn_of_a_dead_process_is_closed_before_the_export(tmp_path: Path, other: SqliteStore) -> None:
     dead = await SqliteStore.open(tmp_path / "crow.db")
     await dead.create_session(new_session())

@@ -44,6 +44,11 @@ STEPS: tuple[Callable[[Any], Awaitable[object]], ...] = (
     lambda store: append(store, 7, checkpoint(None), release=True),
     lambda store: store.tail("s1"),
     lambda store: store.update_session("s1", SessionChanges(calibration=1.5, model="m2", title=None)),
+    lambda store: store.move_leaf("s1", leaf=8, to=3, reason="undo"),
+    lambda store: store.tail("s1"),
+    lambda store: store.move_leaf("s1", leaf=8, to=2, reason="undo"),
+    lambda store: append(store, 3, ANSWER),
+    lambda store: store.tail("s1"),
     lambda store: store.entry(2),
     lambda store: store.entry(99),
 )

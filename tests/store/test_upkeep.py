@@ -18,6 +18,7 @@ from crow.domain.entries import NewEntry
 from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges, UsageTotal
+from crow.store.sqlite import database
 from crow.store.sqlite.admin import SessionAdmin, UnusedSession
 from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
@@ -382,3 +383,37 @@ async def test_a_damaged_database_is_not_backed_up(sqlite_store: SqliteStore, tm
     finally:
         await store.close()
     assert names_in(tmp_path, "backup*") == set()
+
+
+async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
+    sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, limit = 500, 256 * 1024
+    monkeypatch.setattr(database, "_CHECKPOINT_BYTES", limit)
+    await sqlite_store.create_session(new_session())
+    await sqlite_store.create_session(new_session("kept"))
+    texts = [f"{number}".ljust(50_000, "x") for number in range(200)]
+    for text in texts:
+        await add(sqlite_store, "s1", result(1, text))
+    (kept,) = await add(sqlite_store, "kept", result(1, texts[7]))
+    path = sqlite_store.database.path
+    log = Path(f"{path}-wal")
+    await sqlite_store.tidy()
+    before = path.stat().st_size
+    logs: list[int] = []
+    vacuum = sqlite_store.database._vacuum
+
+    def counted(connection: sqlite3.Connection) -> bool:
+        try:
+            return vacuum(connection)
+        finally:
+            logs.append(log.stat().st_size)
+
+    monkeypatch.setattr(sqlite_store.database, "_vacuum", counted)
+    await sqlite_store.delete_session("s1")
+    await sqlite_store.tidy()
+    assert before > 10_000_000
+    assert path.stat().st_size + logs[-1] < before / 5
+    assert 1 < len(logs) <= before // (pages * 4_096) + 2
+    assert max(logs) < limit + 2 * pages * 4_096
+    assert await sqlite_store.entry(kept.id) == kept

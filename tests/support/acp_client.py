@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import anyio
 
-from crow.trace.check import OrderChecker
 from crow.trace.schema import SchemaChecker, Side, Violation
 from tests.support import fork_server
 from tests.support.house_rules import HouseRules
+from tests.support.order import OrderChecker
 
 WAIT_S = 120.0
 LINE_BYTES = 1_000_000
@@ -89,6 +89,8 @@ class CrowProcess:
     False, messages are not checked against the schema.
     """
 
+    arguments: Sequence[str] = ("acp",)
+
     def __init__(
         self,
         argv: Sequence[str] | None,
@@ -111,13 +113,13 @@ class CrowProcess:
         self._arrived = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> CrowProcess:
+    async def __aenter__(self) -> Self:
         pipe = asyncio.subprocess.PIPE
         self._process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
-            self._process = await fork_server.start(["acp"], env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
+            self._process = await fork_server.start(self.arguments, env=self._env, cwd=self._cwd, limit=STREAM_BYTES)
         else:
-            argv = self._argv or [sys.executable, "-m", "crow", "acp"]
+            argv = self._argv or [sys.executable, "-m", "crow", *self.arguments]
             self._process = await asyncio.create_subprocess_exec(
                 *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(self._env), cwd=self._cwd, limit=STREAM_BYTES
             )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import anyio
@@ -22,7 +24,9 @@ from crow.domain.entries import (
     Announcement,
     Assistant,
     CallRef,
+    Checkpoint,
     Diff,
+    Entry,
     File,
     NewEntry,
     Prompt,
@@ -31,9 +35,9 @@ from crow.domain.entries import (
     TurnEnd,
     User,
 )
-from crow.domain.errors import Overloaded, TurnError
+from crow.domain.errors import ContextOverflow, NetworkError, Overloaded, StoreError, TurnError
 from crow.domain.events import CompactionChanged, Event
-from crow.domain.messages import Message, Text, ToolCall, ToolSpec, Usage
+from crow.domain.messages import Image, Message, Part, Text, ToolCall, ToolSpec, Usage
 from crow.llm import Model, ModelInfo, Request
 from crow.store import Store
 from tests.support.memory_store import MemoryStore
@@ -51,8 +55,22 @@ __all__ = [
     "summariser",
 ]
 
-Way = Literal["good", "empty", "cut", "calls", "long", "garbage", "error", "hang"]
-FAILURES: tuple[Way, ...] = ("empty", "cut", "calls", "long", "garbage", "error", "hang")
+Way = Literal[
+    "good", "empty", "thought", "cut", "refused", "calls", "long", "garbage", "error", "overflow", "broken", "hang"
+]
+FAILURES: tuple[Way, ...] = (
+    "empty",
+    "thought",
+    "cut",
+    "refused",
+    "calls",
+    "long",
+    "garbage",
+    "error",
+    "overflow",
+    "broken",
+    "hang",
+)
 SUMMARY = "## Goal\nBuild the parser.\n## Next\nTest it."
 
 
@@ -82,9 +100,16 @@ def summariser(*ways: Way, info: ModelInfo | None = None) -> AnsweringModel:
     return AnsweringModel(lambda _: answered(next(endless)), info)
 
 
-def flaky(rate: float, chance: random.Random, info: ModelInfo) -> AnsweringModel:
-    """A model whose summaries fail at a rate from 0 to 1."""
-    return AnsweringModel(lambda _: answered(chance.choice(FAILURES) if chance.random() < rate else "good"), info)
+def flaky(rate: float, chance: random.Random, info: ModelInfo, tally: Counter[str] | None = None) -> AnsweringModel:
+    """A model whose summaries fail at a rate from 0 to 1. `tally` counts the ways in which it answered."""
+
+    def answer(_: Request) -> Say:
+        way: Way = chance.choice(FAILURES) if chance.random() < rate else "good"
+        if tally is not None:
+            tally[way] += 1
+        return answered(way)
+
+    return AnsweringModel(answer, info)
 
 
 def answered(way: Way) -> Say:
@@ -93,8 +118,12 @@ def answered(way: Way) -> Say:
             return Say(text=[SUMMARY], usage=Usage(input_tokens=1000, output_tokens=100))
         case "empty":
             return Say(text=[" \n"])
+        case "thought":
+            return Say(thought="I should summarise it.")
         case "cut":
             return Say(text=[SUMMARY], finish="length")
+        case "refused":
+            return Say(text=[SUMMARY], finish="refusal")
         case "calls":
             return Say(text=[SUMMARY], calls=(call("read_file", path="/a"),))
         case "long":
@@ -103,6 +132,10 @@ def answered(way: Way) -> Say:
             return Say(text=["�\x00" * 20])
         case "error":
             return Say(error=Overloaded("The endpoint is busy."))
+        case "overflow":
+            return Say(error=ContextOverflow("The request is too long."))
+        case "broken":
+            return Say(text=[SUMMARY], error=NetworkError("The connection was closed."))
         case "hang":
             return Say(hold=anyio.Event())
 
@@ -164,20 +197,34 @@ class Pass:
     calls: int
 
 
+PICTURE = Image(data="iVBORw0KGgo=", mime_type="image/png")
+BULK_WINDOW = 16_000
+"""In a larger window, some texts are longer by the same factor, so that it fills up after as many steps."""
+
+
 @dataclass(kw_only=True)
 class Simulation:
-    """Takes random steps, repeatable by seed. The provider counts `ratio` tokens for each token that crow estimates."""
+    """Takes random steps, repeatable by seed. The provider counts `ratio` tokens for each token that crow estimates.
+
+    A step compacts if it is due, sends a request and stores the answer with its calls and results. Between two turns
+    the user goes back, forks the session, or undoes a compaction. `points` counts how often crow decided whether to
+    compact. `compact_model`, if there is one, is asked first for summaries.
+    """
 
     seed: int
     window: int
     model: AnsweringModel
     ratio: float = 1.0
     settings: CompactionPolicy = field(default_factory=CompactionPolicy)
+    compact_model: AnsweringModel | None = None
     passes: list[Pass] = field(default_factory=list)
     requests: list[tuple[Message, ...]] = field(default_factory=list)
     broken: set[int] = field(default_factory=set)
     ended: list[TurnError] = field(default_factory=list)
     checked: Pass | None = None
+    points: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+    session: str = "s"
 
     async def run(self, steps: int, check: Callable[[Simulation], None]) -> None:
         """Run some steps and call `check` after every pass and every request."""
@@ -200,6 +247,10 @@ class Simulation:
                 await self.branch.record([NewEntry(body=TurnEnd(stop="cancelled"))])
                 calling = False
 
+    def path(self) -> tuple[Entry, ...]:
+        """All entries of the session, oldest first."""
+        return self.store.path(self.session)
+
     def new_compactor(self) -> Compactor:
         return compactor_on(
             self.branch,
@@ -207,6 +258,7 @@ class Simulation:
             self.settings,
             fresh_prompt=same_prompt,
             read_file=self.read_file,
+            compact_model=self.compact_model,
             deadline_s=0.0005,
         )
 
@@ -214,35 +266,97 @@ class Simulation:
         return None if self.random.random() < 0.3 else self.words(self.random.choice([10, 100, 1000, 5000]))
 
     async def begin_turn(self) -> None:
+        if self.random.random() < 0.15:
+            await self.change_branch()
         self.branch.turn += 1
         self.compactor = self.new_compactor()
         text = self.words(self.random.choice([5, 40, 400, 4000]))
-        body = User(parts=(Text(text=text),), message_id="m", cut=self.cut(text))
-        await self.branch.record([NewEntry(body=body)])
+        parts: tuple[Part, ...] = (Text(text=text), *self.pictures())
+        await self.branch.record([NewEntry(body=User(parts=parts, message_id="m", cut=self.cut(text)))])
         if self.random.random() < 0.2:
             await self.branch.record([NewEntry(body=Reminder(text="It is another day."))])
 
+    async def change_branch(self) -> None:
+        """Go back before a prompt, forward to another branch, to a fork, or undo a compaction."""
+        entries, leaf = self.path(), self.branch.leaf
+        kind = self.random.choice(["undo", "elsewhere", "fork", "compact undo"])
+        if kind == "compact undo":
+            checkpoint = self.branch.projection.checkpoint
+            await self.compactor.on_command("undo")
+            if self.branch.projection.checkpoint is checkpoint:
+                return
+        elif kind == "fork":
+            place = entries[self.random.randrange(len(entries) // 2, len(entries))]
+            self.session = self.store.fork(self.session, f"{self.session}f", entry=place.id)
+            self.branch = Branch(self.store, self.client, await self.store.tail(self.session))  # type: ignore[arg-type]
+        else:
+            prompts = [entry.parent for entry in entries[-80:] if isinstance(entry.body, User)]
+            anywhere = [entry for entry in self.store.entries if entry > 1]
+            places = prompts[-3:] if kind == "undo" else anywhere[-200:]
+            if not places or (to := self.random.choice(places)) == leaf:
+                return
+            await self.branch.move(to, kind)
+        self.events[kind] += 1
+        self.broken.add(len(self.requests))
+        self.compactor = self.new_compactor()
+
     async def make_room(self, check: Callable[[Simulation], None]) -> bool:
         """Compact before a request. Returns false if the turn had to end."""
-        reason: Reason = "command" if self.random.random() < 0.05 else "threshold"
-        limits, calls = self.compactor.gauge.limits(), len(self.model.requests)
-        result = await self.compactor.compact(reason)
-        done = Pass(result=result, limits=limits, calls=len(self.model.requests) - calls)
+        if self.random.random() < 0.03:
+            await self.fail_to_store()
+        chance, window = self.random.random(), None
+        reason: Reason = "command" if chance < 0.05 else "model" if chance < 0.07 else "threshold"
+        if chance > 0.98:
+            reason, window = "overflow", max(500, round(self.compactor.gauge.used() * self.random.uniform(0.6, 1.0)))
+        limits, calls = self.compactor.gauge.limits(window=window), self.asked
+        self.points += 1
+        result = await self.compactor.compact(reason, window=window)
+        done = Pass(result=result, limits=limits, calls=self.asked - calls)
         self.passes.append(done)
         if result.outcome in ("masked", "compacted"):
             self.broken.add(len(self.requests))
+        if result.entry is not None and isinstance(result.entry.body, Checkpoint) and result.entry.body.files_shown:
+            self.events["files shown"] += 1
         check(self)
+        if result.entry is not None and reason != "overflow" and not limits.is_tiny and self.random.random() < 0.2:
+            await self.compact_again(reason)
         if result.outcome == "too_small":
             self.ended.append(TurnError(result.words))
             await self.branch.record([NewEntry(body=TurnEnd(stop="error", detail=result.words))])
             return False
         return True
 
+    @property
+    def asked(self) -> int:
+        """How many summaries were asked for."""
+        return len(self.model.requests) + (len(self.compact_model.requests) if self.compact_model else 0)
+
+    async def compact_again(self, reason: Reason) -> None:
+        """A second pass right after one must change nothing."""
+        self.points += 1
+        before = (self.store.appends, self.asked)
+        result = await self.compactor.compact(reason)
+        assert result.outcome == "noop", result
+        assert (self.store.appends, self.asked) == before
+
+    async def fail_to_store(self) -> None:
+        """A pass that cannot be stored must change nothing."""
+        self.points += 1
+        path, context, row = self.path(), self.branch.context(), await self.store.session(self.session)
+        self.store.fails = StoreError("The disk is full.")
+        try:
+            await self.compactor.compact("threshold")
+        except StoreError:
+            self.events["disk full"] += 1
+        self.store.fails = None
+        assert (self.path(), self.branch.context(), await self.store.session(self.session)) == (path, context, row)
+
     async def answer(self) -> bool:
         """Add a model answer, perhaps with calls; most calls get results."""
-        count = self.random.choice([0, 1, 1, 2, 3])
+        count = self.random.choice([0, 1, 1, 2, 3]) if self.random.random() < 0.97 else 12
         estimate = self.compactor.gauge.estimate()
         reported = self.random.choice([estimate * self.ratio] * 6 + [0, None, estimate * 20])
+        self.events["parallel calls"] += count > 1
         calls = tuple(self.call(index) for index in range(count))
         body = Assistant(
             text=self.words(self.random.choice([0, 20, 200])),
@@ -250,6 +364,7 @@ class Simulation:
             calls=calls,
             endpoint=self.model.info.endpoint,
             finish=self.random.choice(["stop", "stop", "interrupted"]) if not calls else "tool_calls",
+            cut=self.compactor.gauge.cut_calls(calls),
         )
         usage = None if reported is None else Usage(input_tokens=int(reported), output_tokens=50)
         (entry,) = await self.branch.record([NewEntry(body=body, usage=usage, estimate=estimate)])
@@ -264,8 +379,10 @@ class Simulation:
 
     def call(self, index: int) -> ToolCall:
         name = self.random.choice(["read_file", "write_file", "shell"])
-        path = f"/proj/{name}/{self.random.randrange(40)}.py"
-        return ToolCall(id=self.random.choice(["", "c1", f"c{index}"]), name=name, arguments=json.dumps({"path": path}))
+        arguments = {"path": f"/proj/{name}/{self.random.randrange(40)}.py"}
+        if name == "write_file" and self.random.random() < 0.1:
+            arguments["content"] = self.words(self.random.choice([100, 3000]))
+        return ToolCall(id=self.random.choice(["", "c1", f"c{index}"]), name=name, arguments=json.dumps(arguments))
 
     async def result(self, assistant: int, index: int, called: ToolCall, beside: int) -> None:
         ref = CallRef(assistant=assistant, index=index)
@@ -281,17 +398,37 @@ class Simulation:
             text=text,
             announcement=Announcement(title=called.name, diffs=diffs),
             cut=self.cut(text, beside),
+            images=self.pictures(),
         )
         await self.branch.record([NewEntry(body=body)])
 
     def cut(self, text: str, beside: int = 1) -> int | None:
         return self.compactor.gauge.cut_result(text, beside=beside)
 
+    def pictures(self) -> tuple[Image, ...]:
+        """No images in most cases; else a few, or more of them in a larger window."""
+        if self.random.random() < 0.93:
+            return ()
+        self.events["images"] += 1
+        most = max(1, self.window // 20_000)
+        return (PICTURE,) * self.random.randint(1, most)
+
     def words(self, count: int) -> str:
-        kind = self.random.random()
-        word = "值" * 4 if kind < 0.1 else "word" if kind < 0.9 else "A1b2" * 30
-        return " ".join([word] * max(0, count // (len(word) // 4))) if count else ""
+        """A text of about `count` tokens. A few are a hundred times longer."""
+        kind, length = self.random.random(), self.random.random()
+        if length < 0.004:
+            self.events["huge"] += 1
+            count *= 100
+        elif length < 0.2:
+            count *= max(1, self.window // BULK_WINDOW)
+        word = "值" * 4 if kind < 0.1 else "word" if kind < 0.95 else "A1b2" * 30
+        return repeated(word, min(400_000, count) // (len(word) // 4)) if count else ""
 
     def files_modified(self) -> set[str]:
         """The files that the whole history modified."""
-        return {entry.body.path for entry in self.store.path("s") if isinstance(entry.body, File)}
+        return {entry.body.path for entry in self.path() if isinstance(entry.body, File)}
+
+
+@lru_cache(maxsize=32)
+def repeated(word: str, times: int) -> str:
+    return " ".join([word] * max(0, times))

@@ -23,7 +23,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-__all__ = ["SECRET", "HostileClient", "batches"]
+__all__ = ["SECRET", "HostileClient", "HostileClientV2", "batches", "batches_v2"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "sk-hostile-0123456789abcdef"
@@ -31,6 +31,7 @@ WAIT_S = 120.0
 SESSIONS = ("@0", "@1", "@2")
 """Placeholders for the ids of the open sessions."""
 
+INFO = {"name": "t", "version": "0"}
 FORBIDDEN = ("Traceback", 'File "', SECRET, "pydantic", "KeyError", "TypeError", "AttributeError")
 
 text = st.sampled_from(
@@ -89,6 +90,42 @@ def requests(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
         "fs/read_text_file": {"sessionId": session, "path": text},
         "": {},
     }
+    return one_of(shapes)
+
+
+def requests_v2(cwd: str) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """A method of version 2 of the protocol and valid parameters for it."""
+    where = {"cwd": st.just(cwd), "mcpServers": st.lists(server.map(typed), max_size=2)}
+    shapes: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
+        "initialize": {"protocolVersion": st.integers(0, 65535), "info": st.just(INFO), "capabilities": junk},
+        "auth/login": {"methodId": st.sampled_from(["configured", "login", ""])},
+        "auth/logout": {},
+        "session/new": where,
+        "session/resume": where | {"sessionId": session, "replayFrom": st.sampled_from([None, {"type": "start"}])},
+        "session/list": {"cursor": scalar},
+        "session/close": {"sessionId": session},
+        "session/delete": {"sessionId": st.just("nobody")},
+        "session/prompt": {"sessionId": session, "prompt": st.lists(block, min_size=1, max_size=3)},
+        "session/set_config_option": {
+            "sessionId": session,
+            "configId": st.sampled_from(["mode", "model", "thought_level", "auto_compact", "x"]),
+            "type": st.sampled_from(["id", "boolean", "_own"]),
+            "value": scalar,
+        },
+        "tool_call/cancel": {"sessionId": session, "toolCallId": text},
+        "session/load": where | {"sessionId": session},
+        "": {},
+    }
+    return one_of(shapes)
+
+
+def typed(described: Any) -> Any:
+    """A server of version 2, which names its type."""
+    return described | {"type": "stdio"} if isinstance(described, dict) else described
+
+
+def one_of(shapes: Mapping[str, Mapping[str, st.SearchStrategy[Any]]]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    """One of these methods with its parameters."""
     return st.one_of(
         *(st.tuples(st.just(method), st.fixed_dictionaries(dict(shape))) for method, shape in shapes.items())
     )
@@ -161,8 +198,18 @@ def batches(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
     return st.lists(lines(requests(str(cwd))), min_size=size, max_size=size).map(Batch)
 
 
+def batches_v2(cwd: Path, size: int) -> st.SearchStrategy[Batch]:
+    """Batches of `size` lines for version 2 of the protocol."""
+    return st.lists(lines(requests_v2(str(cwd))), min_size=size, max_size=size).map(Batch)
+
+
 class HostileClient:
     """A process under attack. `send` raises AssertionError if a check fails."""
+
+    arguments: Sequence[str] = ("acp",)
+    hello: Mapping[str, Any] = {"protocolVersion": 1}
+    login = "authenticate"
+    forbidden: Sequence[str] = FORBIDDEN
 
     def __init__(self, home: Path, cwd: Path) -> None:
         self._cwd = cwd
@@ -176,7 +223,7 @@ class HostileClient:
         self._stderr = b""
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "CROW_HOME": str(home)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "crow", "acp"],
+            [sys.executable, "-m", "crow", *self.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -186,7 +233,7 @@ class HostileClient:
         self._readers = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_err)]
         for reader in self._readers:
             reader.start()
-        self._request("initialize", {"protocolVersion": 1})
+        self._request("initialize", self.hello)
         self._sessions = [self._new_session() for _ in SESSIONS]
 
     def send(self, batch: Sequence[bytes]) -> None:
@@ -206,14 +253,17 @@ class HostileClient:
         self._await(lambda: all(self._answers[one] for one, count in self._asked.items() if count))
         twice = {one: count for one, count in self._answers.items() if count > self._sent_ids[one]}
         assert not twice, f"answered more often than asked: {twice}"
-        self._request("authenticate", {"methodId": "configured"})  # a batch may have logged out
+        self._request(self.login, {"methodId": "configured"})  # a batch may have logged out
         session_id = self._new_session()
         params = {"sessionId": session_id, "prompt": [{"type": "text", "text": "say still here"}]}
-        assert self._request("session/prompt", params)["stopReason"] == "end_turn"
+        self._check_answer(self._request("session/prompt", params))
         self._opened.append(session_id)
         while self._opened:  # sessions that the batch opened
             self._request("session/close", {"sessionId": self._opened.pop()})
         assert self._stderr == b"", self._stderr
+
+    def _check_answer(self, answer: Any) -> None:
+        assert answer["stopReason"] == "end_turn"
 
     def close(self) -> None:
         """Close stdin and wait for the exit."""
@@ -265,7 +315,7 @@ class HostileClient:
             return
         assert ("result" in message) != ("error" in message), line
         if "error" in message:
-            found = [word for word in FORBIDDEN if word in json.dumps(message)]
+            found = [word for word in self.forbidden if word in json.dumps(message)]
             assert not found, f"{found} in {line[:500]!r}"
         if message["id"] is not None:
             self._answers[message["id"]] += 1
@@ -284,6 +334,18 @@ class HostileClient:
     def _read_err(self) -> None:
         assert self._process.stderr is not None
         self._stderr += self._process.stderr.read()
+
+
+class HostileClientV2(HostileClient):
+    """A process under attack in version 2 of the protocol."""
+
+    arguments = ("acp", "--experimental-v2")
+    hello = {"protocolVersion": 2, "info": INFO}  # noqa: RUF012 - the base class declares it as a Mapping
+    login = "auth/login"
+    forbidden = (*FORBIDDEN, "Internal error")
+
+    def _check_answer(self, answer: Any) -> None:
+        assert answer["messageId"]
 
 
 def named(line: bytes) -> tuple[int | str | None, bool]:

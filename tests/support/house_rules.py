@@ -18,17 +18,21 @@ class HouseRules:
     def __init__(self) -> None:
         self._begun: dict[str, set[str]] = {}
         self._over: dict[str, set[str]] = {}
+        self._subagents: dict[str, set[str]] = {}
 
     def check(self, sender: Side, message: dict[str, Any]) -> None:
         """Checks the next message. :raises Violation: a rule is broken."""
         if sender == "client" and message.get("method") == "session/load":
             session = str(message["params"].get("sessionId"))
-            self._begun.pop(session, None)
-            self._over.pop(session, None)
+            for one in (session, *self._subagents.get(session, ())):  # a load replays the sub-agents too
+                self._begun.pop(one, None)
+                self._over.pop(one, None)
         if sender != "agent" or message.get("method") != "session/update":
             return
         session, update = message["params"]["sessionId"], message["params"]["update"]
         kind = update["sessionUpdate"]
+        if kind == "subagent_update":
+            self._subagents.setdefault(session, set()).add(update["sessionId"])
         begun, over = self._begun.setdefault(session, set()), self._over.setdefault(session, set())
         if kind == "tool_call":
             over |= begun

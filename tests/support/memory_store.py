@@ -52,6 +52,18 @@ class MemoryStore:
         row = self.create(session_id, leaf=entries[-1].id if entries else None).row
         return Tail(row=row, entries=tuple(entries))
 
+    def fork(self, session_id: str, new_id: str, *, entry: int) -> str:
+        """Create a session that points to an entry of another. Return its id."""
+        original = self._rows[session_id]
+        self._rows[new_id], self._leaves[new_id] = replace(original, id=new_id, leaf=entry), entry
+        return new_id
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        del reason
+        if self._leaves[session_id] != leaf:
+            raise LeafMoved(f"Session {session_id} stands on {self._leaves[session_id]}, not on {leaf}.")
+        self._leaves[session_id] = to
+
     async def entry(self, entry_id: int, **_: object) -> Entry | None:
         return self.entries.get(entry_id)
 

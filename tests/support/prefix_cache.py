@@ -70,7 +70,9 @@ def common_prefix(one: bytes, other: bytes) -> int:
 @dataclass(kw_only=True)
 class Prefixes:
     """What the cache saw. `repeated` counts the bytes that were sent before, without a declared break since, and
-    `missed` those of them that were no hit. `breaks` counts the declared breaks by kind."""
+    `missed` those of them that were no hit. `breaks` counts the declared breaks by kind. `fresh` counts the bytes that
+    were no hit by their cause: one of the breaks, the messages that a checkpoint kept, the first request of a session,
+    a request for a summary, or messages added since the last request."""
 
     requests: int = 0
     sent: int = 0
@@ -78,6 +80,7 @@ class Prefixes:
     repeated: int = 0
     missed: int = 0
     breaks: Counter[str] = field(default_factory=Counter)
+    fresh: Counter[str] = field(default_factory=Counter)
     undeclared: list[str] = field(default_factory=list)
 
 
@@ -122,8 +125,16 @@ class CachingEndpoint:
         session = self._session_of(messages)
         is_transcript = SYSTEM in str(messages[0]["content"])
         is_summary = INSTRUCTION[:30] in str(messages[-1]["content"])
+        cause = "summary"
         if not is_transcript:
-            self._judge(session, prompt, hit, added=sent_size(messages, is_summary=is_summary))
+            judged = self._judge(session, prompt, hit, added=sent_size(messages, is_summary=is_summary))
+            cause = cause if is_summary else judged
+        fresh = len(prompt) - hit
+        if cause == "checkpoint":
+            kept = min(fresh, json_size(messages[2:]))
+            self.found.fresh["kept"] += kept
+            fresh -= kept
+        self.found.fresh[cause] += fresh
         self.found.requests += 1
         self.found.sent += len(prompt)
         self.found.hits += hit
@@ -149,9 +160,10 @@ class CachingEndpoint:
         with contextlib.closing(sqlite3.connect(f"{self._database.as_uri()}?mode=ro", uri=True)) as connection:
             return connection.execute(query, values).fetchall()
 
-    def _judge(self, session: str | None, prompt: bytes, hit: int, *, added: int) -> None:
-        """Compare a request with the earlier ones of its session. Its last `added` bytes are new in any case: a
-        request for a summary ends with the instruction, which no other request contains."""
+    def _judge(self, session: str | None, prompt: bytes, hit: int, *, added: int) -> str:
+        """Compare a request with the earlier ones of its session, and return why part of it is no hit. Its last
+        `added` bytes are new in any case: a request for a summary ends with the instruction, which no other request
+        contains."""
         assert session is not None, prompt[:2_000]
         rows = self._query(
             f"SELECT id, kind FROM entries WHERE session = ? AND kind IN {BREAKS} ORDER BY id DESC LIMIT 1", session
@@ -161,10 +173,11 @@ class CachingEndpoint:
         state = (rows[0] if rows else None, moves[0][0])
         known = self._conversations.setdefault(session, Conversation())
         if known.state != state:
+            cause = "first" if not known.state else "move" if known.state[1] != state[1] else kind
             if known.state:
-                self.found.breaks["move" if known.state[1] != state[1] else kind] += 1
+                self.found.breaks[cause] += 1
             known.state, known.longest = state, len(prompt) - added
-            return
+            return cause
         expected = min(known.longest, len(prompt) - added)
         self.found.repeated += expected
         self.found.missed += max(0, expected - hit)
@@ -172,6 +185,7 @@ class CachingEndpoint:
             around = prompt[max(0, hit - 80) : hit + 120].decode(errors="replace")
             self.found.undeclared.append(f"{session}: {hit} of {expected} bytes hit; it changed in {around!r}")
         known.longest = max(known.longest, len(prompt) - added)
+        return "added"
 
 
 def sent_size(messages: Sequence[Mapping[str, Any]], *, is_summary: bool) -> int:
@@ -180,9 +194,12 @@ def sent_size(messages: Sequence[Mapping[str, Any]], *, is_summary: bool) -> int
     if not is_summary:
         return 0
     count = 1 + (messages[-2].get("content") in (NO_ANSWER, "Seen."))
-    return sum(
-        len(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()) + 1 for one in messages[-count:]
-    )
+    return json_size(messages[-count:])
+
+
+def json_size(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The bytes of these messages in a request."""
+    return sum(len(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()) + 1 for one in messages)
 
 
 def say(text: str, *, thought: str = "") -> Step:
@@ -355,13 +372,16 @@ class ScriptedSession:
         await self.agent.request("session/load", {**self.opening, "sessionId": self.session})
 
 
-async def run_session(agent: CrowProcess, model: CachingEndpoint, place: Path, seed: int, *, prompts: int = 12) -> str:
-    """Run one scripted session, with a change before every second prompt. Return what `/context` says at the end."""
+async def run_session(
+    agent: CrowProcess, model: CachingEndpoint, place: Path, seed: int, *, prompts: int = 12, changes: bool = True
+) -> str:
+    """Run one scripted session, with a change before every second prompt if there are `changes`. Return what `/context`
+    says at the end."""
     session = ScriptedSession(agent, model, place, seed)
     session.prepare()
     await session.open()
     for number in range(prompts):
-        if number % 2:
+        if changes and number % 2:
             await session.change()
         await session.prompt()
     return await session.command("/context")

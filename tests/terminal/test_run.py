@@ -63,7 +63,7 @@ def test_a_trace_has_every_message_of_the_connection_and_no_secret(shell: Shell)
     shell.env["CROW_TRACE"] = str(trace)
     assert shell.crow("run", "write a.txt")[0] == 4
     code, out, _ = shell.crow("trace", "check", "trace.jsonl")
-    assert (code, out.splitlines()[-1].split(", ")[1]) == (0, "0 faults")
+    assert (code, out.splitlines()[-1].split(", ")[2]) == (0, "0 failed (0 MUST")
     _, shown, _ = shell.crow("trace", "show", "trace.jsonl")
     for words in ("-> initialize", "-> session/prompt", "session/prompt #3 answered", "<- session/request_permission"):
         assert words in shown

@@ -17,6 +17,7 @@ from crow.tools import THE_WORKSPACE, Outcome, PlannedCall, Ports, ServerOptions
 from crow.tools.mcp.calls import page_to_open, readable_form
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import schema_fault, tool_fault
+from crow.tools.mcp.schemas import plain_schema
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import Box, FixedPlan, OpenBox, RecordingLog, call, skip_time, stdio
 
@@ -271,6 +272,7 @@ async def test_a_tool_with_an_invalid_schema_does_not_affect_the_others(open_box
         assert names(box) == ["srv__good", "srv__odd_output"]
         assert await box.run("srv__good", a=None) == Outcome(text='good {"a": null}')
         assert await box.run("srv__odd_output") == Outcome(text="odd output {}")
+        assert "true" not in json.dumps(box.toolbox.specs()[-1].input_schema)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +296,52 @@ def test_a_valid_schema_has_no_fault() -> None:
     assert (
         schema_fault({"type": "object", "properties": {"a": True, "b": {"items": [{"type": "null"}, False]}}}) is None
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (True, {}),
+        (False, {"not": {}}),
+        ({"items": True, "additionalProperties": True}, {"items": {}, "additionalProperties": True}),
+        ({"anyOf": [True, {"type": "null"}]}, {"anyOf": [{}, {"type": "null"}]}),
+        ({"type": [], "enum": [], "anyOf": [], "description": "d"}, {"description": "d"}),
+        ({"type": "string", "minLength": -1, "maxLength": 9}, {"type": "string", "maxLength": 9}),
+        ({"minimum": "0", "maximum": 1.5, "exclusiveMinimum": True}, {"maximum": 1.5}),
+        ({"$ref": "#/properties/other"}, {"$ref": "#/properties/other"}),
+        ({"$ref": "#/properties/other/enum/1", "title": "t"}, {"title": "t"}),
+        ({"$ref": "#/properties/other/enum/" + "9" * 5000}, {}),
+        ({"$ref": "#/properties/nothing"}, {}),
+        ({"$ref": "#/properties/value"}, {}),  # it leads to itself
+        ({"$ref": "https://example.com/schema.json"}, {}),
+        ({"$ref": "#anchor"}, {}),
+        ({"$ref": 3}, {}),
+        (
+            {"properties": {"enum": {"enum": ["a"]}, "items": True}},
+            {"properties": {"enum": {"enum": ["a"]}, "items": {}}},
+        ),
+    ],
+)
+def test_schemas_are_rewritten_so_that_every_endpoint_accepts_them(value: object, plain: object) -> None:
+    others = {"other": {"enum": ["a", "b"]}}
+    schema = {"type": "object", "properties": {"value": value, **others}, "required": ["value"]}
+    wanted = {**schema, "properties": {"value": plain, **others}}
+    assert plain_schema(schema) == wanted
+    assert plain_schema(wanted) == wanted
+
+
+def test_a_schema_that_refers_to_itself_keeps_its_meaning() -> None:
+    taken = {"root": {"type": "string"}}
+    inner = {"type": "object", "properties": {"more": {"$ref": "#/$defs/root_"}}}
+    schema = {"type": "object", "properties": {"more": {"$ref": "#"}}, "$defs": taken}
+    assert plain_schema(schema) == {**inner, "$defs": {**taken, "root_": inner}}
+
+
+def test_a_schema_that_is_nested_without_end_is_cut() -> None:
+    schema: dict[str, object] = {}
+    for _ in range(100_000):
+        schema = {"additionalProperties": schema}
+    assert len(repr(plain_schema(schema))) < 5_000
 
 
 async def test_tools_too_heavy_for_a_context_are_found_instead_of_offered(

@@ -255,7 +255,7 @@ class Endless(Http):
     ("uri", "words"),
     [
         ("docs:///endless", f"{UNREADABLE} it has more than 32,000,000 bytes"),
-        ("docs:///compressed", f"{UNREADABLE} it is compressed (gzip), although crow asked for plain text"),
+        ("docs:///compressed", f"{UNREADABLE} it is compressed (gzip), although crow did not ask for that"),
         ("docs:///stream", "SSE stream failed: Server-sent event exceeded the 32000000 byte limit."),
     ],
 )

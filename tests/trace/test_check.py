@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from crow.trace.check import OrderChecker
 from crow.trace.schema import SchemaChecker, Violation, check_update
 from tests.support.house_rules import HouseRules
+from tests.support.order import OrderChecker
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t", "status": "pending"}
@@ -209,3 +209,66 @@ def test_a_message_must_not_continue_after_a_later_tool_call() -> None:
         house.check("agent", CHUNK)
     house.check("client", asked(3, "session/load", sessionId="s"))
     house.check("agent", CHUNK)
+
+
+def of_child(**fields: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "child", "update": fields}}
+
+
+ANNOUNCED = (
+    "agent",
+    update(sessionUpdate="subagent_update", sessionId="child", title="t", capabilities={"cancel": {}}),
+)
+ORDER = ("agent", of_child(sessionUpdate="session_message", messageId="o", senderSessionId="s", content=[TEXT]))
+CHILD_CALL = ("agent", of_child(**CALL))
+CHILD_CALL_ENDS = (
+    "agent",
+    of_child(sessionUpdate="tool_call_update", toolCallId="c", status="completed"),
+)
+LINKED_CALL = ("agent", update(**CALL | {"content": [{"type": "session", "sessionId": "child"}]}))
+ENDED_CALL = ("agent", update(sessionUpdate="tool_call_update", toolCallId="c", status="completed"))
+IDLE = (
+    "agent",
+    update(sessionUpdate="subagent_update", sessionId="child", state={"state": "idle", "stopReason": "end_turn"}),
+)
+
+
+def with_subagents(*messages: tuple[str, dict[str, Any]], offered: object = None) -> None:
+    capabilities = {"subagents": {}} if offered is None else offered
+    initialize = asked(0, "initialize", protocolVersion=1, clientCapabilities=capabilities)
+    checked(("client", initialize), ("agent", answered(0, protocolVersion=1)), *OPEN, PROMPT, *messages)
+
+
+def test_the_messages_of_a_sub_agent_are_valid_also_after_the_turn() -> None:
+    with_subagents(ANNOUNCED, ORDER, LINKED_CALL, ENDED_CALL, END, CHILD_CALL, CHILD_CALL_ENDS, IDLE)
+
+
+@pytest.mark.parametrize(
+    ("messages", "offered", "words"),
+    [
+        ((ANNOUNCED,), {}, "did not say that it supports sub-agents"),
+        ((ANNOUNCED,), {"subagents": None}, "did not say that it supports sub-agents"),
+        ((LINKED_CALL,), {}, "does not know this session yet"),
+        ((ORDER, ANNOUNCED), None, "does not know this session yet"),
+        ((LINKED_CALL,), None, "does not know this session yet"),
+        ((ANNOUNCED, CHILD_CALL, IDLE), None, "these tool calls have not ended"),
+        ((ANNOUNCED, CHILD_CALL, CHILD_CALL), None, "announced twice"),
+        (
+            (ANNOUNCED, ("agent", of_child(sessionUpdate="user_message_chunk", content=TEXT, messageId="m"))),
+            None,
+            "no session is being loaded",
+        ),
+        ((("agent", update(sessionUpdate="subagent_update", title="t")),), None, "sessionId"),
+        ((("agent", update(sessionUpdate="subagent_update", sessionId="child", name="t")),), None, "name"),
+        (
+            (ANNOUNCED, ("agent", update(**CALL | {"content": [{"type": "session", "session": "child"}]}))),
+            None,
+            "not valid under any",
+        ),
+    ],
+)
+def test_a_fault_in_the_messages_of_a_sub_agent_is_found(
+    messages: tuple[tuple[str, dict[str, Any]], ...], offered: object, words: str
+) -> None:
+    with pytest.raises(Violation, match=words):
+        with_subagents(*messages, offered=offered)

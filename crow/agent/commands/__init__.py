@@ -50,6 +50,7 @@ COMMANDS = (
     CommandSpec("history", "List the prompts and labels of this branch", "all", is_literal=True),
     CommandSpec("tree", "List all branches, including undone ones", "all", is_literal=True),
     CommandSpec("diff", "Show what this session changed, file by file", "a file"),
+    CommandSpec("show", "Show a tool call with its whole output", "a call, such as call_12_0"),
     CommandSpec("label", "Name this place so that you can return to it", "name"),
     CommandSpec("fork", "Copy this session, up to here or up to an earlier message", PLACE_HINT),
     CommandSpec("title", "Show or set the session's title", "new title"),

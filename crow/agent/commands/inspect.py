@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from crow.agent.agent_kinds import describe_agents
 from crow.agent.commands import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
 from crow.domain.conversation import Projection
-from crow.domain.diff import DiffLine, diff_lines
+from crow.domain.diff import DiffLine, diff_lines, diff_text
 from crow.domain.entries import (
     Body,
     CallRef,
@@ -45,6 +46,9 @@ KIND_OF: Mapping[type[Message], Kind] = {
 CELLS = 40
 FULL, HALF, EMPTY, MARK = "█", "▌", "░", "│"
 MAX_HITS = 20
+SHOWN_CHARS = 400_000
+"""`/show` shows at most this many characters of an output or a diff."""
+
 DIFF_LINES = 1_500
 FILE_DIFF_LINES = 500
 DIFF_LINE_CHARS = 500
@@ -70,6 +74,8 @@ async def show_context(context: CommandContext, argument: str) -> str:
         moves = await context.store.moves(context.branch.row.id)
         done = picture(gauge.info.name, breakdown(context.branch.projection, used), used, gauge.limits()) + "\n"
         done += f"\n{describe_sources(context.instructions())}\n"
+        if kinds := describe_agents((await context.toolbox()).agents(), context.models):
+            done += f"\n{kinds}\n"
         done += f"\n{last_break(context.branch.entries, moves)}\n"
     await gauge.tell()
     learned_facts = "".join(f"\n- {fact.about}: {safe(fact.words)}" for fact in facts)
@@ -194,6 +200,29 @@ async def search(context: CommandContext, argument: str) -> str:
             lines.append(f"- {snippet} ({hit.kind}, entry {hit.entry}, {when:%Y-%m-%d %H:%M})")
         sections.append("\n".join(lines))
     return "\n\n".join(sections) or f"No matches for “{argument}” in any session."
+
+
+async def show(context: CommandContext, argument: str) -> str:
+    """Show a result that a client sees only in part, because it is long or because the session is."""
+    call = CallRef.parse(argument.strip("`"))
+    if call is None:
+        raise ArgumentError(f"`/show {argument}`: expected the id of a call, such as `/show call_12_0`.")
+    found = await context.store.result(context.branch.row.id, call)
+    if found is None or not isinstance(found.body, ToolResult):
+        raise ArgumentError(f"This session has no result of {call.call_id}.")
+    result = found.body
+    texts = [("diff", diff_text(one.old_text or "", one.new_text)) for one in result.announcement.diffs]
+    texts.append(("", result.text))
+    sections = [f"{result.announcement.title or code(result.name)} ({call.call_id}, entry {found.id})"]
+    sections += [fenced(text[:SHOWN_CHARS], language).rstrip() for language, text in texts if text.strip()]
+    if len(sections) == 1:
+        sections.append("It has no output.")
+    if others := len(result.images) + len(result.attachments):
+        sections.append(f"It also has {others} images or files.")
+    if any(len(text) > SHOWN_CHARS for _, text in texts):
+        command = f"crow sessions show {context.branch.row.id} --call {call.call_id}"
+        sections.append(f"This is only the beginning. `{command}` prints all of the output.")
+    return "\n\n".join(sections)
 
 
 async def usage(context: CommandContext, _: str) -> str:
@@ -341,4 +370,4 @@ def describe_change(file: ChangedFile, lines: Sequence[DiffLine], room: int) -> 
     return f"{head}\n\n{fenced(safe(text), 'diff').rstrip()}{rest}" if shown else f"{head}{rest}"
 
 
-HANDLERS = (compact, diff, mcp, search, usage, export)
+HANDLERS = (compact, diff, mcp, search, show, usage, export)

@@ -157,15 +157,20 @@ async def permissions(context: CommandContext, argument: str) -> str:
 
 
 async def describe_surroundings(context: CommandContext) -> list[str]:
-    """Describe what confines commands, and which instructions and skills for agents the workspace contains."""
+    """Describe what confines commands, and what the workspace contains for agents."""
     cwd = str(context.workspace.cwd)
     rules = current_rules(context.rules, context.branch.row)
     may_read = partial(may_attach, workspace=context.workspace, rules=rules)
     contents = await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
     is_known = await context.store.is_known_directory((cwd, str(context.workspace.resolve("."))))
-    skills = (await context.toolbox()).skills()
+    toolbox = await context.toolbox()
     status = await context.workspace.sandbox_status()
-    return ["", *describe_sandbox(status), "", *describe_workspace(contents, skills, is_known=is_known)]
+    return [
+        "",
+        *describe_sandbox(status),
+        "",
+        *describe_workspace(contents, toolbox.skills(), toolbox.agents(), is_known=is_known),
+    ]
 
 
 async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -> str:

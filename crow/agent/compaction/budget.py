@@ -194,8 +194,8 @@ class Gauge:
         summary is written early now.
 
         After a compaction, the context has to grow by a tenth of the room first. If the user undid a compaction, crow
-        waits for the threshold. It also does so if a larger window is due for a test, because only a full context tests
-        it.
+        waits for the threshold. Crow also waits if a larger window is due for a test, because only a full context can
+        test that window.
         """
         early, info = self.settings.early, self.info
         if early is None or not self.settings.auto or info.is_local or self.context_window.is_test_due(info):
@@ -219,7 +219,7 @@ class Gauge:
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale, beside=beside)
 
     def cut_calls(self, calls: Sequence[ToolCall]) -> int | None:
-        """Return how many characters the model may see of the arguments in one answer's `calls`, or None for all."""
+        """Return how many characters of the arguments in one answer's `calls` the model may see, or None for all."""
         measured = self.measured()
         text = "".join(call.arguments for call in calls)
         return cut_for(text, self._cautious_limits(measured.fixed), measured.scale)

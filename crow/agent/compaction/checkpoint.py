@@ -112,8 +112,8 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInUse:
-    """A file that the model works with. `tokens` is the estimated size of the text that it saw last, and `entry` the
-    result with that text, or None if a checkpoint shows it."""
+    """A file that the model works with. `tokens` is the estimated size of the newest text of the file that the model
+    saw. `entry` is the result with that text, or None if a checkpoint shows the text."""
 
     path: str
     tokens: int
@@ -141,7 +141,7 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
 
 
 def reads_in_use(previous: Checkpoint | None, entries: Sequence[Entry], budget: int) -> frozenset[int]:
-    """Return the results with the text of the most important files in use, up to `budget` estimated tokens."""
+    """Return the ids of the results that show the most important files in use, up to `budget` estimated tokens."""
     kept: set[int] = set()
     for file in files_in_use(previous, entries):
         budget -= file.tokens

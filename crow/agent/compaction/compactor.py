@@ -48,7 +48,7 @@ READ_S = 3.0
 """The time for reading the files in use."""
 MAX_FILES = 50
 MIN_FILE = 50
-"""With fewer tokens left, crow does not read another file."""
+"""If fewer tokens than this are left, crow does not read another file."""
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
@@ -56,9 +56,9 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
     """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is the first that is
-    asked for the summary. `read_file` returns the text of a file as the tool of that name would show it to the model,
-    or None if it may not or cannot be read. `deadline_s` limits the time of each request."""
+    checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is asked for the
+    summary first. `read_file` returns the text of a file as the tool `read_file` would show it to the model, or None if
+    the file may not be read or cannot be read. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -90,7 +90,7 @@ class Pass:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheckpoint:
     """A summary, and the drafts that can become its checkpoint. The drafts were made from `projection` and its
-    `context`, when `leaf` was the id of its newest entry. `endpoint` is the endpoint of the session's model then."""
+    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was that of the session's model."""
 
     summary: Summary
     drafts: Sequence[CheckpointDraft]
@@ -125,9 +125,12 @@ class Compactor:
         :raises ~crow.domain.errors.TurnError: the request cannot be made to fit, or the context fills up again soon
             after each pass.
         """
-        prepared, self.prepared = self.prepared, None
-        if prepared is not None and await self._use(prepared):
-            return
+        if self.prepared is not None:
+            is_used = await self._use(self.prepared)
+            # after a cancel or an error this line is not reached, and the next turn can use the checkpoint
+            self.prepared = None
+            if is_used:
+                return
         if not self._settings.auto or not self.gauge.is_full():
             return
         self.gauge.context_window.test_if_due(self.model.info)
@@ -146,10 +149,11 @@ class Compactor:
             raise TurnError(result.words)
 
     async def prepare(self) -> PreparedCheckpoint | None:
-        """Write the summary that the next prompt may use. Nothing is shown, and only what the requests use is counted.
+        """Write the summary that the next prompt may use. The client is shown nothing; the store only counts what the
+        requests use.
 
-        Return None if old tool outputs can be hidden instead, which takes no time, or if a hook or the model gives no
-        summary.
+        Return None if hiding old tool outputs is enough, which takes no time, or if nothing can be compacted. Also
+        return None if a hook forbids the compaction or no model writes a summary.
         """
         going = self._early_pass()
         drafts = plan(self._branch.projection, going.limits, going.measured, "early")
@@ -289,7 +293,7 @@ class Compactor:
         return CompactionResult(outcome="masked", words=words, entry=entry)
 
     async def _summarise(self, drafts: Sequence[CheckpointDraft], going: Pass) -> CompactionResult:
-        """Write and store a checkpoint, in view of the client."""
+        """Write and store a checkpoint, and tell the client about it."""
         compaction_id = new_compaction_id()
         return await self._announce(compaction_id, partial(self._write_checkpoint, compaction_id, drafts, going))
 
@@ -406,7 +410,7 @@ class Compactor:
                     left -= cost
                 if left < MIN_FILE:
                     break
-        while shown:  # the estimates of the parts may differ a little from that of the whole
+        while shown:  # the sum of the estimates of the parts may differ a little from the estimate of the whole
             longer = replace(body, files_shown=tuple(shown))
             tokens = round(with_bodies(entries, *others, longer).estimate * measured.scale)
             if tokens <= most:
@@ -421,7 +425,7 @@ class Compactor:
         entries.append(NewEntry(body=body, model=summary.model))
         stored = await self._store(entries, measured)
         how = "notes taken without the model" if body.method == "fallback" else "a summary"
-        words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall it."
+        words = f"Compacted to {how}: {tokens_saved(body)}. Nothing is deleted; the model can recall everything."
         return CompactionResult(outcome="compacted", words=words, entry=stored[-1])
 
     async def _summary(
@@ -515,9 +519,9 @@ def too_small(model: str, limits: Limits, measured: Measure) -> CompactionResult
 
 def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
     return (
-        f"The context fills up faster than compaction can empty it: there were only {answers} answers since the last "
-        f"2 compactions. {model} has a window of {limits.window:,} tokens, and system prompt and tools take "
-        f"{limits.fixed:,}. Ask for smaller steps, or use a model with a larger window."
+        f"The context fills up faster than compaction can empty it: there were only {answers} answers since the "
+        f"earlier of the last 2 compactions. {model} has a window of {limits.window:,} tokens, and system prompt and "
+        f"tools take {limits.fixed:,}. Ask for smaller steps, or use a model with a larger window."
     )
 
 

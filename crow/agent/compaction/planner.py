@@ -120,16 +120,16 @@ class Cuts:
         self.keep = self.estimated(self.keep_tokens())
 
     def keep_tokens(self) -> int:
-        """Return how many tokens of recent messages to keep verbatim: all that the limits allow, or down to half of
-        that if otherwise the files in use would not fit beside them and a summary."""
+        """Return how many tokens of recent messages to keep verbatim. This is `limits.keep`, or as little as half of it
+        if otherwise the files in use would not fit beside these messages and a summary."""
         limits, files = self.limits, files_in_use(self.checkpoint_body, self.projection.entries)
         wanted = min(limits.files, round(sum(file.tokens for file in files) * self.measured.scale))
         missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
         return max(limits.keep // 2, limits.keep - max(0, missing))
 
     def find_boundaries(self) -> list[int]:
-        """Return the indexes at which the kept messages may start. Each index is that of an entry's first message; the
-        message is no tool result, and a checkpoint can cover some message before it."""
+        """Return the indexes at which the kept messages may start. Each index is that of the first message of an
+        entry. That message is not a tool result, and a checkpoint can cover at least one message before it."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -186,9 +186,8 @@ class Cuts:
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
-        if (
-            self.limits.is_tiny
-        ):  # nobody configured this window and it may be wrong, so any shorter request is worth a try
+        # nobody configured a tiny window, and it may be wrong, so any shorter request is worth a try
+        if self.limits.is_tiny:
             candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
             pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []

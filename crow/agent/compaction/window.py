@@ -109,7 +109,7 @@ class ContextWindow:
         return f"The endpoint does not say how large its window is; crow assumes {DEFAULT_WINDOW:,} tokens."
 
     async def facts(self, info: ModelInfo) -> tuple[LearnedFact, ...]:
-        """Return the facts that were learned about the endpoint and apply to this session, except its window."""
+        """Return the facts that were learned about the endpoint and apply to this session, except the window."""
         if self._memory is None:
             return ()
         learned = await self._memory.learned(*endpoint_and_model(info))

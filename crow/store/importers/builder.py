@@ -418,7 +418,7 @@ class ConversationBuilder:
         opens_turn: bool | None = None,
     ) -> int:
         """Write an entry after the leaf. `opens_turn` is true for a prompt and false for the end of a turn."""
-        stored = encode(body)
+        stored = encode(body, shares_texts=False)
         text = stored.text if stored.spilled is None else stored.blobs[stored.spilled].decode()
         for name, data in stored.blobs.items():
             if name != stored.spilled and name not in self._blobs:

@@ -12,12 +12,13 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
+from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
@@ -109,6 +110,7 @@ class TurnMethods(PathMethods):
             try:
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
+                tail = await self._tail_without_repair(session_id)
             except StoreUnavailable as error:  # a full disk, for example: the session can still be read
                 logger.warning("Session %s was opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
@@ -118,7 +120,7 @@ class TurnMethods(PathMethods):
         state = await SessionState.read(sql, session_id, self.owner)
         if session_id in self._unstored_ends or state.needs_repair:
             return None
-        return await load_tail(sql, session_id)
+        return replace(await load_tail(sql, session_id), waiting=state.waiting)
 
     @transaction
     async def _repair(self, sql: Sql, session_id: str) -> None:
@@ -138,6 +140,11 @@ class TurnMethods(PathMethods):
             plain(message_id),
             encode_parts(parts),
         )
+
+    @transaction
+    async def replace_queued(self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        query = "UPDATE crow.inbox SET parts = $3 WHERE session = $1 AND message_id = $2"
+        await sql.execute(query, plain(session_id), plain(message_id), encode_parts(parts))
 
     @snapshot
     async def queued(self, sql: Sql, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -240,7 +247,11 @@ class TurnMethods(PathMethods):
 
     def _append_arguments(self, session_id: str, leaf: int | None, new: Chain, *, release: bool) -> tuple[object, ...]:
         bodies = [entry.body for entry in new.entries]
-        prompts = [plain(body.message_id) for body in bodies if isinstance(body, User)]
+        prompts = [
+            plain(body.message_id)
+            for body in bodies
+            if isinstance(body, User) or (isinstance(body, Custom) and body.message_id.startswith(WAKE))
+        ]
         ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
         return (
             *(session_id, self.owner, self._epochs.get(session_id), LEASE_MS, leaf, new.rows, new.counts, release),
@@ -321,7 +332,7 @@ class TurnMethods(PathMethods):
 @dataclass(slots=True, kw_only=True)
 class SessionState:
     """A session's row inside a transaction. `orphans` are the queued prompts of dead stores: seq, owner, parts and
-    message id."""
+    message id. `waiting` are the texts in the inbox that are no prompts, except those of other living stores."""
 
     session_id: str
     conversation: int
@@ -335,7 +346,8 @@ class SessionState:
     now_ms: int
     is_owner_alive: bool
     is_owned: bool
-    orphans: Sequence[tuple[int, str, str, str]] = field(default_factory=tuple)
+    orphans: Sequence[tuple[int, str, str, str]] = ()
+    waiting: tuple[QueuedPrompt, ...] = ()
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
@@ -350,9 +362,9 @@ class SessionState:
             row[8],
             LEASE_MS,
         )
-        orphans = await sql.fetch(
-            "SELECT seq, owner, parts, message_id FROM crow.inbox WHERE session = $1 AND owner <> $2"
-            " AND NOT crow.is_alive(owner, greatest(created_ms, $3::bigint), $4) ORDER BY seq",
+        inbox = await sql.fetch(
+            "SELECT seq, owner, parts, message_id FROM crow.inbox WHERE session = $1 AND (owner = $2"
+            " OR NOT crow.is_alive(owner, greatest(created_ms, $3::bigint), $4)) ORDER BY seq",
             session_id,
             owner,
             row[8],
@@ -371,7 +383,16 @@ class SessionState:
             now_ms=now_ms,
             is_owner_alive=is_owner_alive,
             is_owned=row[4] == owner,
-            orphans=[(row[0], row[1], row[2], row[3]) for row in orphans],
+            orphans=[
+                (seq, sender, parts, message_id)
+                for seq, sender, parts, message_id in inbox
+                if sender != owner and not message_id.startswith(WAKE)
+            ],
+            waiting=tuple(
+                QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
+                for _, _, parts, message_id in inbox
+                if message_id.startswith(WAKE)
+            ),
         )
 
     @property

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from crow.domain.entries import Checkpoint, Entry, Prompt, Restore
+from crow.domain.entries import CallRef, Checkpoint, Entry, Prompt, Restore, ToolResult
 from crow.domain.errors import NoSuchSession
+from crow.domain.rendering import short_output
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
 from crow.store.sqlite.paths import SESSION_COLUMNS, entry_of, outline_of, recorded_here, session_of
@@ -66,7 +68,9 @@ class PathMethods(UsesDatabase):
     async def tail(self, sql: Sql, session_id: str) -> Tail:
         return await load_tail(sql, session_id)
 
-    async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+    async def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
         newest_first = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
         start = row.leaf
@@ -74,11 +78,12 @@ class PathMethods(UsesDatabase):
             ids, start = await self._path_batch(start)
             newest_first.extend(ids)
         newest_first.reverse()
+        most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
         done = 0
         while done < len(newest_first):
             entries = await self._entries_batch(list(newest_first[done : done + _PATH_BATCH]))
             done += len(entries)
-            yield entries
+            yield entries if most_bytes is None else [_with_excerpt(entry, most_bytes) for entry in entries]
 
     @snapshot
     async def _path_batch(self, sql: Sql, start: int) -> tuple[list[int], int | None]:
@@ -109,6 +114,18 @@ class PathMethods(UsesDatabase):
         if session_id is not None and not await is_on_path(sql, (await session_row(sql, session_id)).leaf, entry_id):
             return None
         return next(iter(await select_entries(sql, [entry_id])), None)
+
+    @snapshot
+    async def result(self, sql: Sql, session_id: str, call: CallRef) -> Entry | None:
+        conversation = (await session_row(sql, session_id)).conversation
+        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+            return None
+        query = (
+            "SELECT id FROM crow.entries WHERE kind = 'tool' AND call_entry = $1 AND call_index = $2"
+            " AND conversation = $3 ORDER BY id LIMIT 1"
+        )
+        found = await sql.fetchval(query, call.assistant, call.index, conversation)
+        return None if found is None else next(iter(await select_entries(sql, [found])), None)
 
     @snapshot
     async def count_messages(self, sql: Sql, session_ids: Sequence[str]) -> dict[str, int]:
@@ -284,6 +301,14 @@ async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any
     body = "coalesce(convert_to(e.body, 'UTF8'), b.data)"
     query = f"SELECT e.id, {body} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
     return {entry_id: json.loads(body or b"{}") for entry_id, body in await sql.fetch(query, ids)}
+
+
+def _with_excerpt(entry: Entry, most_bytes: int) -> Entry:
+    """Return the entry. If it is a tool result, its text has at most about `most_bytes` bytes."""
+    if not isinstance(entry.body, ToolResult):
+        return entry
+    text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
+    return entry if text is entry.body.text else replace(entry, body=replace(entry.body, text=text))
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str:

@@ -85,14 +85,14 @@ class SessionMethods(UsesDatabase):
         cwd: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
-        archived: bool = False,
+        archived: bool | None = False,
     ) -> SessionPage:
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
         newest, after = (None, None) if cursor is None else parse_cursor(cursor)
         rows = await sql.fetch(
             f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL"
-            " AND archived = $1 AND ($2::text IS NULL OR cwd = $2)"
+            " AND ($1::bool IS NULL OR archived = $1) AND ($2::text IS NULL OR cwd = $2)"
             " AND ($3::bigint IS NULL OR (newest_entry, id) < ($3, $4::text))"
             " ORDER BY newest_entry DESC, id DESC LIMIT $5",
             archived,
@@ -103,6 +103,15 @@ class SessionMethods(UsesDatabase):
         )
         found = tuple(session_of(tuple(row)) for row in rows[:limit])
         return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
+
+    @snapshot
+    async def subagents(self, sql: Sql, session_id: str) -> tuple[SessionRow, ...]:
+        rows = await sql.fetch(
+            f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE parent_id = $1 AND deleted_ms IS NULL"
+            " ORDER BY created_ms, newest_entry, id",
+            plain(session_id),
+        )
+        return tuple(session_of(tuple(row)) for row in rows)
 
     @snapshot
     async def is_known_directory(self, sql: Sql, paths: Sequence[str]) -> bool:
@@ -221,6 +230,7 @@ class SessionMethods(UsesDatabase):
 
 async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:
     """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
+    Archiving does not count as a use of the session.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -237,9 +247,11 @@ async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> 
     if alias is not None:
         await _check_alias(sql, str(alias), session_id)
     assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=2))
+    if changes.keys() != {"archived"}:
+        assignments += ", updated_ms = crow.now_ms()"
     try:
         await sql.execute(
-            f"UPDATE crow.sessions SET {assignments}, updated_ms = crow.now_ms() WHERE id = $1",
+            f"UPDATE crow.sessions SET {assignments} WHERE id = $1",
             session_id,
             *values.values(),
         )

@@ -25,14 +25,24 @@ from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
 from crow.store import SessionRow
 from crow.store.codec import from_json, tags_of
 from crow.store.portable import FORMAT, ExportFile, Header
-from crow.store.sqlite.connection import REPAIR
+from crow.store.sqlite.connection import REPAIR, pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
 from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults, Importer, Lines, abandon, choose, family, next_entries, show
+from crow.store.sqlite.transfer import (
+    ImportDefaults,
+    Importer,
+    Lines,
+    abandon,
+    choose,
+    family,
+    groups_of,
+    next_entries,
+    show,
+)
 
 _EXPORT_BATCH = 4_096
 _NAMED_IN_ERROR = 5
@@ -136,6 +146,18 @@ class Backup:
     entries: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """The bytes that something takes in the database, and how many of it there are; None if that is not counted.
+
+    Texts and blobs are counted as they are stored, without the room that SQLite needs for each row. Pages and files are
+    counted as a whole."""
+
+    what: str
+    number: int | None
+    bytes: int
+
+
 _Rows: TypeAlias = list[tuple[SessionRow, int]]
 """Sessions, each with the time of its last use."""
 
@@ -203,6 +225,40 @@ class SessionAdmin(UsageMethods):
         for *row, used_ms, root in sql.execute(_SUBAGENTS, (json.dumps([row.id for row, _ in rows]),)):
             subagents.setdefault(root, []).append((session_of(row), used_ms))
         return rows, subagents
+
+    @snapshot()
+    def disk_use(self, sql: Connection) -> tuple[DiskUse, ...]:
+        """Return what takes the room in the database. This reads all pages that have a row of an entry."""
+        page_bytes: int = pragma(sql, "page_size")
+        bodies = sql.execute(
+            "SELECT kind, count(*), sum(length(CAST(body AS BLOB))) FROM entries GROUP BY kind ORDER BY 3 DESC"
+        )
+        uses = [DiskUse(what=f"entries: {kind}", number=number, bytes=size or 0) for kind, number, size in bodies]
+        number, size = sql.execute("SELECT count(*), coalesce(sum(size), 0) FROM blobs").fetchone()
+        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=size))
+        (shared,) = sql.execute(
+            "SELECT coalesce(sum(b.size), 0) FROM blob_refs r JOIN blobs b ON b.hash = r.blob"
+        ).fetchone()
+        uses.append(DiskUse(what="  not stored again because it is equal", number=None, bytes=shared - size))
+        (size,) = sql.execute("SELECT coalesce(sum(length(block)), 0) FROM entries_fts_data").fetchone()
+        uses.append(DiskUse(what="search index", number=None, bytes=size))
+        for table, columns in (("drafts", "text || thought"), ("inbox", "parts")):
+            query = f"SELECT count(*), coalesce(sum(length(CAST({columns} AS BLOB))), 0) FROM {table}"  # noqa: S608  constants
+            number, size = sql.execute(query).fetchone()
+            uses.append(DiskUse(what=table, number=number, bytes=size))
+        query = (
+            "SELECT count(*), coalesce(sum(length(CAST(e.body AS BLOB))), 0) FROM entries e JOIN sessions s"
+            " ON s.id = e.session AND s.conversation = e.conversation WHERE s.deleted_ms IS NOT NULL"
+        )
+        number, size = sql.execute(query).fetchone()
+        uses.append(DiskUse(what="entries of deleted sessions, not removed yet", number=number, bytes=size))
+        free = pragma(sql, "freelist_count")
+        uses.append(DiskUse(what="free pages", number=free, bytes=free * page_bytes))
+        uses.append(DiskUse(what="the whole database", number=None, bytes=pragma(sql, "page_count") * page_bytes))
+        with suppress(OSError):
+            log = os.stat(f"{self.database.path}-wal").st_size
+            uses.append(DiskUse(what="write-ahead log", number=None, bytes=log))
+        return tuple(uses)
 
     @snapshot()
     def count_tags(self, sql: Connection) -> Mapping[str, int]:
@@ -288,7 +344,9 @@ class SessionAdmin(UsageMethods):
         try:
             blocks = await database.call(file.check)
             importers = [Importer(file, block, defaults) for block in blocks]
-            new = [importer for importer in importers if await self._write_hidden(importer)]
+            new: list[Importer] = []
+            for group in groups_of(importers):
+                new += await self._write_hidden(group)
             await database.write(lambda sql: show(sql, new))
         except BaseException:
             # if this fails, the data is removed after this process has ended
@@ -307,14 +365,24 @@ class SessionAdmin(UsageMethods):
             for block, importer in zip(blocks, importers, strict=True)
         )
 
-    async def _write_hidden(self, importer: Importer) -> bool:
-        """Write a whole conversation, still hidden. Return false if the database already has it."""
+    async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
+        """Write some whole conversations, still hidden. Return those that the database does not have yet."""
         owner = self._store.owner
-        if not await self.database.write(lambda sql: importer.begin(sql, owner, now_ms=now_ms())):
-            return False
-        while (piece := await self.database.call(importer.next_piece)) is not None:
-            await self.database.write(partial(importer.add, here=owner, piece=piece, now_ms=now_ms()))
-        return True
+
+        def begin(sql: Connection) -> list[Importer]:
+            new: list[Importer] = []
+            for importer in group:  # one after the other: they read from the same file
+                if importer.begin(sql, owner, now_ms=now_ms()):
+                    new.append(importer)
+                    while len(group) > 1 and (piece := importer.next_piece()) is not None:
+                        importer.add(sql, here=owner, piece=piece, now_ms=now_ms())
+            return new
+
+        new = await self.database.write(begin)
+        for importer in new if len(group) == 1 else ():
+            while (piece := await self.database.call(importer.next_piece)) is not None:
+                await self.database.write(partial(importer.add, here=owner, piece=piece, now_ms=now_ms()))
+        return new
 
     @snapshot()
     def back_up(self, sql: Connection, path: Path) -> Backup:

@@ -11,13 +11,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from sqlite3 import Connection
 from typing import Any, TypeAlias
 
-from crow.domain.entries import Assistant, Body, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Part, Text, Usage
+from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
@@ -67,6 +69,7 @@ class TurnMethods(PathMethods):
             try:
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
+                tail = await self._tail_without_repair(session_id)
             except StoreUnavailable as error:  # a full disk, for example: the session can still be read
                 logger.warning("Session %s was opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
@@ -76,7 +79,7 @@ class TurnMethods(PathMethods):
         state = SessionState(sql, session_id, now_ms=now_ms())
         if session_id in self._unstored_ends or _needs_repair(state, self.owner):
             return None
-        return load_tail(sql, session_id)
+        return replace(load_tail(sql, session_id), waiting=_waiting(state, self.owner))
 
     @transaction()
     def _repair(self, sql: Connection, session_id: str) -> None:
@@ -91,6 +94,11 @@ class TurnMethods(PathMethods):
         session_row(sql, session_id)
         values = {"session": session_id, "owner": self.owner, "message_id": message_id, "created_ms": now_ms()}
         insert(sql, "inbox", values | {"parts": encode_parts(parts)})
+
+    @transaction()
+    def replace_queued(self, sql: Connection, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        values = (encode_parts(parts), session_id, message_id)
+        sql.execute("UPDATE inbox SET parts = ? WHERE session = ? AND message_id = ?", values)
 
     @snapshot()
     def queued(self, sql: Connection, session_id: str) -> tuple[QueuedPrompt, ...]:
@@ -160,8 +168,11 @@ class TurnMethods(PathMethods):
         _check_writable(state, self.owner, leaf)
         stored = tuple(state.add(new, turn=turn, encoded=encoded) for new, encoded in entries)
         for entry in stored:
-            if isinstance(entry.body, User):
-                _drop_prompt(sql, session_id, entry.body.message_id)
+            match entry.body:
+                case User(message_id=message_id):
+                    _drop_prompt(sql, session_id, message_id)
+                case Custom(message_id=message_id) if message_id.startswith(WAKE):
+                    _drop_prompt(sql, session_id, message_id)
         if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
             state.drop_draft()
         else:  # the answer is still streaming: its draft now follows these entries
@@ -250,6 +261,7 @@ class SessionState:
         self.lease_ms: int = row[5]
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
+        self._inbox: list[tuple[int, str, str, str, int]] | None = None
         self._added = dict.fromkeys(_COUNTERS, 0)
         self._cost = 0.0
         self._newest: int | None = None
@@ -305,6 +317,15 @@ class SessionState:
         return Entry(
             id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
         )
+
+    def inbox(self) -> list[tuple[int, str, str, str, int]]:
+        """The seq, owner, parts, message id and time of everything in the inbox, in order. Read once."""
+        if self._inbox is None:
+            self._inbox = self.sql.execute(
+                "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
+                (self.session_id,),
+            ).fetchall()
+        return self._inbox
 
     def drop_draft(self) -> None:
         """Delete the saved part of the streamed answer, because the whole answer was stored or given up."""
@@ -465,15 +486,24 @@ def _has_ended(state: SessionState) -> bool:
 
 def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
     """Return the queued prompts of dead owners, each with its seq, owner, parts and message id."""
-    rows = state.sql.execute(
-        "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
-        (state.session_id,),
-    ).fetchall()
     return [
         (seq, sender, parts, message_id)
-        for seq, sender, parts, message_id, created_ms in rows
-        if sender != owner and not is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))
+        for seq, sender, parts, message_id, created_ms in state.inbox()
+        if sender != owner and not message_id.startswith(WAKE) and not _is_sender_alive(state, sender, created_ms)
     ]
+
+
+def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
+    """Return the texts in the inbox that are no prompts, except those of other living owners."""
+    return tuple(
+        QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
+        for _, sender, parts, message_id, created_ms in state.inbox()
+        if message_id.startswith(WAKE) and (sender == owner or not _is_sender_alive(state, sender, created_ms))
+    )
+
+
+def _is_sender_alive(state: SessionState, sender: str, created_ms: int) -> bool:
+    return is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))
 
 
 def storable_usage(usage: Usage | None) -> Usage | None:

@@ -518,7 +518,10 @@ class Database:
         """Return some free pages to the file system. Return true if there may be more of them."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
-            connection.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+            # `execute` would stop after one page, because Python takes a row without columns for the end.
+            connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
+            if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
+                self._empty_wal(connection)  # each page that moves is in the WAL, too
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:

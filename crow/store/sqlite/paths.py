@@ -13,20 +13,22 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import takewhile
 from sqlite3 import Connection
 from typing import Any, Literal, TypeAlias
 
-from crow.domain.entries import Body, Checkpoint, Entry, File, Prompt, Remark, Restore
+from crow.domain.entries import Body, CallRef, Checkpoint, Entry, File, Prompt, Remark, Restore, ToolResult
 from crow.domain.errors import NoSuchSession
 from crow.domain.messages import Usage
+from crow.domain.rendering import short_output
 from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
+from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
 from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
@@ -51,11 +53,20 @@ _ENTRY_COLUMNS = (
 )
 """Columns of `_ENTRY_SOURCE`. The body is read as bytes, because damaged text would make the whole query fail."""
 
+_ENTRY_COLUMNS_WITHOUT_LONG = (
+    _ENTRY_COLUMNS.replace("b.data)", "CASE WHEN e.kind <> 'tool' THEN b.data END)")
+    + ", CASE WHEN e.kind = 'tool' THEN b.rowid END"
+)
+"""The same, without the bodies of long tool results. The last column is the rowid of such a body in `blobs`."""
+
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
 _LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
+_FIRST_BATCH = 16
+"""The first batch of a history is small, so that a client sees something soon."""
+
 _HISTORY_BATCH = 1_024
 
 _MOST_MOVES = 10_000
@@ -92,23 +103,23 @@ class PathMethods(UsesDatabase):
     def tail(self, sql: Connection, session_id: str) -> Tail:
         return load_tail(sql, session_id)
 
-    async def history(self, session_id: str) -> AsyncIterator[Sequence[Entry]]:
+    async def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
-        start, missing = row.leaf, None
-        while start is not None:
-            read = partial(_path_rows, start=start, conversation=row.conversation, limit=_HISTORY_BATCH)
-            rows, start, missing = await self.database.read(read)
-            newest_first.extend(one[0] for one in rows)
-        newest_first.reverse()
+        ids, missing = await self.database.read(partial(_whole_path, row=row))
+        ids.reverse()
         if missing is not None:
             yield (missing_entry(missing, row.conversation, session_id),)
-        done = 0
-        while done < len(newest_first):
-            ids = newest_first[done : done + _PATH_BATCH]
-            entries, taken = await self.database.read(partial(entries_of, ids=ids))
+        most_bytes = None if result_bytes is None else result_bytes(len(ids))
+        done, size = 0, _FIRST_BATCH
+        while done < len(ids):
+            read = partial(entries_of, ids=ids[done : done + size], result_bytes=most_bytes)
+            entries, taken = await self.database.read(read)
+            before = ids[done - 1] if done else None
+            yield _checked(entries, ids[done : done + taken], before, row)
             done += taken
-            yield entries
+            size = min(2 * size, _PATH_BATCH)
 
     @snapshot()
     def entry(self, sql: Connection, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -117,6 +128,14 @@ class PathMethods(UsesDatabase):
         if session_id is not None and not is_on_path(sql, session_row(sql, session_id).leaf, entry_id):
             return None
         return next(_select_entries(sql, "e.id = ?", (entry_id,)), None)
+
+    @snapshot()
+    def result(self, sql: Connection, session_id: str, call: CallRef) -> Entry | None:
+        conversation = session_row(sql, session_id).conversation
+        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+            return None
+        where = "e.kind = 'tool' AND e.call_entry = ? AND e.call_index = ? AND e.conversation = ?"
+        return next(_select_entries(sql, where, (call.assistant, call.index, conversation)), None)
 
     @snapshot()
     def count_messages(self, sql: Connection, session_ids: Sequence[str]) -> dict[str, int]:
@@ -313,9 +332,14 @@ def has_user(sql: Connection, leaf: int) -> bool:
     return _newest_of_kind(sql, leaf, "user") is not None
 
 
-def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], int]:
+def entries_of(
+    sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
+) -> tuple[tuple[Entry, ...], int]:
     """Return the entries for one batch from the start of `ids` (ascending), and the number of ids in that batch. A
-    batch is limited in entries and in bytes."""
+    batch is limited in entries and in bytes.
+
+    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts.
+    """
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
     found: list[Entry] = []
@@ -327,17 +351,102 @@ def entries_of(sql: Connection, ids: Sequence[int]) -> tuple[tuple[Entry, ...], 
         size += len(data or b"")
         return data
 
+    columns = _ENTRY_COLUMNS if result_bytes is None else _ENTRY_COLUMNS_WITHOUT_LONG
     rows = sql.execute(
-        f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
+        f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
     for row in rows:
-        found.append(entry_of(row, load_and_count))
+        if result_bytes is not None:
+            entry = _entry_with_excerpt(sql, row, load_and_count, result_bytes)
+        else:
+            entry = entry_of(row, load_and_count)
+        found.append(entry)
         size += len(row[6] or b"")
         if size > _PATH_BATCH_BYTES:
             rows.close()
             return tuple(found), wanted.index(row[0]) + 1
     return tuple(found), len(wanted)
+
+
+def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_bytes: int) -> Entry:
+    """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
+    `most_bytes` bytes."""
+    if row[5] != "tool":
+        return entry_of(row, load)
+    body: ToolResult | None = None
+    if row[21] is not None:
+        with sql.blobopen("blobs", "data", row[21], readonly=True) as blob:
+            body = excerpt_of_result(blob, most_bytes, load)
+        if body is None:
+            row = (*row[:6], load(row[15]), *row[7:])
+    elif (found := SHARED_TEXT.search(row[6] or b"")) is not None:
+        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, f"call_{row[16]}_{row[17]}")
+    entry = entry_of(row, load) if body is None else _entry_with(row, body)
+    if isinstance(entry.body, ToolResult):
+        text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
+        if text is not entry.body.text:
+            entry = replace(entry, body=replace(entry.body, text=text))
+    return entry
+
+
+def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
+    """Load the blob `name`. If it is the long `text` of a result, load only its ends."""
+    row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
+    if row is None:
+        return load(name)
+    with sql.blobopen("blobs", "data", row[0], readonly=True) as blob:
+        return excerpt_of_text(blob, most_bytes, call_id) or load(name)
+
+
+def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
+    """Return `entries`, with words about each damage that they do not show themselves. `expected` are the ids of the
+    path, and `before` is the id before them.
+
+    The path comes from an index, and if that is damaged, it may lead anywhere.
+    """
+    found = {entry.id: entry for entry in entries}
+    checked: list[Entry] = []
+    for entry_id in expected:
+        entry = found.get(entry_id)
+        if entry is None:
+            checked.append(missing_entry(entry_id, row.conversation, row.id, is_alone=True))
+        elif before is not None and entry.parent != before:
+            words = f"Entries before entry {entry_id} may be missing here: the database is damaged. {REPAIR}"
+            checked += [replace(entry, body=Remark(text=words, message_id=f"misplaced-{entry_id}")), entry]
+        else:
+            checked.append(entry)
+        before = entry_id
+    return checked
+
+
+def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
+    """Return the ids of the session's path, newest first, and the id of the entry at which it stops if that is missing.
+
+    All parents of the conversation are read from an index, in one go: following one parent after the other takes ten
+    times as long. Only where the index has a gap are parents followed in the table.
+    """
+    found = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
+    wanted = row.leaf
+    # The `+` makes SQLite use the index, and not the table with its large rows.
+    rows = sql.execute(
+        "SELECT id, parent FROM entries WHERE conversation = ? AND +id <= ? ORDER BY +id DESC",
+        (row.conversation, 0 if wanted is None else wanted),
+    )
+    for entry_id, parent in rows:
+        if wanted is None or entry_id < wanted:
+            break
+        if entry_id == wanted:
+            found.append(entry_id)
+            if parent is not None and not (isinstance(parent, int) and 0 < parent < entry_id):
+                return found, entry_id - 1  # damaged, see `_path_rows`
+            wanted = parent
+    rows.close()
+    missing = None
+    while wanted is not None:
+        batch, wanted, missing = _path_rows(sql, wanted, row.conversation, limit=_HISTORY_BATCH)
+        found.extend(one[0] for one in batch)
+    return found, missing
 
 
 def unreadable_entries(
@@ -394,9 +503,11 @@ def loader(sql: Connection) -> Load:
     return load
 
 
-def missing_entry(entry_id: int, conversation: int, session: str = "") -> Entry:
-    """Return a remark to show in place of a missing entry that another entry or a session refers to."""
-    words = f"Entry {entry_id} is missing from the database, and so is everything before it. {REPAIR}"
+def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
+    """Return a remark to show in place of a missing entry that another entry or a session refers to. With `is_alone`,
+    the entries before it are known."""
+    more = "" if is_alone else ", and so is everything before it"
+    words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
     return Entry(id=entry_id, conversation=conversation, session=session, parent=None, turn=0, body=body)
 
@@ -495,6 +606,11 @@ def entry_of(row: Sequence[Any], load: Load) -> Entry:
         body = stand_in(row[5], words, message_id=name, title="(damaged)", call=row[16:18])
         parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
         return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
+    return _entry_with(row, body)
+
+
+def _entry_with(row: Sequence[Any], body: Body) -> Entry:
+    """Return the entry in a row of `_ENTRY_COLUMNS`, with this body."""
     counts = row[8:12]
     usage = None
     if any(count is not None for count in (*counts, row[19])):

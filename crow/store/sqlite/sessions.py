@@ -113,12 +113,15 @@ class SessionMethods(UsesDatabase):
         cwd: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
-        archived: bool = False,
+        archived: bool | None = False,
     ) -> SessionPage:
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
-        where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL AND archived = ?"
-        values: list[object] = [archived]
+        where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL"
+        values: list[object] = []
+        if archived is not None:
+            where += " AND archived = ?"
+            values.append(archived)
         if cwd is not None:
             where += " AND cwd = ?"
             values.append(cwd)
@@ -131,6 +134,15 @@ class SessionMethods(UsesDatabase):
         ).fetchall()
         found = tuple(session_of(row) for row in rows[:limit])
         return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
+
+    @snapshot(raise_if_moved=True)
+    def subagents(self, sql: Connection, session_id: str) -> tuple[SessionRow, ...]:
+        rows = sql.execute(
+            f"SELECT {SESSION_COLUMNS} FROM sessions WHERE parent_id = ? AND deleted_ms IS NULL"
+            " ORDER BY created_ms, newest_entry, id",
+            (session_id,),
+        ).fetchall()
+        return tuple(map(session_of, rows))
 
     @snapshot(raise_if_moved=True)
     def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
@@ -299,6 +311,7 @@ def _closed_openings(sql: Connection) -> list[str]:
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
     """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
+    Archiving does not count as a use of the session.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -312,7 +325,8 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
     if "title" in changes:
         set_title(sql, session_id, changes["title"])
     values = {name: to_json(value) if name in JSON_COLUMNS else value for name, value in changes.items()}
-    values["updated_ms"] = now_ms()
+    if changes.keys() != {"archived"}:
+        values["updated_ms"] = now_ms()
     assignments = ", ".join(f"{name} = ?" for name in values)
     sql.execute(f"UPDATE sessions SET {assignments} WHERE id = ?", (*values.values(), session_id))
 

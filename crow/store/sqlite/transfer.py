@@ -91,7 +91,7 @@ class Lines:
             numbered = portable.renumbered(
                 entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one)
             )
-            body = encode(numbered)
+            body = encode(numbered, shares_texts=False)  # older versions read no other form
             text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
             for name, data in body.blobs.items():
                 if name != body.spilled and name not in chosen.written_blobs:
@@ -252,6 +252,8 @@ class Importer:
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
         self.cleaned: list[str] = []
         """The ids of the sessions whose titles were changed by the import."""
+        self.entries = block.entries
+        self.bytes = block.bytes
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
@@ -370,6 +372,21 @@ class Importer:
 
     def _bound(self, number: int) -> int:
         return self._base + max(1, min(number, self._block.entries + 1))
+
+
+def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
+    """Return the importers in groups whose conversations together fit into one small transaction. A large conversation
+    is a group of its own."""
+    group: list[Importer] = []
+    entries = size = 0
+    for importer in importers:
+        if group and (entries + importer.entries > _PIECE_RECORDS or size + importer.bytes > _PIECE_CHARACTERS):
+            yield group
+            group, entries, size = [], 0, 0
+        group.append(importer)
+        entries, size = entries + importer.entries, size + importer.bytes
+    if group:
+        yield group
 
 
 def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:

@@ -6,14 +6,32 @@ sub-agent of a task. Each call that the sub-agent makes needs its own permission
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import get_args, get_type_hints
 
-from crow.domain.entries import Announcement, PlanItem
+import anyio.to_thread
+
+from crow.domain.entries import Announcement, Location, PlanItem
 from crow.domain.errors import ArgumentError
+from crow.domain.messages import ToolSpec
 from crow.domain.rendering import code, in_title
-from crow.tools import Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
-from crow.tools.builtin.tool import Arguments, Builtin, ToolContext, ToolInvocation, argument, session_call, tool_spec
+from crow.domain.subagents import resume_hint
+from crow.tools import AgentKind, Outcome, PlannedCall, RecallQuery, RecallScope, SubagentResult, Task
+from crow.tools.agents import prompt_of, read_agent
+from crow.tools.builtin.skill import permission_argument
+from crow.tools.builtin.tool import (
+    Arguments,
+    Builtin,
+    PathTarget,
+    ToolContext,
+    ToolInvocation,
+    argument,
+    session_call,
+    tool_spec,
+)
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
@@ -62,7 +80,7 @@ async def plan_recall(context: ToolContext, args: Arguments) -> PlannedCall:
         asks_once=True,
         wider_arguments=("all",) if query.scope == "workspace" else (),
         narrower_arguments=("workspace",) if query.scope == "all" else (),
-        review_text=f"The model may then read {place} until this session ends. `/permissions` takes that back.",
+        review_text=f"The model may then read {place} until this session ends. `/permissions` can take that back.",
     )
 
 
@@ -103,8 +121,64 @@ def unix_ms(name: str, text: str, *, days_later: int = 0) -> int:
         ) from None
 
 
-async def plan_task(_context: ToolContext, args: Arguments) -> PlannedCall:
-    return session_call(f"Task: {in_title(task_from(args).title)}", "think")
+async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
+    kind, title = find_agent(context, args), in_title(task_from(args).title)
+    if kind is None:
+        return session_call(f"Task: {title}", "think")
+    if not kind.is_from_workspace:
+        return session_call(f"Task for {kind.name}: {title}", "think")
+    target = PathTarget.at(context.workspace, Path(kind.source))
+    if target.read_protection != "none":
+        raise ArgumentError(f"{target.name} holds secrets, so it is not used as a sub-agent")
+    text, digest = await anyio.to_thread.run_sync(read_agent, kind)
+    return PlannedCall(
+        announcement=Announcement(
+            title=f"Task for {kind.name} from this workspace: {title}",
+            kind="think",
+            locations=(Location(path=kind.source),),
+        ),
+        access="none",
+        argument=permission_argument(kind, digest),
+        rule_paths=target.rule_names,
+        has_hard_links=target.has_hard_links,
+        asks_once=True,
+        review_text=text,
+    )
+
+
+def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
+    """The kind of sub-agent that the arguments name; None if they name none.
+
+    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the call continues a task.
+    """
+    name = args.get("agent")
+    if not name:
+        return None
+    if args.get("resume"):
+        raise ArgumentError(
+            "agent and resume are both given; a resumed task keeps its kind of sub-agent, so omit agent"
+        )
+    kinds = [kind for kind in context.agents if not kind.problem]
+    for kind in kinds:
+        if kind.name == name:
+            return kind
+    names = ", ".join(kind.name for kind in kinds) or "none"
+    raise ArgumentError(f'there is no agent "{name}"; agents: {names}')
+
+
+async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCall | None) -> Task:
+    """The task that the arguments describe, with the kind of sub-agent as its file describes it now.
+
+    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or its file has changed since the user allowed it.
+    """
+    task, kind = task_from(args), find_agent(context, args)
+    if kind is None:
+        return task
+    text, digest = await anyio.to_thread.run_sync(read_agent, kind)
+    if kind.is_from_workspace and planned is not None and planned.argument != permission_argument(kind, digest):
+        raise ArgumentError(f"{kind.source} has changed since this call was allowed; repeat the call")
+    kind, instructions = prompt_of(kind, text)
+    return replace(task, kind=kind, instructions=instructions)
 
 
 async def run_task(_invocation: ToolInvocation, _args: Arguments) -> Outcome:
@@ -121,13 +195,17 @@ def task_from(args: Arguments) -> Task:
         prompt=args["prompt"],
         tools=None if tools is None else tuple(tools),
         resume=args.get("resume") or None,
+        background=args.get("background", False),
     )
 
 
 def task_outcome(done: SubagentResult) -> Outcome:
     """The result of a task for the model."""
+    if done.is_running:
+        text = f"The task works in the background as {done.id}. You are told when it ends, so do not wait for it."
+        return Outcome(text=text, raw_output={"task": done.id, "background": True})
     return Outcome(
-        text=f"{done.text or '(no answer)'}\n[task {done.id}; to continue it, call task with resume={done.id}]",
+        text=f"{done.text or '(no answer)'}{resume_hint(done.id)}",
         is_error=done.is_error,
         raw_output={"task": done.id, "steps": done.steps},
         usage=done.usage,
@@ -168,19 +246,46 @@ RECALL_SPEC = tool_spec(
 )
 RECALL = Builtin(RECALL_SPEC, "think", "none", plan_recall, run_recall)
 
-TASK_SPEC = tool_spec(
-    "task",
-    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
-    "only its prompt. Tasks that you start in the same answer run in parallel.",
-    required="description prompt",
-    description=argument("string", "The task in a few words.", minLength=1),
-    prompt=argument("string", "Everything the sub-agent needs to know.", minLength=1),
-    tools=argument(
+_TASK_ARGUMENTS = {
+    "description": argument("string", "The task in a few words.", minLength=1),
+    "prompt": argument("string", "Everything the sub-agent needs to know.", minLength=1),
+    "tools": argument(
         "array",
         "Names of the tools it may use. Default: all except task and update_plan.",
         maxItems=100,
         items={"type": "string"},
     ),
-    resume=argument("string", "The id of an earlier task, to continue it."),
+    "resume": argument("string", "The id of an earlier task, to continue it."),
+    "background": argument(
+        "boolean",
+        "Return at once and let the sub-agent go on, even after your answer. You are told when it ends: in this turn "
+        "or with the user's next prompt. Use it only for work whose result you do not need now.",
+    ),
+}
+_AGENT_ARGUMENT = argument("string", "The kind of sub-agent, by name. Default: a plain one.", maxLength=64)
+PLAIN_TASK_SPEC = tool_spec(
+    "task",
+    "Give part of the work to a sub-agent, which works in its own conversation and answers with one text. It knows "
+    "only its prompt. Tasks that you start in the same answer run in parallel.",
+    required="description prompt",
+    **_TASK_ARGUMENTS,
 )
+"""The tool `task` if there are no kinds of sub-agents."""
+TASK_SPEC = tool_spec(
+    "task", PLAIN_TASK_SPEC.description, required="description prompt", **_TASK_ARGUMENTS, agent=_AGENT_ARGUMENT
+)
+
+
+def task_spec(kinds: Sequence[AgentKind], has_model: Callable[[str], bool]) -> ToolSpec:
+    """The tool `task` as offered to the model, with the kinds of sub-agents if there are any."""
+    if not kinds:
+        return PLAIN_TASK_SPEC
+    lines = [
+        f"- {kind.name}{f' (model {kind.model})' if kind.model and has_model(kind.model) else ''}: {kind.description}"
+        for kind in kinds
+    ]
+    text = "\n".join([f"{TASK_SPEC.description} The argument agent chooses a kind of sub-agent:", *lines])
+    return replace(TASK_SPEC, description=text)
+
+
 TASK = Builtin(TASK_SPEC, "think", "none", plan_task, run_task)

@@ -48,6 +48,8 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
     if args.get("background", False):
         job = await invocation.context.jobs.start(command, access, invocation.excluded)
         await job.wait(FIRST_OUTPUT_S)
+        if job.is_running and invocation.ports.background is not None:
+            await invocation.ports.background.watch(invocation.call_id, job)
         return job_outcome(
             invocation.context, job, f"{job.id}: {job.state}; read its output with shell_output, end it with shell_kill"
         )
@@ -108,6 +110,8 @@ async def run_kill(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 def job_outcome(context: ToolContext, job: Job, status: str) -> Outcome:
     output = job.take_output()
+    if not job.is_running:
+        job.told.set()
     has_failed = bool(job.command.returncode)
     hint = "" if job.is_running else context.workspace.explain_failure(job.access, output, has_failed=has_failed)
     text = "\n".join(filter(None, [output.removesuffix("\n"), f"[{status}]", hint]))
@@ -134,7 +138,8 @@ SHELL_SPEC = tool_spec(
     ),
     background=argument(
         "boolean",
-        "Start the command and return; read its output with shell_output, end it with shell_kill. It has no timeout.",
+        "Start the command and return; read its output with shell_output, end it with shell_kill. It has no timeout. "
+        "You are told when it ends.",
     ),
     description=argument("string", "The purpose in a few words."),
 )

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from crow.domain.entries import Announcement, Location
 from crow.domain.errors import ArgumentError
-from crow.tools import Outcome, PlannedCall, SkillInfo
+from crow.tools import AgentKind, Outcome, PlannedCall, SkillInfo
 from crow.tools.builtin.tool import Arguments, Builtin, PathTarget, ToolContext, ToolInvocation, argument, tool_spec
 from crow.tools.skills import read_skill
 
@@ -49,9 +49,9 @@ async def run_skill(invocation: ToolInvocation, args: Arguments) -> Outcome:
     return Outcome(text=answer, skill=(skill.name, text))
 
 
-def permission_argument(skill: SkillInfo, digest: str) -> str:
-    """The text that identifies what the user permits: the skill's path and the hash of its content."""
-    return f"{skill.source} (sha256 {digest})"
+def permission_argument(file: SkillInfo | AgentKind, digest: str) -> str:
+    """The text that identifies what the user permits: the file's path and the hash of its content."""
+    return f"{file.source} (sha256 {digest})"
 
 
 def find_skill(context: ToolContext, name: str) -> SkillInfo:

@@ -15,6 +15,7 @@ from crow.domain.messages import MAX_DEPTH, ToolCall, ToolSpec, is_too_deep
 from crow.tools import (
     NOTHING_EXCLUDED,
     Access,
+    AgentKind,
     ExcludedPaths,
     OnOutput,
     Outcome,
@@ -71,12 +72,13 @@ def argument(kind: str, description: str, /, **bounds: object) -> dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class ToolContext:
-    """State that the tools of a session share. `skills` is replaced before each turn."""
+    """State that the tools of a session share. `skills` and `agents` are replaced before each turn."""
 
     workspace: Workspace
     jobs: Jobs
     seen_files: SeenFiles = field(default_factory=SeenFiles)
     skills: tuple[SkillInfo, ...] = ()
+    agents: tuple[AgentKind, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
 

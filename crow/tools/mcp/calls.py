@@ -10,9 +10,10 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import anyio
 import mcp_types as mcp
 from mcp.shared.dispatcher import ProgressFnT
 from mcp.shared.exceptions import MCPError
@@ -22,12 +23,13 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import in_title, on_one_line, safe
-from crow.tools import ElicitationHandler, OnOutput, Outcome
+from crow.tools import ElicitationHandler, LoginQuestion, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
 from crow.tools.web import is_address, normalize_url
 
 ERROR_CHARS = 300
 MESSAGE_CHARS = 4_000
+FINISH_S = 0.3
 logger = logging.getLogger(__name__)
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -199,6 +201,31 @@ async def ask_user(
         return mcp.ElicitResult(action=answer.action)
     content: Any = {**defaults(question.schema), **answer.content}
     return mcp.ElicitResult(action="accept", content=content)
+
+
+async def ask_to_log_in(
+    elicitation: ElicitationHandler, server: str, question: LoginQuestion, call_id: str, question_id: str
+) -> Literal["accept", "decline"]:
+    """Ask the user to log in to `server`. If the user agrees, return when the browser has come back.
+
+    `call_id` and `question_id` are the same as for `ask_user`.
+    """
+    message = f"{server}: this MCP server ({question.server_host}) asks you to log in."
+    page = UrlQuestion(
+        message=f"{message}\n\nThis opens a page on {question.place}.",
+        url=question.page,
+        id=question_id,
+        call=parse_call_id(call_id),
+    )
+    try:
+        answer = await elicitation.elicit(page)
+        if answer.action != "accept":
+            return "decline"
+        await question.wait()
+        return "accept"
+    finally:
+        with anyio.move_on_after(FINISH_S, shield=True):
+            await elicitation.finish_question(page.id)
 
 
 def defaults(schema: Mapping[str, Any]) -> dict[str, Any]:

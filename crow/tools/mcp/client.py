@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,11 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Resource, Text, ToolCall, ToolSpec
 from crow.domain.rendering import SecretMask, in_title
 from crow.tools import builtin
-from crow.tools.builtin.session import task_from, task_outcome
+from crow.tools.agents import find_agents
+from crow.tools.builtin.session import task_outcome, task_spec, task_to_run
 from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_foreign, tool_spec
 from crow.tools.jobs import Jobs
+from crow.tools.mcp.logins import LoginFolder
 from crow.tools.process import HiddenKeys, KeySource
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
@@ -81,18 +84,24 @@ class ToolSettings:
     """The user's settings for tools.
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
-    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` are the
-    user's own folders. Servers start in directories below the `server_places`, where only the user can write.
-    Processes that tools start do not get the `keys`, and results do not show them.
+    there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
+    `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
+    user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
+    are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
+    asks the user to log in, whether or not there is a login; if None, the editor asks, and only without a login.
     """
 
     start_timeout_s: float = 10.0
     call_timeout_s: float = 600.0
     offered: int = 100
     skill_folders: tuple[Path, ...] = ()
+    agent_folders: tuple[Path, ...] = ()
     server_places: tuple[Path, ...] = ()
     fetches_private: bool = False
     keys: KeySource = HiddenKeys
+    login_folder: Path | None = None
+    on_secrets: Callable[[Iterable[str]], None] | None = None
+    asker: tools.LoginAsker | None = None
 
 
 @asynccontextmanager
@@ -111,14 +120,17 @@ async def open_toolbox(
     changes.
     """
     settings = settings or ToolSettings()
-    connections = await open_connections(workspace, ports, servers, settings, on_change) if servers else ()
+    logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
+    if logins is not None:
+        settings = replace(settings, keys=partial(keys_with_tokens, settings.keys, logins))
+    connections = await open_connections(workspace, ports, servers, settings, on_change, logins) if servers else ()
     context = ToolContext(
         workspace=workspace,
         jobs=Jobs(workspace, settings.keys),
         fetches_private=settings.fetches_private,
         keys=settings.keys,
     )
-    context.skills = await anyio.to_thread.run_sync(load_skills, settings, workspace)
+    context.skills, context.agents = await anyio.to_thread.run_sync(load_files, settings, workspace, ports)
     failure: Exception | None = None
     own = BuiltinServer(context, ports)
     async with anyio.create_task_group() as tasks:
@@ -145,6 +157,7 @@ async def open_connections(
     servers: Sequence[tools.McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
+    logins: LoginFolder | None,
 ) -> Sequence[ServerConnection]:
     """One connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
@@ -163,9 +176,17 @@ async def open_connections(
             elicitation=ports.elicitation,
             sampler=ports.sampler,
             places=settings.server_places,
+            logins=logins,
+            asker=settings.asker,
         )
         for server, prefix in zip(servers, prefixes([server.name for server in servers]), strict=True)
     ]
+
+
+def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
+    """The keys and the tokens of servers, which results must not show either."""
+    found = keys()
+    return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
 
 def import_sdk() -> None:
@@ -265,7 +286,7 @@ class McpToolbox:
         absent = {"skill"} if not self._context.skills else set()
         if self._ports.subagents is None:
             absent.add("task")
-        own = tuple(spec for spec in builtin.SPECS if spec.name not in absent)
+        own = tuple(self._offered(spec) for spec in builtin.SPECS if spec.name not in absent)
         external = self._external_tools()
         weights = accumulate(tool.weight for tool in external[: self._settings.offered])
         offered = sum(weight <= OFFERED_CHARS for weight in weights)
@@ -280,6 +301,18 @@ class McpToolbox:
     def skills(self) -> tuple[tools.SkillInfo, ...]:
         """See :meth:`crow.tools.Toolbox.skills`."""
         return self._context.skills
+
+    def agents(self) -> tuple[tools.AgentKind, ...]:
+        """See :meth:`crow.tools.Toolbox.agents`."""
+        return self._context.agents
+
+    def _offered(self, spec: ToolSpec) -> ToolSpec:
+        """The spec of a built-in tool, as the model gets it."""
+        if spec.name != "task":
+            return spec
+        policy = self._ports.agents
+        usable = [kind for kind in self._context.agents if not kind.problem]
+        return task_spec(usable, lambda name: policy is not None and policy.has_model(name))
 
     def prompts(self) -> tuple[tools.ServerPrompt, ...]:
         """See :class:`crow.tools.ServerPrompts`."""
@@ -299,18 +332,18 @@ class McpToolbox:
         return tuple(masked_part(part, mask) for part in await connection.fill_prompt(prompt, arguments))
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Get ready for a turn: load skills, and start failed servers again.
+        """Get ready for a turn: find skills and agent files, and start failed servers again.
 
         Waits at most `timeout_s` for servers that are starting. If a server has never worked and this call starts it
-        again, the call does not wait for it. `beside` is called in the thread that loads skills.
+        again, the call does not wait for it. `beside` is called in the thread that finds the files.
         """
 
-        def load() -> tuple[tools.SkillInfo, ...]:
+        def load() -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
             if beside is not None:
                 beside()
-            return load_skills(self._settings, self._context.workspace)
+            return load_files(self._settings, self._context.workspace, self._ports)
 
-        self._context.skills = await anyio.to_thread.run_sync(load)
+        self._context.skills, self._context.agents = await anyio.to_thread.run_sync(load)
         revived = [connection for connection in self._connections if connection.revive()]
         awaited = [connection for connection in self._connections if connection.was_ready or connection not in revived]
         with anyio.move_on_after(timeout_s):
@@ -382,7 +415,7 @@ class McpToolbox:
         try:
             if call.name == "task" and self._ports.subagents is not None:
                 # Run the sub-agent in the caller's task, so that it has always ended when the call ends.
-                task = task_from(builtin.arguments_of(call))
+                task = await task_to_run(self._context, builtin.arguments_of(call), planned)
                 return task_outcome(await self._ports.subagents.delegate(call_id, task, self, on_output))
             if call.name in BUILTIN_NAMES:
                 return await self._own.call(call, call_id, on_output, planned)
@@ -560,13 +593,17 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
             return part
 
 
-def load_skills(settings: ToolSettings, workspace: tools.Workspace) -> tuple[tools.SkillInfo, ...]:
-    """The skills of the user and of the workspace."""
+def load_files(
+    settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
+) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
+    """The skills and the kinds of sub-agents of the user and of the workspace. Blocks."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
 
-    return find_skills(settings.skill_folders, workspace.cwd, is_open)
+    found = find_agents(settings.agent_folders, workspace.cwd, is_open)
+    agents = tuple(kind for kind in found if ports.agents is None or ports.agents.may_offer(kind))
+    return find_skills(settings.skill_folders, workspace.cwd, is_open), agents
 
 
 def query_of(call: ToolCall) -> str:

@@ -6,21 +6,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import anyio
 import anyio.to_thread
-import httpx2
 import mcp_types as mcp
 from mcp.client import Client
 from mcp.client.session import ClientRequestContext, IncomingMessage
-from mcp.client.sse import sse_client
-from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import PromptsListChanged, ResourcesListChanged, SubscriptionLost, ToolsListChanged
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -34,6 +30,8 @@ from crow.domain.trace_context import current_trace_context
 from crow.tools import (
     ElicitationHandler,
     HttpServer,
+    LoginAsker,
+    LoginQuestion,
     OnOutput,
     Outcome,
     Sampler,
@@ -43,7 +41,17 @@ from crow.tools import (
     Workspace,
 )
 from crow.tools.limits import FairLimiter
-from crow.tools.mcp.calls import ask_user, describe_error, encodable, outcome_of, parts_of, report_progress
+from crow.tools.mcp.auth import ServerAuth, may_log_in
+from crow.tools.mcp.calls import (
+    ask_to_log_in,
+    ask_user,
+    describe_error,
+    encodable,
+    outcome_of,
+    parts_of,
+    report_progress,
+)
+from crow.tools.mcp.http import http_transport
 from crow.tools.mcp.listing import (
     Changes,
     ExternalTool,
@@ -53,9 +61,10 @@ from crow.tools.mcp.listing import (
     list_tools,
     matches,
 )
+from crow.tools.mcp.logins import LoginFolder
 from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
 from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
-from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LINE_BYTES, LOGGED_LINES, ServerProcess
+from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
 
 logger = logging.getLogger(__name__)
@@ -63,8 +72,6 @@ logger = logging.getLogger(__name__)
 OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
-HTTP_S = 30.0
-HTTP_READ_S = 300.0
 MAX_CALLS = 32
 """How many calls of one server run at once; the others wait in order."""
 
@@ -112,8 +119,13 @@ class ServerConnection:
     elicitation: ElicitationHandler | None = None
     sampler: Sampler | None = None
     places: Sequence[Path] = ()
+    logins: LoginFolder | None = None
+    asker: LoginAsker | None = None
+    """Asks the user to log in, whether or not there is a login. If None, the editor asks, and only without a login."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Maps each invalid tool of the server to what is wrong with it."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
     """Maps each prompt that the server listed last to the server's own name for it."""
     resources: tuple[ExternalResource, ...] = ()
@@ -127,6 +139,7 @@ class ServerConnection:
     _is_initialized: bool = False
     _has_answered: bool = False
     _process: ServerProcess | None = None
+    _auth: ServerAuth | None = None
     _starting: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
     _restarting: anyio.Event = field(default_factory=anyio.Event)
@@ -142,6 +155,9 @@ class ServerConnection:
     _running: list[RunningCall] = field(default_factory=list)
     _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
     _asked: int = 0
+    _login_question: anyio.CancelScope | None = None
+    """Set while the server cannot start before the user has logged in."""
+    _asks_again: bool = False
     _logged: int = 0
     _failures: int = 0
     _losses: int = 0
@@ -149,10 +165,25 @@ class ServerConnection:
     _ready_at: float = math.inf
     _retry_at: float = -math.inf
 
+    def __post_init__(self) -> None:
+        if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
+            self._auth = ServerAuth(
+                server=self.server,
+                logins=self.logins,
+                asker=self.asker or self,
+                hold=self._without_deadline,
+                forces_login=self.asker is not None,
+            )
+
     @property
     def name(self) -> str:
         """The server's name."""
         return self.server.name
+
+    @property
+    def client(self) -> Client | None:
+        """The library's client while the server is ready."""
+        return self._client
 
     @property
     def status(self) -> ServerStatus:
@@ -178,6 +209,10 @@ class ServerConnection:
             try:
                 await self._connect_in_any_version(deadline)
             except Exception as error:  # noqa: BLE001 - no failure of a server may end the session
+                if self._asks_again and self._auth is not None:
+                    self._asks_again = False
+                    self._auth.reset()
+                    continue
                 await self._fail(self._describe_end(error))
                 await self._wanted.wait()
 
@@ -203,8 +238,13 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state."""
-        if self._state == "ready":
+        """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
+        if self._auth is not None:
+            self._auth.reset()
+        if self._login_question is not None:
+            self._asks_again = True
+            self._login_question.cancel()
+        elif self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
             self._restarting.set()
@@ -281,7 +321,9 @@ class ServerConnection:
         answered_by = min(anyio.current_time() + answer_s, deadline)
         with anyio.CancelScope(deadline=answered_by) as self._starting:
             async with AsyncExitStack() as stack:
-                transport = filter_invalid_tools(await self._open(stack), self.name, on_message)
+                transport = filter_invalid_tools(
+                    await self._open(stack), self.name, on_message, self.left_out.__setitem__
+                )
                 client = Client(
                     transport,
                     mode=mode,
@@ -318,17 +360,8 @@ class ServerConnection:
             case StdioServer() as server:
                 self._process = ServerProcess(server, self.workspace, self.keys, self.places)
                 return self._process
-            case HttpServer(transport="sse", url=url, headers=headers):
-                return sse_client(url, headers=dict(headers), timeout=HTTP_S, sse_read_timeout=HTTP_READ_S)
-            case HttpServer(url=url, headers=headers):
-                timeout = httpx2.Timeout(HTTP_S, read=HTTP_READ_S)
-                hooks = {"response": [limit_body]}
-                # a small compressed body could grow without limit
-                plain = {"Accept-Encoding": "identity", **dict(headers)}
-                make = partial(httpx2.AsyncClient, headers=plain, timeout=timeout, event_hooks=hooks)
-                # making the client reads the system's certificates, which would block the event loop for 25 ms
-                http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
-                return streamable_http_client(url, http_client=http, max_sse_event_size=LINE_BYTES)
+            case HttpServer() as server:
+                return await http_transport(server, self._auth, stack)
 
     async def _follow(self, client: Client) -> None:
         """Keep the listings up to date until `stop` or `restart`. :raises Exception: the server ended."""
@@ -436,7 +469,13 @@ class ServerConnection:
         self._failures = 1 if lived_s > STEADY_S else self._failures + 1
         # a server that has worked before is restarted without a delay after its first failure
         free = 1 if self.was_ready else 0
-        wait_s = 0.0 if self._failures <= free else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        # the user may log in elsewhere at any time, and a server that asks for a login costs nothing to try
+        has_login_problem = self._auth is not None and bool(self._auth.problem)
+        wait_s = (
+            0.0
+            if self._failures <= free or has_login_problem
+            else BACKOFF_S * 2.0 ** min(self._failures - 1 - free, 20)
+        )
         self._retry_at = time.monotonic() + min(wait_s, MAX_BACKOFF_S)
         if not self._stopping.is_set():
             logger.warning("MCP server %s: %s", self.name, detail)
@@ -447,6 +486,8 @@ class ServerConnection:
     def _describe_end(self, error: BaseException) -> str:
         """Why the server failed. If its process has ended, the reason for that says more than the error of the
         broken connection."""
+        if self._auth is not None and self._auth.problem:
+            return self._auth.problem
         process = self._process
         if process is not None and process.closed.is_set():
             return process.reason + (f'; it last said "{process.last_words}"' if process.last_words else "")
@@ -579,6 +620,42 @@ class ServerConnection:
                 self._questions.pop(scope, None)
         return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
 
+    @property
+    def can_ask(self) -> bool:
+        """See :class:`crow.tools.LoginAsker`."""
+        return self.elicitation is not None and "url" in self.elicitation.question_kinds
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
+        assert self.elicitation is not None, "asked only if `can_ask`"
+        call_id = self._running[0].call_id if len(self._running) == 1 else ""
+        self._asked += 1
+        with anyio.CancelScope() as scope:
+            if self._running:
+                self._questions[scope] = call_id
+            elif self._client is None:
+                self._login_question = scope
+            try:
+                page_id = f"{self.prefix}-{self._asked}"
+                return await ask_to_log_in(self.elicitation, self.name, question, call_id, page_id)
+            finally:
+                self._questions.pop(scope, None)
+                self._login_question = None
+        return "gone"
+
+    @contextmanager
+    def _without_deadline(self) -> Iterator[None]:
+        """Let the server take any time to start while the user logs in."""
+        is_starting = self._state == "starting" and self._client is None
+        if is_starting:
+            self._has_answered = True
+            self._starting.deadline = math.inf
+        try:
+            yield
+        finally:
+            if is_starting and self._client is None:
+                self._starting.deadline = anyio.current_time() + self.start_timeout_s
+
     async def _list_roots(self, context: ClientRequestContext) -> mcp.ListRootsResult:  # noqa: ARG002
         """Tell the server where the workspace is."""
         return mcp.ListRootsResult(roots=[root_of(directory) for directory in self.workspace.directories])
@@ -593,6 +670,8 @@ class ServerConnection:
             # the session.
             self._lost_words = describe_error(error)
             self._lost.set()
+        if self._auth is not None and self._auth.problem:
+            return f"refused {what}: {self._auth.problem}"
         if error.code == mcp.REQUEST_TIMEOUT:
             return f"did not answer the call of {what} within {self.call_timeout_s:g} s"
         if error.code == mcp.PARSE_ERROR:
@@ -631,35 +710,6 @@ def sends_changes(client: Client) -> bool:
     capabilities = (offered.tools, offered.prompts, offered.resources)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)
     return client.protocol_version in MODERN_PROTOCOL_VERSIONS and is_changing
-
-
-async def limit_body(response: httpx2.Response) -> None:
-    """Let a response that is not a stream of events have at most `LINE_BYTES`. The library limits streams itself."""
-    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
-        response.stream = LimitedBody(response)
-
-
-class LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response, which ends with an error if it is too large or compressed."""
-
-    def __init__(self, response: httpx2.Response) -> None:
-        assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
-        self._body = response.stream
-        self._encoding = response.headers.get("content-encoding", "identity").lower()
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """:raises httpx2.StreamError: the body is too large or compressed."""
-        if self._encoding != "identity":
-            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow asked for plain text")
-        size = 0
-        async for chunk in self._body:
-            size += len(chunk)
-            if size > LINE_BYTES:
-                raise httpx2.StreamError(f"it has more than {LINE_BYTES:,} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
 
 
 async def first_of(*events: anyio.Event) -> None:

@@ -26,6 +26,7 @@ from crow.domain.messages import ToolSpec
 from crow.domain.rendering import on_one_line, safe
 from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
+from crow.tools.mcp.schemas import plain_schema
 
 logger = logging.getLogger(__name__)
 
@@ -201,27 +202,35 @@ class Changes:
 
 @asynccontextmanager
 async def filter_invalid_tools(
-    transport: AbstractAsyncContextManager[Any], server: str, on_message: Callable[[], None]
+    transport: AbstractAsyncContextManager[Any],
+    server: str,
+    on_message: Callable[[], None],
+    on_fault: Callable[[str, str], None],
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
     """Wrap `transport` so that invalid tools and resources are removed from each listing. `on_message` is called for
-    each message of the server.
+    each message of the server, `on_fault` with the name of each invalid tool and what is wrong with it.
 
     Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
     request.
     """
     async with transport as (incoming, outgoing):
-        yield ValidTools(incoming, server, on_message), outgoing
+        yield ValidTools(incoming, server, on_message, on_fault), outgoing
 
 
 class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
     """The messages of a server, with invalid tools removed from its listings and logged."""
 
     def __init__(
-        self, messages: ObjectReceiveStream[SessionMessage | Exception], server: str, on_message: Callable[[], None]
+        self,
+        messages: ObjectReceiveStream[SessionMessage | Exception],
+        server: str,
+        on_message: Callable[[], None],
+        on_fault: Callable[[str, str], None],
     ) -> None:
         self._messages = messages
         self._server = server
         self._on_message = on_message
+        self._on_fault = on_fault
 
     async def receive(self) -> SessionMessage | Exception:
         message = await self._messages.receive()
@@ -243,11 +252,13 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
         if (fault := tool_fault(tool)) is not None:
             name = tool.get("name") if isinstance(tool, dict) else None
             logger.warning("MCP server %s: tool %s is left out: %s", self._server, name, fault)
+            self._on_fault(str(name), fault)
         return fault is None
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object`."""
+    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object` and
+    rewrites the schema so that every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -264,6 +275,7 @@ def tool_fault(tool: object) -> str | None:
         return (
             f"its inputSchema has {size:,} characters, more than {SCHEMA_CHARS:,}, and would fill the model's context"
         )
+    tool["inputSchema"] = plain_schema(schema)
     try:
         mcp.Tool.model_validate(tool, by_name=False)
     except ValidationError as error:

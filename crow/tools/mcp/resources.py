@@ -26,7 +26,7 @@ LISTING_S = 10.0
 NAME_CHARS = 100
 ABOUT_CHARS = 200
 ATTACHED_BYTES = 10_000_000
-"""Binary contents above this size are described, but not shown to the user."""
+"""Binary contents above this size, in bytes, are described but not shown to the user."""
 
 COMPLETIONS = 100
 
@@ -41,7 +41,7 @@ class ExternalResource:
 
     @property
     def line(self) -> str:
-        """The resource in a listing for the model."""
+        """The resource as one entry of a listing for the model."""
         return f"- {'template ' if self.is_template else ''}{self.uri}{f'  {self.about}' if self.about else ''}"
 
 
@@ -59,7 +59,7 @@ async def list_resources(client: Client, server: str) -> tuple[ExternalResource,
                 if len(resources) >= MAX_RESOURCES:
                     logger.warning("MCP server %s: only %s resources are listed", server, f"{MAX_RESOURCES:,}")
                     break
-    except Exception as error:  # noqa: BLE001 - whatever fails here must not cost the server its tools
+    except Exception as error:  # noqa: BLE001 - the tools of the server must stay usable, whatever fails here
         logger.warning("MCP server %s did not list its resources: %s", server, describe_error(error))
     try:
         with anyio.fail_after(LISTING_S):

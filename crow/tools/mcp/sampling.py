@@ -1,4 +1,4 @@
-"""Converts a server's requests to the session's model, and the model's answers."""
+"""Converts requests that an MCP server sends to the model, and the model's answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, pic
 from crow.tools.mcp.listing import matches
 
 SAMPLING = "sampling"
-"""In `read_only` of a server, requests to the model count as a tool with this name."""
+"""The setting `read_only` of a server treats requests to the model as a tool with this name."""
 
 SERVER_WAITS = 16
 """How many questions and requests to the model one server may have waiting."""
@@ -43,7 +43,7 @@ STOP_REASONS: Mapping[str, Literal["endTurn", "maxTokens", "stopSequence"]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningCall:
-    """A request of crow that a server works on. `call_id` is empty if it belongs to no call of the model."""
+    """A request from crow that a server is working on. `call_id` is empty if no tool call of the model caused it."""
 
     call_id: str
     name: str
@@ -66,10 +66,10 @@ def sampling_request(
 ) -> SamplingRequest:
     """The request for the session. `running` is the call that the server works on.
 
-    Only the server's own messages are sent to the model: `includeContext`, `metadata`, the temperature and wishes about
-    the model are ignored, as the protocol allows.
+    Only the server's own messages are sent to the model: `includeContext`, `metadata`, the temperature and the
+    preferences about the model are ignored, as the protocol allows.
 
-    :raises ~crow.domain.errors.ArgumentError: the request is invalid or too large, or no call runs.
+    :raises ~crow.domain.errors.ArgumentError: the request is invalid or too large, or no call is running.
     """
     call = None if running is None else parse_call_id(running.call_id)
     if running is None or call is None:
@@ -131,7 +131,7 @@ def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
 
 
 def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResult | mcp.ErrorData:
-    """What the server is told."""
+    """The answer in the form that the server gets."""
     if isinstance(answer, SamplingRefusal):
         return mcp.ErrorData(code=USER_REJECTED if answer.is_users else mcp.INTERNAL_ERROR, message=answer.words)
     return mcp.CreateMessageResult(
@@ -144,7 +144,7 @@ def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResu
 
 def progress_sender(context: ClientRequestContext) -> Callable[[int], Awaitable[None]]:
     """Make a callback that reports the length of the answer to the server, at most ten times a second. Nothing is sent
-    unless the server has asked for it, or with the newer protocol, which knows no progress in this direction."""
+    if the server did not ask for progress, or with newer protocols, which have no progress in this direction."""
     meta: Mapping[str, Any] = context.meta or {}
     token = meta.get("progress_token", meta.get("progressToken"))
     is_wanted = token is not None and context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS

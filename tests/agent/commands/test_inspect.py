@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from crow.agent.templates import Template
-from crow.domain.entries import Command, User
+from crow.domain.entries import Command, ToolResult, User
 from crow.store import NewSession
 from crow.tools.mcp.client import open_toolbox
 from tests.agent.harness import Opened, Tool, opened, text
@@ -31,6 +31,29 @@ async def test_search_finds_prompts_answers_and_titles(tmp_path: Path) -> None:
         assert "\n\n**“The \\x1b[2Jheron”** (`other`):\n- The " in await typed(it, "/search heron")
         assert await typed(it, "/search pelican") == "No matches for “pelican” in any session."
         assert "`/search` needs words" in await typed(it, "/search")
+
+
+async def test_show_gives_the_whole_output_of_a_call(tmp_path: Path) -> None:
+    long = "".join(f"line {number} ```\n" for number in range(9_000))
+
+    async def shout() -> str:
+        return long
+
+    async def blank() -> str:
+        return " "
+
+    tools = {"shout": Tool("read", shout), "blank": Tool("read", blank)}
+    model = ScriptedModel(Say(calls=(call("shout"), call("blank"))), Say(text=["done"]))
+    async with opened(tmp_path, model, tools=tools) as it:
+        await it.session.prompt(text("go"))
+        first, second = (entry.body.call.call_id for entry in await it.log() if isinstance(entry.body, ToolResult))
+        shown = await typed(it, f"/show {first}")
+        assert f"````\n{long.rstrip()}\n````" in shown
+        assert await typed(it, f"/show `{first}`") == shown
+        assert (await typed(it, f"/show {second}")).endswith("It has no output.")
+        assert await typed(it, f"/show {first[:-1]}9") == f"This session has no result of {first[:-1]}9."
+        for wrong in ("", f"{first[:-1]}00", "call_1", "call_-1_0", f"call_{10**30}_0", "../../etc/passwd"):
+            assert "expected the id of a call, such as `/show call_12_0`" in await typed(it, f"/show {wrong}".strip())
 
 
 async def test_tags_are_added_removed_and_shown(tmp_path: Path) -> None:

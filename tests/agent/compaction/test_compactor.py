@@ -409,7 +409,7 @@ async def test_compact_answers_with_numbers_and_a_second_one_finds_nothing_new(p
     answer = await place.compactor.on_command("the parser")
     assert answer == (
         f"Compacted to a summary: {before:,} → {place.compactor.gauge.used():,} tokens. "
-        "Nothing is deleted; the model can recall it."
+        "Nothing is deleted; the model can recall everything."
     )
     assert "the parser" in repr(place.model.requests[0].messages[-1])
     assert await place.compactor.on_command() == "Nothing is new since the last compaction."

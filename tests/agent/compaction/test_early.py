@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +14,19 @@ import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy, gauge_on
 from crow.agent.hooks import Hooks
-from crow.agent.session import Session
+from crow.agent.session import PendingPrompt, Session
 from crow.domain.entries import Checkpoint, ModelRequest, TurnEnd
-from crow.domain.events import CompactionChanged, SummaryShown
+from crow.domain.errors import NetworkError, TurnError
+from crow.domain.events import CompactionChanged, Event, SummaryShown
 from crow.domain.messages import Usage
 from crow.llm import ModelInfo
-from tests.agent.harness import Opened, opened, text
+from tests.agent.harness import NoteTaker, Opened, opened, text
 from tests.support.compaction import SUMMARY
 from tests.support.hooks import python_hooks
 from tests.support.scripted_model import Say, ScriptedModel
 
 INFO = ModelInfo(name="far", endpoint="https://far.example/v1 far", context_window=32_000)
+PRICED = replace(INFO, input_price=1.0, output_price=1.0)
 EARLY = CompactionPolicy(early=0.6)
 USED = Usage(input_tokens=1_000, output_tokens=100)
 LONG = Say(text=["a" * 8_000], usage=None)
@@ -35,9 +37,16 @@ DONE = Say(text=["done"], usage=USED)
 
 
 @asynccontextmanager
-async def idle(directory: Path, model: ScriptedModel, *, hooks: Hooks | None = None) -> AsyncIterator[Opened]:
+async def idle(
+    directory: Path,
+    model: ScriptedModel,
+    *,
+    hooks: Hooks | None = None,
+    client: NoteTaker | None = None,
+    limits: Mapping[str, Any] | None = None,
+) -> AsyncIterator[Opened]:
     """A session after four exchanges."""
-    async with opened(directory, model, compaction=EARLY, hooks=hooks) as run:
+    async with opened(directory, model, compaction=EARLY, hooks=hooks, client=client, limits=limits) as run:
         run.session.rest_s = 0
         await talk(run)
         yield run
@@ -52,6 +61,17 @@ async def counted(run: Opened, requests: int = 1) -> None:
     """Wait until the usage of this many summaries is stored."""
     while (await run.kinds()).count("ModelRequest") < requests:
         await anyio.lowlevel.checkpoint()
+
+
+async def rested(run: Opened) -> None:
+    """Give a summary that is about to be requested the time to be. Crow reads the session once before that."""
+    for _ in range(20):
+        await run.store.session("s1")
+
+
+def summaries(model: ScriptedModel) -> int:
+    """How many summaries were requested."""
+    return sum("Your summary will replace" in repr(request.messages[-1]) for request in model.requests)
 
 
 async def checkpoints(run: Opened) -> list[Checkpoint]:
@@ -134,6 +154,160 @@ async def test_a_summary_is_not_used_with_another_model(tmp_path: Path) -> None:
         await run.session.branch.set_model("other")
         await run.session.prompt(text("Go on."))
         assert await checkpoints(run) == []
+
+
+async def test_a_change_of_the_model_cancels_the_summary(tmp_path: Path) -> None:
+    held = Say(text=["## Goal"], usage=USED, hold=anyio.Event())
+    model = ScriptedModel(*TALK, held, DONE, info=INFO)
+    async with idle(tmp_path, model) as run:
+        await held.reached.wait()
+        await run.session.branch.set_model("other")
+        while model.closed_streams < 5:
+            await anyio.lowlevel.checkpoint()
+        await run.session.prompt(text("Go on."))
+        assert (await run.kinds()).count("ModelRequest") == 1
+
+
+async def test_no_summary_is_written_by_the_fallback_after_a_turn_that_it_has_ended(tmp_path: Path) -> None:
+    down = Say(error=NetworkError("down"))
+    model = ScriptedModel(*TALK[:3], down, LONG, GOOD, info=INFO)
+    spare = ScriptedModel(LONG, info=replace(INFO, name="spare", endpoint="https://spare.example/v1 spare"))
+    async with opened(tmp_path, model, compaction=EARLY, others={"spare": spare}, fallback="spare") as run:
+        run.session.rest_s = 0
+        await talk(run)
+        await rested(run)
+        assert (len(spare.requests), summaries(model)) == (1, 0)
+        await talk(run, 1)
+        await counted(run)  # the model that answers again writes it
+        assert (len(spare.requests), summaries(model)) == (1, 1)
+
+
+async def test_a_fallback_gets_the_summary_that_its_model_had_prepared(tmp_path: Path) -> None:
+    model = ScriptedModel(*TALK, GOOD, Say(error=NetworkError("down")), DONE, info=INFO)
+    spare = ScriptedModel(DONE, info=replace(INFO, name="spare", endpoint="https://spare.example/v1 spare"))
+    async with opened(tmp_path, model, compaction=EARLY, others={"spare": spare}, fallback="spare") as run:
+        run.session.rest_s = 0
+        await talk(run)
+        await counted(run)
+        await run.session.prompt(text("Go on."))
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["early"]
+        assert "Build the parser." in repr(spare.requests[0].messages[1])
+        await run.session.prompt(text("And on."))
+        assert (len(await checkpoints(run)), summaries(model), summaries(spare)) == (1, 1, 0)
+
+
+async def test_a_summary_is_kept_if_the_limit_on_cost_stops_the_next_turn(tmp_path: Path) -> None:
+    limits: dict[str, Any] = {}
+    model = ScriptedModel(*TALK, GOOD, DONE, info=PRICED)
+    async with idle(tmp_path, model, limits=limits) as run:
+        await counted(run)
+        limits["cost_per_session"] = run.session.branch.row.cost
+        assert await run.session.prompt(text("Go on.")) == "max_turn_requests"
+        assert (await checkpoints(run), len(model.requests)) == ([], 5)
+        assert await run.session.prompt(text("Go on now.")) == "end_turn"
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["early"]
+        assert len(model.requests) == 6
+
+
+@pytest.mark.parametrize("limit", ["cost_per_turn", "cost_per_session"])
+async def test_no_summary_is_written_when_a_limit_on_cost_is_reached(tmp_path: Path, limit: str) -> None:
+    limits: dict[str, Any] = {limit: 1e-9}
+    model = ScriptedModel(*TALK, LONG, GOOD, info=PRICED)
+    async with idle(tmp_path, model, limits=limits) as run:
+        await rested(run)
+        assert len(model.requests) == 4
+        limits.clear()
+        await talk(run, 1)
+        await counted(run)
+
+
+async def test_a_hook_that_stops_the_next_turn_does_not_lose_the_summary(tmp_path: Path) -> None:
+    answers: list[dict[str, str]] = [{"deny": "not now"}]
+
+    async def deny(_: dict[str, Any]) -> dict[str, str] | None:
+        return answers.pop() if "Go on." in repr(run.session.branch.newest_user()) and answers else None
+
+    model = ScriptedModel(*TALK, GOOD, DONE, info=INFO)
+    async with idle(tmp_path, model, hooks=python_hooks({"before_request": [deny]})) as run:
+        await counted(run)
+        with pytest.raises(TurnError, match="not now"):
+            await run.session.prompt(text("Go on."))
+        await run.session.prompt(text("Go on now."))
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["early"]
+        assert summaries(model) == 1
+
+
+@pytest.mark.parametrize("number", range(10))
+async def test_a_cancel_at_any_event_of_the_next_turn_neither_loses_the_summary_nor_uses_it_twice(
+    tmp_path: Path, number: int
+) -> None:
+    class Impatient(NoteTaker):
+        """Cancels the turn at one of its events."""
+
+        left: int | None = None
+
+        async def publish(self, event: Event) -> None:
+            await super().publish(event)
+            if self.left is not None:
+                self.left -= 1
+                if self.left < 0:
+                    self.left = None
+                    run.session.cancel()
+                    await anyio.lowlevel.checkpoint()
+
+    client = Impatient()
+    model = ScriptedModel(*TALK, GOOD, DONE, DONE, info=INFO)
+    async with idle(tmp_path, model, client=client) as run:
+        await counted(run)
+        client.left = number
+        assert await run.session.prompt(text("Go on.")) in ("cancelled", "end_turn")
+        client.left = None
+        assert await run.session.prompt(text("Go on now.")) == "end_turn"
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["early"]
+        assert summaries(model) == 1
+        changes = [event for event in compactions(run) if isinstance(event, CompactionChanged)]
+        assert [event.status for event in changes][-2:] == ["in_progress", "completed"]
+
+
+@pytest.mark.parametrize("moment", range(16))
+async def test_a_prompt_at_any_moment_of_the_preparation_counts_each_request_once(tmp_path: Path, moment: int) -> None:
+    model = ScriptedModel(*TALK, GOOD, DONE, DONE, info=INFO)
+    async with idle(tmp_path, model) as run:
+        for _ in range(moment):
+            await anyio.lowlevel.checkpoint()
+        run.session.rest_s = 60
+        await run.session.prompt(text("Go on."))
+        await run.session.prompt(text("And on."))
+        assert summaries(model) <= 1
+        assert len(await checkpoints(run)) <= summaries(model)
+        (total,) = await run.store.usage_by_model("s1")
+        assert total.requests == len(model.requests)
+
+
+async def test_prompts_that_arrive_while_the_summary_is_stored_change_nothing(tmp_path: Path) -> None:
+    class Eager(NoteTaker):
+        """Sends another prompt, and then a fork, while the checkpoint is written."""
+
+        async def publish(self, event: Event) -> None:
+            await super().publish(event)
+            if isinstance(event, CompactionChanged):
+                more.append(run.session.submit(text(f"More, {event.status}.")))
+                tasks.start_soon(run.session.answer, more[-1])
+                fork = f"fork-{event.status}"
+                await run.store.fork_session("s1", fork, entry=None, cwd="/", additional_directories=())
+
+    more: list[PendingPrompt] = []
+    model = ScriptedModel(*TALK, GOOD, DONE, DONE, DONE, info=INFO)
+    async with idle(tmp_path, model, client=Eager()) as run, anyio.create_task_group() as tasks:
+        await counted(run)
+        await run.session.prompt(text("Go on."))
+        for prompt in more:
+            await prompt.done.wait()
+        assert [prompt.stop for prompt in more] == ["end_turn", "end_turn"]
+        assert [checkpoint.reason for checkpoint in await checkpoints(run)] == ["early"]
+        assert summaries(model) == 1
+        (total,) = await run.store.usage_by_model("s1")
+        assert total.requests == 8
 
 
 async def test_a_turn_of_another_process_cancels_the_summary(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def check_mask(simulation: Simulation, entry: Entry, target: int) -> None:
 
 def check_user_messages(simulation: Simulation) -> None:
     """Law 3: the first and last are there word for word, or cut and naming their entry."""
-    users = [entry for entry in simulation.store.path("s") if isinstance(entry.body, User)]
+    users = [entry for entry in simulation.path() if isinstance(entry.body, User)]
     said = "\n".join(
         parts_text(message.parts)
         for message in simulation.branch.context().messages
@@ -160,7 +160,7 @@ def check_covered(simulation: Simulation) -> None:
     checkpoint = simulation.branch.projection.checkpoint
     if checkpoint is None:
         return
-    path, context = simulation.store.path("s"), simulation.branch.context()
+    path, context = simulation.path(), simulation.branch.context()
     assert isinstance(checkpoint.body, Checkpoint)
     first = checkpoint.body.first_kept or checkpoint.id + 1
     before = [entry for entry in path if entry.id < min(first, checkpoint.id)]
@@ -186,7 +186,7 @@ def check_files(simulation: Simulation) -> None:
 @settings(max_examples=SESSIONS)
 async def test_every_law_holds_at_every_step_of_any_session(simulation: Simulation, steps: int) -> None:
     await simulation.run(steps, check_all)
-    assert not replayed_differently(list(simulation.store.path("s")))
+    assert not replayed_differently(list(simulation.path()))
 
 
 def replayed_differently(path: list[Entry]) -> bool:

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from crow.agent.compaction.budget import CompactionPolicy
+from crow.agent.compaction.summary import DATA
 from crow.domain.entries import Assistant, Checkpoint, Command, ToolResult, User
 from crow.domain.errors import BadRequest, ContextOverflow
 from crow.domain.events import ContextMeasured
@@ -247,7 +248,7 @@ async def test_configured_instruction_replaces_the_summary_prompt(tmp_path: Path
     async with opened(tmp_path, model, compaction=settings) as run:
         await talked(run, 4)
         (asked,) = model.requests[3].messages[-1:]
-        assert repr(asked) == "UserMessage(parts=(Text(text='Summarise in 622 words.'),))"
+        assert asked == UserMessage(parts=(Text(text=f"Summarise in 622 words.\n\n{DATA}"),))
 
 
 @pytest.mark.parametrize("window", [16_000, 32_000, 128_000])

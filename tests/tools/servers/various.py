@@ -28,7 +28,11 @@ CATALOGUES: dict[str, list[dict[str, Any]]] = {
         {"name": "no schema"},
         {"name": "good", "inputSchema": {"properties": {"a": {"type": ["string", "null"]}}}},
         {"name": "bad list", "inputSchema": {"type": "object", "required": "a"}},
-        {"name": "odd output", "inputSchema": ANY, "outputSchema": "none"},
+        {
+            "name": "odd output",
+            "inputSchema": {"properties": {"any": True, "self": {"$ref": "#"}, "of": {"enum": []}}},
+            "outputSchema": "none",
+        },
     ],
     "many": [
         {

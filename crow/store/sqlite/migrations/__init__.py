@@ -21,6 +21,7 @@ FILES = (
     "0006_names.sql",
     "0007_openings.sql",
     "0008_usage.sql",
+    "0009_shared_texts.sql",
 )
 VERSION = len(FILES)
 

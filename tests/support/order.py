@@ -1,63 +1,31 @@
-"""Checks a recording against the protocol: each message against the schema, and the order of the messages."""
+"""Checks the order of messages while a test runs, and raises at the first fault."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow.trace.record import Recorded
-from crow.trace.schema import SchemaChecker, Side, Violation, violation
+from crow.trace.schema import Side, violation
 
 FINAL = ("completed", "failed")
 OPENING = ("session/new", "session/load", "session/resume", "session/fork")
+SUBAGENT_UPDATES = ("subagent_update", "session_message", "session_message_chunk")
 TURN_UPDATES = ("agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "tool_call_update")
-
-
-@dataclass(slots=True, kw_only=True)
-class CheckResult:
-    """What is wrong in a recording.
-
-    `faults` are the agent's errors and `client_faults` the client's, each as `line 12: text`. `unanswered` are the
-    requests that had no response when the recording ended, as `method (id)`. They are not faults.
-    """
-
-    messages: int = 0
-    faults: list[str] = field(default_factory=list)
-    client_faults: list[str] = field(default_factory=list)
-    unanswered: tuple[str, ...] = ()
-
-
-def check(recording: Iterable[Recorded]) -> CheckResult:
-    """Checks every message of a recording. A fault does not end the check."""
-    result, schema, order = CheckResult(), SchemaChecker(), OrderChecker()
-    for recorded in recording:
-        result.messages += 1
-        faults = result.faults if recorded.sender == "agent" else result.client_faults
-        if recorded.text is not None:
-            if recorded.sender == "agent":  # a broken line of the client is no fault: the agent answers with an error
-                faults.append(f"line {recorded.line}: not JSON: {recorded.text[:200]}")
-            continue
-        try:
-            schema.check(recorded.sender, recorded.message)
-            order.check(recorded.sender, recorded.message)
-        except Violation as error:
-            faults.append(f"line {recorded.line}: {error}")
-    result.unanswered = schema.unanswered()
-    return result
 
 
 @dataclass(slots=True)
 class _SessionTrace:
     """The state of a session so far: the status of each call, and the number of unanswered prompts and loads.
 
-    `before` is the state that the newest load replaces. It is restored if that load fails.
+    `before` is the state that the newest load replaces. It is restored if that load fails. `parent` is set for a
+    sub-agent; its updates may come at any time after it was announced.
     """
 
     calls: dict[str, str] = field(default_factory=dict)
     prompts: int = 0
     loading: int = 0
     before: _SessionTrace | None = None
+    parent: str | None = None
 
 
 class OrderChecker:
@@ -70,6 +38,7 @@ class OrderChecker:
     def __init__(self) -> None:
         self._sessions: dict[str, _SessionTrace] = {}
         self._requests: dict[Any, tuple[str, Any]] = {}
+        self._shows_subagents = False
 
     def check(self, sender: Side, message: Any) -> None:
         """Checks the next message. Malformed messages are ignored. :raises Violation: the message came too early or too
@@ -81,6 +50,8 @@ class OrderChecker:
         if sender == "client":
             if isinstance(method, str) and "id" in message and isinstance(session_id, str | None):
                 self._requests[message["id"]] = (method, session_id)
+                if method == "initialize" and isinstance(offered := params.get("clientCapabilities"), dict):
+                    self._shows_subagents = isinstance(offered.get("subagents"), dict)
                 self._on_request(method, session_id)
         elif method == "session/update":
             self._on_update(self._known(session_id, message), params["update"], message)
@@ -118,17 +89,25 @@ class OrderChecker:
         elif method == "session/prompt" and session_id in self._sessions:
             session = self._sessions[session_id]
             session.prompts -= 1
-            if session.prompts == 0:
+            if session.prompts == 0 and session.parent is None:  # no prompt of the client's ends a sub-agent's turn
                 _check_all_final(session, message)
 
     def _on_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
         kind = update["sessionUpdate"]
-        if kind in TURN_UPDATES and not (session.prompts or session.loading):
+        if kind in SUBAGENT_UPDATES:
+            self._on_subagent_update(session, update, message)
+        is_subagent = session.parent is not None
+        if kind in TURN_UPDATES and not (session.prompts or session.loading or is_subagent):
             raise violation(message, "this message belongs to a turn, but no turn is running")
-        if kind == "user_message_chunk" and not session.loading:
+        if kind == "user_message_chunk" and not self._is_loading(session):
             raise violation(message, "the user's own message was sent back, but no session is being loaded")
         if kind not in ("tool_call", "tool_call_update"):
             return
+        for content in update.get("content") or ():
+            if isinstance(content, dict) and content.get("type") == "session":
+                self._known(content["sessionId"], message)
+                if not self._shows_subagents:
+                    raise violation(message, "the client did not say that it supports sub-agents")
         call_id = update["toolCallId"]
         known = session.calls.get(call_id)
         if kind == "tool_call" and known is not None:
@@ -139,6 +118,31 @@ class OrderChecker:
         if known in FINAL and status not in FINAL:
             raise violation(message, "an update of a tool call that has ended")
         session.calls[call_id] = status
+
+    def _on_subagent_update(self, session: _SessionTrace, update: dict[str, Any], message: dict[str, Any]) -> None:
+        if not self._shows_subagents:
+            raise violation(message, "the client did not say that it supports sub-agents")
+        if update["sessionUpdate"] == "session_message":
+            for name in ("senderSessionId", "recipientSessionId"):
+                if update.get(name) is not None:
+                    self._known(update[name], message)
+        elif update["sessionUpdate"] == "subagent_update":
+            parent = message["params"]["sessionId"]
+            known = self._sessions.get(update["sessionId"])
+            if known is None or (session.loading and known.parent == parent):  # a replay starts from nothing
+                self._sessions[update["sessionId"]] = _SessionTrace(parent=parent)
+            elif known.parent is None:
+                known.parent = parent
+            elif known.parent != parent:
+                raise violation(message, "a sub-agent that belongs to another session")
+            elif isinstance(state := update.get("state"), dict) and state.get("state") == "idle":
+                _check_all_final(known, message)
+
+    def _is_loading(self, session: _SessionTrace) -> bool:
+        if session.loading or session.parent is None:
+            return bool(session.loading)
+        parent = self._sessions.get(session.parent)
+        return parent is not None and self._is_loading(parent)
 
     def _known(self, session_id: Any, message: dict[str, Any]) -> _SessionTrace:
         if session_id not in self._sessions:

@@ -1,0 +1,115 @@
+"""Kinds of sub-agents: which kinds are offered, and what each of them sets and restricts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from crow.agent import Adapters
+from crow.agent.permissions import narrower_mode
+from crow.agent.tool_calls import Permissions
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject, ToolSpec
+from crow.domain.rendering import code
+from crow.tools import AGENT_MODES, AgentKind, Task
+
+CONFIG_KEY = "agent"
+"""The member of a sub-agent's configuration that holds its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedAgents:
+    """Implements :class:`crow.tools.AgentPolicy`."""
+
+    adapters: Adapters
+    permissions: Permissions
+
+    def may_offer(self, kind: AgentKind) -> bool:
+        """See :class:`crow.tools.AgentPolicy`."""
+        return not kind.is_from_workspace or self.permissions.may_read()(Path(kind.source))
+
+    def has_model(self, name: str) -> bool:
+        """See :class:`crow.tools.AgentPolicy`."""
+        return name in self.adapters.models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speciality:
+    """What a sub-agent's kind sets for it. Without a kind, everything is as in the session."""
+
+    name: str = ""
+    instructions: str = ""
+    tools: tuple[str, ...] | None = None
+    model: str = ""
+    mode: str = ""
+
+    @classmethod
+    def of(cls, task: Task, models: Iterable[str]) -> Speciality:
+        """The speciality of a new task. A model that is not among `models` is ignored."""
+        kind = task.kind
+        if kind is None:
+            return cls()
+        model = kind.model if kind.model in models else ""
+        return cls(name=kind.name, instructions=task.instructions, tools=kind.tools, model=model, mode=kind.mode)
+
+    @classmethod
+    def stored(cls, config: JsonObject) -> Speciality:
+        """The speciality in the configuration of a sub-agent. A damaged value counts as absent, except that a damaged
+        list of tools allows no tool."""
+        match config.get(CONFIG_KEY):
+            case {"name": str(name), "instructions": str(instructions), **rest}:
+                tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
+                return cls(
+                    name=name,
+                    instructions=instructions,
+                    tools=None if tools is None else tuple(map(str, tools)) if isinstance(tools, list | tuple) else (),
+                    model=model if isinstance(model, str) else "",
+                    mode=mode if isinstance(mode, str) and mode in AGENT_MODES else "",
+                )
+            case _:
+                return cls()
+
+    def config(self, config: JsonObject) -> JsonObject:
+        """The configuration of the sub-agent: `config`, the kind, and its instructions at the end of the system
+        message."""
+        if not self.name:
+            return config
+        stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
+        prompt = f"{config.get('system_prompt_append') or ''}\n\n{self.instructions}".strip()
+        kind = {**stored, "tools": None if self.tools is None else list(self.tools)}
+        return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
+
+    def mode_in(self, mode: str) -> str:
+        """The mode of the sub-agent in a session with this mode."""
+        return narrower_mode(mode, self.mode) if self.mode else mode
+
+    def permissions(self, permissions: Permissions) -> Permissions:
+        """The permissions of the sub-agent in a session with these permissions."""
+        return permissions.narrowed(self.mode) if self.mode else permissions
+
+    def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+        """The tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: it allows none of `specs`."""
+        if self.tools is None:
+            return tuple(specs)
+        allowed = tuple(spec for spec in specs if any(fnmatchcase(spec.name, name) for name in self.tools))
+        if not allowed:
+            wanted = ", ".join(self.tools) or "none"
+            raise ArgumentError(f"task: the agent {self.name} may only use {wanted}, and there is no such tool now")
+        return allowed
+
+
+def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
+    """The paragraph of `/context` about kinds of sub-agents, as Markdown; empty if there are none."""
+    lines = []
+    for kind in kinds:
+        line = f"- {code(kind.name)} ({code(kind.source)})"
+        if kind.problem:
+            line += f": not offered, because {kind.problem}"
+        elif kind.model and kind.model not in models:
+            line += f": it uses the session's model, because {code(kind.model)} is not among the models to choose from"
+        elif kind.model:
+            line += f": model {code(kind.model)}"
+        lines.append(line)
+    return "\n".join(["Kinds of sub-agents that the model can give tasks to:", "", *lines]) if lines else ""

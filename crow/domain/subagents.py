@@ -1,0 +1,49 @@
+"""The messages between a session and what it has started: their ids, and their texts in stored results."""
+
+from __future__ import annotations
+
+from crow.domain.entries import ToolResult
+
+WAKE = "wake_"
+"""Begins the message id of a text in the inbox that is not a prompt. It tells the model what has ended in the
+background. The id of the call that started it follows."""
+
+TASK_WORDS = "The task "
+"""Begins such a text about a sub-agent."""
+
+ORDER = "order_"
+"""Begins the message id of a prompt that a session gave to a sub-agent. The id of the call follows."""
+
+
+def order_id(call_id: str) -> str:
+    """The message id of the prompt that this call of `task` gives to a sub-agent."""
+    return f"{ORDER}{call_id}"
+
+
+def call_of_order(message_id: str) -> str | None:
+    """The id of the call that gave this prompt to a sub-agent. None if the prompt came from a client."""
+    return message_id.removeprefix(ORDER) if message_id.startswith(ORDER) else None
+
+
+def answer_id(call_id: str) -> str:
+    """The message id of the answer to the order of this call."""
+    return f"answer_{call_id}"
+
+
+def resume_hint(task_id: str) -> str:
+    """The end of a task's result for the model."""
+    return f"\n[task {task_id}; to continue it, call task with resume={task_id}]"
+
+
+def task_of(result: ToolResult) -> str | None:
+    """The id of the sub-agent that carried out a call of `task`."""
+    found = result.raw_output.get("task") if result.name == "task" else None
+    return found if isinstance(found, str) else None
+
+
+def answer_text(result: ToolResult) -> str | None:
+    """The sub-agent's answer in the result of a call of `task`. None if the task failed or went to the background."""
+    task_id = task_of(result)
+    if task_id is None or result.is_error or result.raw_output.get("background") is True:
+        return None
+    return result.text.removesuffix(resume_hint(task_id))

@@ -1,0 +1,94 @@
+"""The endpoints as a client sees them: providers that it may set, and whether crow has credentials."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from crow.domain.errors import ArgumentError
+from crow.frontend.frames import describe
+
+API_TYPE = "openai"
+"""The only kind of endpoint that crow can use."""
+
+AuthState: TypeAlias = Literal["authenticated", "unauthenticated", "not_required", "unknown"]
+
+_MAX_HEADERS = 100
+_MAX_VALUE_CHARS = 16_384
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """A provider that the client may set. `base_url` is None if the client has disabled the provider."""
+
+    id: str
+    base_url: str | None
+    is_required: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The provider in the response to `providers/list`."""
+        current = None if self.base_url is None else {"apiType": API_TYPE, "baseUrl": self.base_url}
+        return {"providerId": self.id, "supported": [API_TYPE], "required": self.is_required, "current": current}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Whether crow has credentials. `accounts` has a label for each endpoint with a key. The value says whether the
+    default model uses that endpoint."""
+
+    state: AuthState
+    accounts: Mapping[str, bool]
+
+    def as_json(self) -> dict[str, Any]:
+        """The response to `auth/status`."""
+        return {
+            "state": self.state,
+            "accounts": [{"label": label, "active": active} for label, active in self.accounts.items()],
+        }
+
+
+LOGGED_OUT_STATUS: dict[str, Any] = {"state": "unauthenticated", "accounts": []}
+"""The response to `auth/status` after `logout`."""
+
+
+class Endpoints(Protocol):
+    """The endpoints of this process. Changes that the client makes last until the process ends."""
+
+    def providers(self) -> Sequence[Provider]:
+        """All providers, including those that the client has disabled."""
+        ...
+
+    def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
+        """Sends the requests of a provider to another address with these headers, and without the user's key.
+
+        :raises ArgumentError: there is no such provider, or the address cannot be used.
+        """
+        ...
+
+    def disable_provider(self, provider_id: str) -> None:
+        """Stops using a provider. An unknown provider is ignored. :raises ArgumentError: the provider is required."""
+        ...
+
+    def credentials(self) -> Credentials:
+        """Whether crow has credentials, and for which endpoints."""
+        ...
+
+
+def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
+    """Handles the parameters of `providers/set`. :raises ArgumentError: one cannot be used; nothing has changed."""
+    if params["apiType"] != API_TYPE:
+        raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
+    headers = params.get("headers", {})
+    if len(headers) > _MAX_HEADERS:
+        raise ArgumentError(f"headers has {len(headers)} members; expected at most {_MAX_HEADERS}.")
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ArgumentError(f"headers: {describe(name)} is not the name of an HTTP header.")
+        if len(value) > _MAX_VALUE_CHARS or not (value.isascii() and (not value or value.isprintable())):
+            raise ArgumentError(
+                f"headers.{name}: expected at most {_MAX_VALUE_CHARS} printable ASCII characters without line breaks."
+            )
+    endpoints.set_provider(params["providerId"], params["baseUrl"], headers)

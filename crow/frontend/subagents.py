@@ -1,0 +1,111 @@
+"""Shows sub-agents as sessions of their own, to clients that support that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, assert_never
+
+from crow.domain.entries import CallRef, ToolResult
+from crow.domain.events import SessionMessage, SubagentChanged
+from crow.domain.rendering import title_line
+from crow.domain.subagents import answer_id, answer_text, order_id, task_of
+from crow.frontend.tool_calls import Fields, limit_text, parsed_arguments, shown_text, split_text
+
+Update: TypeAlias = dict[str, Any]
+
+ERROR_CODE = -32603
+STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
+MAX_REPLAYED = 200
+"""The histories of a session's newest sub-agents, at most this many, are replayed. Older ones are only announced."""
+
+CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
+"""What the client may do with a sub-agent that was announced to it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Family:
+    """What a replay of the session `session_id` knows about its sub-agents.
+
+    If a sub-agent is replayed as part of the session that it works for, `parent_id` is that session. `tasks` maps the
+    id of each `task` call to the sub-agent that got its order, and `answers` maps it to the sub-agent's answer. The
+    replay of a sub-agent adds to both. `known` contains the sub-agents that were announced.
+    """
+
+    session_id: str
+    parent_id: str = ""
+    tasks: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
+
+    def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
+        """The sub-agent that carried out a call, if the client knows it."""
+        named = task_of(result) if result is not None else None
+        return self.tasks.get(call.call_id) or (named if named in self.known else None)
+
+
+def link(session_id: str) -> Fields:
+    """A link to a session, as content of a tool call."""
+    return {"type": "session", "sessionId": session_id}
+
+
+def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Update:
+    """Tells the session's client about a sub-agent. `usage` is what its last turn used."""
+    update: Update = {"sessionUpdate": "subagent_update", "sessionId": event.session_id}
+    if event.title is not None:
+        update |= {"title": title_line(event.title), "capabilities": dict(CAPABILITIES)}
+    match event.state:
+        case None:
+            return update
+        case "idle":
+            used = {} if usage is None else {"usage": usage}
+            return update | {"state": {"state": "idle", **_stop(event.stop, event.detail), **used}}
+        case "running" | "requires_action" | "unknown" as state:
+            return update | {"state": {"state": state}}
+        case _ as never:
+            assert_never(never)
+
+
+def _stop(stop: str, detail: str) -> Fields:
+    if stop == "error" and detail:
+        return {"stopReason": "error", "error": {"code": ERROR_CODE, "message": shown_text(detail)}}
+    return {"stopReason": stop} if stop in STOP_REASONS else {}
+
+
+def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:
+    """A message between two sessions, as the session `seen_by` shows it. A long text is sent in pieces."""
+    other = "recipientMessageId" if seen_by == message.sender else "senderMessageId"
+    first, *rest = split_text(limit_text(message.text)) or [""]
+    update: Update = {
+        "sessionUpdate": "session_message",
+        "messageId": message.message_id,
+        "senderSessionId": message.sender,
+        "recipientSessionId": message.recipient,
+        other: message.message_id,
+        "content": [{"type": "text", "text": first}],
+    }
+    more = (
+        {
+            "sessionUpdate": "session_message_chunk",
+            "messageId": message.message_id,
+            "content": {"type": "text", "text": piece},
+        }
+        for piece in rest
+    )
+    return (update, *more)
+
+
+def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
+    """The order that a call of `task` gave. None if the arguments contain no prompt."""
+    prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
+    if not isinstance(prompt, str):
+        return None
+    return SessionMessage(message_id=order_id(call.call_id), sender=sender, recipient=recipient, text=prompt)
+
+
+def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
+    """The answer to a call of `task`: the text in its result, or else the text `later`. None if both are missing."""
+    text = answer_text(result) or later
+    if text is None:
+        return None
+    return SessionMessage(message_id=answer_id(result.call.call_id), sender=sender, recipient=recipient, text=text)

@@ -1,0 +1,499 @@
+"""Serves the draft of protocol version 2 to clients that ask for it, and version 1 to all others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from crow import __version__
+from crow.agent.session import PendingPrompt, Session
+from crow.agent.workspace import WorkspaceContents
+from crow.domain.entries import Command, Entry, User
+from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
+from crow.domain.events import ElicitationKind, EntryStored, Event
+from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_methods, error_response
+from crow.frontend.client import ClientConnection, RequestParams, SessionClient, request_error
+from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
+from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
+from crow.frontend.sessions import OpenSession, OpenSessions
+from crow.frontend.subagents import Family
+from crow.frontend.updates import ReplayLimits, ReplayUpdates, Update, command_updates, prompt_updates
+from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
+from crow.store import Tail
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 2
+MAX_VERSION = 65_535
+
+IDLE: Update = {"sessionUpdate": "state_update", "state": "idle"}
+RUNNING: Update = {"sessionUpdate": "state_update", "state": "running"}
+REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_action"}
+
+
+class VersionedConnection(ClientConnection, Protocol):
+    """A connection whose requests can have the parameters of either version."""
+
+    checks_parameters: bool
+    """Whether `run` checks the parameters of requests against version 1."""
+
+
+class SessionClientV2(SessionClient):
+    """The client of one session, in version 2.
+
+    It also sends the state of the session, and each user message when that message has become part of the conversation.
+    `session` is set before the session starts.
+    """
+
+    session: Session
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.known_commands: list[dict[str, Any]] | None = None
+        """The commands that the client knows."""
+        self._wording = Wording()
+        self._state = IDLE
+        self._insertions: dict[str, asyncio.Future[str]] = {}
+        self._names: dict[str, str] = {}  # tool names, by the ids of the calls that have not ended
+        self._running_calls: set[str] = set()
+        self._cancellable: set[str] = set()
+        self._questions: Counter[str] = Counter()  # open questions, by call id; the id is empty if no call asks
+
+    def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
+        """Returns the future message id of a prompt. It is set when the prompt has become part of the conversation."""
+        self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
+        return future
+
+    async def turn_began(self, prompt: PendingPrompt) -> None:
+        """See `TurnListener`."""
+        await self._is_known.wait()
+        async with self._updating:
+            if prompt.command is not None:
+                await self._show_prompt(prompt.message_id, command_updates(prompt.message_id, prompt.text))
+            elif not prompt.needs_servers:
+                await self._show_prompt(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
+            await self._show(RUNNING)
+
+    async def turn_ended(self, prompt: PendingPrompt) -> None:
+        """See `TurnListener`. Also shows the prompt if it was cancelled before it was shown, but is stored."""
+        await self._is_known.wait()
+        async with self._updating:
+            expected = self._insertions.get(prompt.message_id)
+            if expected is not None:
+                bodies = [entry.body for entry in self.session.branch.entries]
+                users = [body for body in bodies if isinstance(body, User) and body.message_id == prompt.message_id]
+                for user in users:
+                    await self._show_prompt(user.message_id, prompt_updates(user.message_id, user.parts))
+            is_inserted = self._insertions.pop(prompt.message_id, None) is None
+            if is_inserted or self._state["state"] != "idle":
+                await self._show(idle_state(prompt))
+            self._running_calls.clear()
+            self._names.clear()
+
+    async def show_state(self) -> None:
+        """Sends the state of the session."""
+        await self.send(self._state)
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`."""
+        match event:
+            case EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))):
+                await self._publish_prompt(message_id, prompt_updates(message_id, parts))
+            case EntryStored(entry=Entry(body=Command(message_id=message_id, text=text))):
+                if message_id in self._insertions:  # a prompt of a server that could not be filled in
+                    await self._publish_prompt(message_id, command_updates(message_id, text))
+        await super().publish(event)
+
+    async def replay(
+        self,
+        history: AsyncIterator[Sequence[Entry]],
+        *,
+        is_running: bool,
+        limits: ReplayLimits | None = None,
+        family: Family | None = None,
+    ) -> ReplayUpdates:
+        """See `SessionClient.replay`."""
+        self._wording.begin_replay()
+        try:
+            return await super().replay(history, is_running=is_running, limits=limits, family=family)
+        finally:
+            self._wording.end_replay()
+
+    async def send(self, update: Update) -> None:
+        """Converts an update of version 1 to version 2, and sends it."""
+        if update["sessionUpdate"] == "available_commands_update":
+            if update["availableCommands"] == self.known_commands:
+                return
+            self.known_commands = update["availableCommands"]
+        for said in self._wording.updates(update):
+            await super().send(self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said)
+
+    async def _send_all(self, updates: Sequence[Update]) -> None:
+        await super()._send_all(updates)
+        await self._show_whether_blocked()
+
+    async def _request(self, method: str, params: dict[str, Any]) -> Any:
+        """Asks the user. Meanwhile, the state is `requires_action`, unless other calls of the turn still run."""
+        call_id = params.get("toolCallId", "")
+        if method == "session/request_permission":
+            call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
+            if call_id in self._running_calls:  # the question, perhaps from an MCP server, is not about the call itself
+                params["subject"]["toolCall"] = {"toolCallId": call_id}
+        self._questions[call_id] += 1
+        try:
+            await self._show_whether_blocked()
+            answer = await super()._request(method, params)
+        finally:
+            self._questions[call_id] -= 1
+            self._questions += Counter()  # removes zero counts
+        await self._show_whether_blocked()
+        return answer
+
+    async def _publish_prompt(self, message_id: str, updates: Sequence[Update]) -> None:
+        await self._is_known.wait()
+        async with self._updating:
+            await self._show_prompt(message_id, updates)
+
+    async def _show_prompt(self, message_id: str, updates: Sequence[Update]) -> None:
+        await self._send_all(updates)
+        future = self._insertions.pop(message_id, None)
+        if future is not None and not future.done():
+            future.set_result(updates[0]["messageId"])
+
+    async def _show(self, state: Update) -> None:
+        self._state = state
+        await self.send(state)
+
+    async def _show_whether_blocked(self) -> None:
+        """Sends the state if it has changed to or from `requires_action`."""
+        if self._state["state"] == "idle":
+            return
+        state = REQUIRES_ACTION if self._is_blocked() else RUNNING
+        if state is not self._state:
+            await self._show(state)
+
+    def _is_blocked(self) -> bool:
+        """Whether the turn cannot go on without the user. A sub-agent's question blocks the sub-agent's `task` call."""
+        working = self._running_calls - self._questions.keys()
+        tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
+        own = self.session.running_calls  # while a task runs, questions about any other call come from its sub-agent
+        asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
+        return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
+
+    def _with_capabilities(self, update: Update) -> Update:
+        """Adds whether the client may cancel the call, if that has changed. Also keeps track of the running calls."""
+        call_id, status = update["toolCallId"], update.get("status")
+        if status in FINAL_STATUSES:
+            self._running_calls.discard(call_id)
+            self._names.pop(call_id, None)
+            if call_id in self._cancellable:
+                self._cancellable.discard(call_id)
+                return update | {"capabilities": None}
+            return update
+        if "name" in update:
+            self._names[call_id] = update["name"]
+        if status == "in_progress":
+            self._running_calls.add(call_id)
+            is_told = call_id in self._cancellable and not self._wording.is_replaying
+            if not is_told and call_id in self.session.running_calls:
+                self._cancellable.add(call_id)
+                return update | {"capabilities": {"cancel": {}}}
+        return update
+
+
+class VersionedSessions(OpenSessions):
+    """The open sessions of a client that uses version 1 or, after `begin_v2`, version 2."""
+
+    is_v2 = False
+
+    def begin_v2(self) -> None:
+        """Opens sessions in version 2 from now on. No session may be open yet."""
+        self.is_v2, self.client_type = True, SessionClientV2
+
+    def find(self, session_id: str) -> Session | None:
+        """The open session with this id, if there is one."""
+        opened = self._open.get(session_id)
+        return None if opened is None else opened.session
+
+    def introduce(self, opened: OpenSession) -> dict[str, Any]:
+        """See `OpenSessions.introduce`. In version 2, the commands are added, and the mode is only a config option."""
+        answer = super().introduce(opened)
+        if not self.is_v2:
+            return answer
+        offered = self._commands(opened.session)
+        client_of(opened).known_commands = offered
+        return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
+
+    def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
+        opened = super()._start(tail, request, contents)
+        if self.is_v2:
+            client = client_of(opened)
+            client.session, opened.session.listener = opened.session, client
+        return opened
+
+
+class NegotiatingAgent(AcpAgent):
+    """Answers the requests of a connection in version 1 or 2, whichever `initialize` agrees on.
+
+    Version 2 has a method table of its own, over the same sessions.
+    """
+
+    sessions_type = VersionedSessions
+    _sessions: VersionedSessions
+
+    async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
+        """See `AcpAgent.handle`. In version 2, `session/cancel` also takes back the waiting prompts."""
+        if is_notification and method == "session/cancel" and self._sessions.is_v2:
+            session_id = params.get("sessionId")
+            revoke_waiting(self._sessions.find(session_id) if isinstance(session_id, str) else None)
+        return await super().handle(method, params, is_notification)
+
+    async def _initialize(self, params: RequestParams) -> dict[str, Any]:
+        version = params.get("protocolVersion")
+        if isinstance(version, bool) or not isinstance(version, int) or not 0 <= version <= MAX_VERSION:
+            raise ArgumentError(f"protocolVersion is {describe(version)}; expected a whole number, such as 2.")
+        agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._sessions.is_v2 else 1
+        if agreed != spoken and (self._sessions.is_used or self._sessions.is_v2):
+            problem = f"This connection already uses version {spoken} of the protocol; start crow again to change it."
+            raise request_error(INVALID_REQUEST, problem)
+        if agreed != PROTOCOL_VERSION:
+            return await super()._initialize(params)
+        caps, info = capabilities_from(params), params["info"]
+        self._begin_v2()
+        self._sessions.caps = caps
+        logger.info("Client: %s %s, with protocol version 2", info["name"], info["version"])
+        return {
+            "protocolVersion": PROTOCOL_VERSION,
+            "info": {"name": "crow", "title": "Crow", "version": __version__},
+            "capabilities": {
+                "session": {
+                    "prompt": {"image": {}, "embeddedContext": {}},
+                    "mcp": {"stdio": {}, "http": {}},
+                    "delete": {},
+                    "additionalDirectories": {},
+                }
+            },
+            "authMethods": [
+                {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
+                for method in auth_methods(caps)
+            ],
+        }
+
+    def _begin_v2(self) -> None:
+        cast(VersionedConnection, self._connection).checks_parameters = False
+        self._sessions.begin_v2()
+        self._methods: dict[str, Method] = {
+            "initialize": self._initialize,
+            "auth/login": self._login,
+            "auth/logout": self._logout,
+            "session/new": self._new_v2,
+            "session/resume": self._resume_v2,
+            "session/list": self._list_v2,
+            "session/close": self._close_v2,
+            "session/delete": self._delete_v2,
+            "session/prompt": self._prompt_v2,
+            "session/set_config_option": self._set_config_option_v2,
+            "tool_call/cancel": self._cancel_call,
+        }
+
+    async def _login(self, params: RequestParams) -> dict[str, Any]:
+        text_in(params, "methodId")
+        return await self._authenticate(params)
+
+    async def _new_v2(self, params: RequestParams) -> dict[str, Any]:
+        opened = await self._sessions.create(open_request_v2(params), alias=session_alias(params))
+        if opened.session.busy:  # the alias belongs to a session that is already open
+            await client_of(opened).show_state()
+        return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
+
+    async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
+        session_id, request, is_replayed = text_in(params, "sessionId"), open_request_v2(params), wants_replay(params)
+        opening = self._loaded(params, request) if is_replayed else self._sessions.reopened(session_id, request)
+        async with opening as opened:
+            await client_of(opened).show_state()
+            return self._sessions.introduce(opened)
+
+    async def _list_v2(self, params: RequestParams) -> dict[str, Any]:
+        cwd, cursor = params.get("cwd"), params.get("cursor")
+        if cwd is not None and not (isinstance(cwd, str) and os.path.isabs(cwd)):
+            raise ArgumentError(f'cwd is {describe(cwd)}; expected an absolute path, such as "/home/me/project".')
+        if cursor is not None and not isinstance(cursor, str):
+            raise ArgumentError(f"cursor is {describe(cursor)}; expected the nextCursor of an earlier answer.")
+        return await self._list(params)
+
+    async def _close_v2(self, params: RequestParams) -> dict[str, Any]:
+        """Closes a session. Also succeeds if the session is not open."""
+        session_id = text_in(params, "sessionId")
+        session = self._sessions.find(session_id)
+        if session is not None:
+            revoke_waiting(session)
+            try:
+                await self._sessions.close(session_id)
+            except NoSuchSession:
+                logger.info("Session %s was closed in the meantime", session_id)
+        return {}
+
+    async def _delete_v2(self, params: RequestParams) -> dict[str, Any]:
+        revoke_waiting(self._sessions.find(text_in(params, "sessionId")))
+        return await self._delete(params)
+
+    async def _set_config_option_v2(self, params: RequestParams) -> dict[str, Any]:
+        text_in(params, "sessionId")
+        text_in(params, "configId")
+        kind, value = params.get("type"), params.get("value")
+        if (kind, type(value)) not in (("id", str), ("boolean", bool)):
+            given = f"type is {describe(kind)} and value is {describe(value)}"
+            raise ArgumentError(
+                f'{given}; expected the type "id" with a string, or the type "boolean" with true or false.'
+            )
+        answer = await self._set_config_option(params)
+        return {"configOptions": config_options(answer["configOptions"])}
+
+    async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
+        session, call_id = self._sessions.get(text_in(params, "sessionId")), text_in(params, "toolCallId")
+        scope = session.running_calls.get(call_id)
+        if scope is None:
+            raise ArgumentError(f"toolCallId is {describe(call_id)}; no call with this id can be cancelled now.")
+        scope.cancel()
+        return {}
+
+    async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
+        """Answers when the prompt has become part of the conversation. `state_update` reports the rest of its turn."""
+        session, metadata = self._sessions.get(text_in(params, "sessionId")), session_metadata(params)
+        is_first = session.branch.prompt is None
+        # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
+        parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
+        prompt = session.submit(parts, metadata)
+        inserted = cast(SessionClientV2, session.client).expect(prompt)
+        self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
+        self._tasks.start_soon(self._follow, session, prompt, inserted)
+        try:
+            return {"messageId": await inserted}
+        finally:
+            del self._cancel_by_id[params.request_id]
+
+    async def _follow(self, session: Session, prompt: PendingPrompt, inserted: asyncio.Future[str]) -> None:
+        """Waits for the end of a prompt's turn. If the prompt was not inserted, its request gets an error."""
+        problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
+        try:
+            with self.idle.turn():
+                await session.answer(prompt)
+        except Exception as error:
+            if not isinstance(error, CrowError):
+                logger.exception("session/prompt failed")
+            problem = turn_error(error)
+        if not inserted.done():
+            if prompt.in_inbox and not self._is_closing:
+                await drop(session, prompt)
+            inserted.set_exception(problem)
+
+
+def client_of(opened: OpenSession) -> SessionClientV2:
+    """The client of a session that was opened in version 2."""
+    return cast(SessionClientV2, opened.client)
+
+
+def idle_state(prompt: PendingPrompt) -> Update:
+    """The state after the turn of a prompt."""
+    if prompt.error is None:
+        return IDLE | {"stopReason": prompt.stop}
+    error = turn_error(prompt.error)
+    return IDLE | {"stopReason": "error", "error": {"code": error.code, "message": str(error), "data": error.data}}
+
+
+def turn_error(error: Exception) -> RequestError:
+    """The error of a turn, as the client sees it."""
+    if isinstance(error, CrowError):
+        return error_response(error)
+    return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
+
+
+def withdraw(session: Session, prompt: PendingPrompt) -> None:
+    """Takes back a prompt that waits for an earlier turn, or ends the prompt's own turn."""
+    if not session.revoke(prompt):
+        session.withdraw(prompt)
+
+
+def revoke_waiting(session: Session | None) -> None:
+    """Takes back all prompts that wait for the running turn."""
+    if session is not None:
+        for prompt in session.waiting:
+            session.revoke(prompt)
+
+
+async def drop(session: Session, prompt: PendingPrompt) -> None:
+    """Removes a prompt from the inbox, because its sender gets an error."""
+    try:
+        await session.adapters.store.drop_prompt(session.id, prompt.message_id)
+    except StoreError as error:
+        logger.warning("Session %s: a cancelled prompt is still in the inbox: %s", session.id, error)
+
+
+def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
+    """Reads the parameters of `initialize`. All clients of version 2 show terminals, notices and compactions.
+
+    :raises ArgumentError: a member has the wrong type.
+    """
+    info = object_in(params, "info")
+    for key in ("name", "version"):
+        text_in(info, key, "info.")
+    offered = object_in(params, "capabilities") if params.get("capabilities") is not None else {}
+    elicitation, auth = (
+        value if isinstance(value := offered.get(key), dict) else {} for key in ("elicitation", "auth")
+    )
+    kinds: tuple[ElicitationKind, ...] = ("form", "url")
+    return ClientCapabilities(
+        terminal_output=True,
+        terminal_auth=isinstance(auth.get("terminal"), dict),
+        notices=True,
+        compaction=True,
+        boolean_options=True,
+        cancelled_calls=True,
+        question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
+    )
+
+
+def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
+    """Reads the parameters of `session/new` and `session/resume`. :raises ArgumentError: a parameter cannot be used."""
+    text_in(params, "cwd")
+    for key in ("additionalDirectories", "mcpServers"):
+        if not isinstance(params.get(key), list | None):
+            raise ArgumentError(f"{key} is {describe(params[key])}; expected a list.")
+    for index, server in enumerate(params.get("mcpServers") or ()):
+        if isinstance(server, dict) and server.get("type") not in ("stdio", "http"):
+            raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
+    if params.get("systemPrompt") is not None:
+        raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
+    return open_request_from(params)
+
+
+def wants_replay(params: Mapping[str, Any]) -> bool:
+    """Whether `session/resume` asks for the history. :raises ArgumentError: `replayFrom` is unknown."""
+    match params.get("replayFrom"):
+        case None:
+            return False
+        case {"type": "start"}:
+            return True
+        case other:
+            raise ArgumentError(f'replayFrom is {describe(other)}; expected {{"type": "start"}} or null.')
+
+
+def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A required object. :raises ArgumentError: it is missing or not an object."""
+    value = params.get(key)
+    if not isinstance(value, dict):
+        raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
+    return value
+
+
+def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
+    """A required string. :raises ArgumentError: it is missing or not a string."""
+    value = params.get(key)
+    if not isinstance(value, str):
+        raise ArgumentError(f"{where}{key} is {describe(value)}; expected a string.")
+    return value

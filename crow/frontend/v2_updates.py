@@ -1,0 +1,228 @@
+"""Converts session updates, config options and questions from protocol version 1 to version 2."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from crow.domain.diff import changed_regions
+from crow.frontend.tool_calls import DiffFields, Fields
+from crow.frontend.updates import Update
+
+PLAN_ID = "plan"
+"""The id of a session's plan. A session has at most one plan."""
+
+FINAL_STATUSES = frozenset({"completed", "failed", "cancelled"})
+
+_MESSAGES = {
+    "user_message_chunk": "user_message",
+    "agent_message_chunk": "agent_message",
+    "agent_thought_chunk": "agent_thought",
+}
+_QUOTED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
+
+
+class Wording:
+    """Turns the updates of version 1 into those of version 2, in order.
+
+    During a replay, the first chunk of each message becomes a whole message, and the output of a terminal replaces what
+    the client has. So a client may apply a replay to a session that it already shows.
+    """
+
+    def __init__(self) -> None:
+        self.is_replaying = False
+        self._replayed: set[tuple[str, str]] = set()
+        self._message = ("", "")
+
+    def begin_replay(self) -> None:
+        """The next updates are a replay."""
+        self.is_replaying = True
+
+    def end_replay(self) -> None:
+        """The replay is over."""
+        self.is_replaying = False
+        self._replayed.clear()
+
+    def updates(self, update: Update) -> Iterator[Update]:
+        """The updates of version 2 that replace `update`; none if version 2 sends its content elsewhere."""
+        match update["sessionUpdate"]:
+            case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
+                yield self._chunk(kind, update)
+            case "tool_call" | "tool_call_update":
+                yield from self._call(update)
+            case "plan":
+                plan = {"type": "items", "planId": PLAN_ID, "entries": update["entries"]}
+                yield {"sessionUpdate": "plan_update", "plan": plan}
+            case "current_mode_update":
+                return  # the mode is also a config option, whose update is sent too
+            case "config_option_update":
+                yield update | {"configOptions": config_options(update["configOptions"])}
+            case "available_commands_update":
+                yield update | {"availableCommands": commands(update["availableCommands"])}
+            case _:
+                yield update
+
+    def _chunk(self, kind: str, update: Update) -> Update:
+        message = (kind, update["messageId"])
+        if self.is_replaying:
+            is_first = message not in self._replayed
+            self._replayed.add(message)
+        else:  # the model's text is streamed
+            is_first = kind == "user_message_chunk" and message != self._message
+        self._message = message
+        if not is_first:
+            return update
+        return update | {"sessionUpdate": _MESSAGES[kind], "content": [update["content"]]}
+
+    def _call(self, update: Update) -> Iterator[Update]:
+        meta: Mapping[str, Any] = update.get("_meta", {})
+        yield from self._terminal(update, meta)
+        is_only_output = not update.keys() - {"sessionUpdate", "toolCallId", "status", "_meta"}
+        if is_only_output and "terminal_output" in meta and update["status"] not in FINAL_STATUSES:
+            return
+        yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
+
+    def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
+        """The state and output of the call's terminal. Version 1 sends them in `_meta`."""
+        if (info := meta.get("terminal_info")) is not None:
+            opened: Update = {"sessionUpdate": "terminal_update", "terminalId": info["terminal_id"]}
+            match update.get("rawInput"):
+                case {"command": str(command)}:
+                    opened["command"] = command
+            yield opened | ({"cwd": info["cwd"]} if "cwd" in info else {})
+        if (output := meta.get("terminal_output")) is not None:
+            named = {"terminalId": output["terminal_id"]}
+            data = base64.b64encode(output["data"].encode(errors="replace")).decode()
+            if self.is_replaying:
+                yield {"sessionUpdate": "terminal_update", **named, "output": {"data": data}}
+            else:
+                yield {"sessionUpdate": "terminal_output_chunk", **named, "data": data}
+        if (exited := meta.get("terminal_exit")) is not None:
+            status = {"exitCode": exited["exit_code"], "signal": _signal_name(exited["signal"])}
+            known = {name: value for name, value in status.items() if value is not None}
+            yield {"sessionUpdate": "terminal_update", "terminalId": exited["terminal_id"], "exitStatus": known}
+
+
+def call_fields(call: Mapping[str, Any]) -> Fields:
+    """The fields of a tool call. A call that the user cancelled has the status `cancelled`."""
+    fields = {key: value for key, value in call.items() if key not in ("sessionUpdate", "_meta")}
+    if "content" in fields:
+        fields["content"] = call_content(fields["content"])
+    match fields:
+        case {"status": "failed", "rawOutput": {"cancelled": True}}:
+            fields["status"] = "cancelled"
+    return fields
+
+
+def call_content(content: Sequence[Fields]) -> list[Fields]:
+    """The content of a tool call. The changed regions of one file become one diff, where the first region was."""
+    regions: dict[str, list[DiffFields]] = {}
+    for item in content:
+        if isinstance(item, DiffFields):
+            regions.setdefault(item["path"], []).append(item)
+    said = []
+    for item in content:
+        if not isinstance(item, DiffFields):
+            said.append(item)
+        elif item["path"] in regions:
+            said.append(_diff(item["path"], regions.pop(item["path"])))
+    return said
+
+
+def config_options(options: Iterable[Mapping[str, Any]]) -> list[Fields]:
+    """The config options of a session."""
+    return [
+        {"configId": option["id"]} | {key: value for key, value in option.items() if key != "id"} for option in options
+    ]
+
+
+def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
+    """The slash commands of a session."""
+    return [
+        {"type": "command", **command} | ({"input": {"type": "text", **command["input"]}} if "input" in command else {})
+        for command in offered
+    ]
+
+
+def permission_params(params: Mapping[str, Any]) -> Fields:
+    """The parameters of `session/request_permission`.
+
+    The texts in the call's content become the description of the question. The call keeps the rest of its content.
+    """
+    call = call_fields(params["toolCall"])
+    content = call.pop("content", [])
+    texts = [item["content"]["text"] for item in content if item["type"] == "content"]
+    if rest := [item for item in content if item["type"] != "content"]:
+        call["content"] = rest
+    asked = {"sessionId": params["sessionId"], "title": f"Allow: {call['title']}"}
+    asked |= {"description": "\n\n".join(texts)} if texts else {}
+    asked |= {"subject": {"type": "tool_call", "toolCall": call}, "options": params["options"]}
+    return asked | ({"_meta": params["_meta"]} if "_meta" in params else {})
+
+
+def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
+    """The change of one file. Its patch contains the regions that are not cut. If all are cut, it has no patch."""
+    is_new = regions[0].is_new
+    change = {"operation": "add" if is_new else "modify", "path": path, "fileType": "text"}
+    hunks = [line for region in regions if not region.is_cut for line in _hunks(region)]
+    diff: Fields = {"type": "diff", "changes": [change]}
+    if not hunks:
+        return diff
+    name = _quoted(path)
+    tab = "\t" if " " in path and not name.startswith('"') else ""  # git ends such a name with a tab
+    head = [f"diff --git {name} {name}", *(["new file mode 100644"] if is_new else [])]
+    head += ["--- /dev/null" if is_new else f"--- {name}{tab}", f"+++ {name}{tab}"]
+    return diff | {"patch": {"format": "git_patch", "text": "\n".join([*head, *hunks, ""])}}
+
+
+def _hunks(region: DiffFields) -> Iterator[str]:
+    """The lines of a patch that makes the change. The texts are escaped, so they have no unusual line ends."""
+    for hunk in changed_regions(region["oldText"], region["newText"]):
+        before, after = _lines(hunk.old_text), _lines(hunk.new_text)
+        shorter = min(len(before), len(after))
+        head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
+        tail = next((n for n in range(shorter - head) if before[-1 - n] != after[-1 - n]), shorter - head)
+        if head == len(before) == len(after):
+            continue
+        # A side without lines starts at the line before the change.
+        starts = (region.old_line + hunk.old_line - 1, region.new_line + hunk.new_line - 1)
+        old_at, new_at = (start - (not lines) for start, lines in zip(starts, (before, after), strict=True))
+        yield f"@@ -{old_at},{len(before)} +{new_at},{len(after)} @@"
+        yield from _marked(" ", before[:head])
+        yield from _marked("-", before[head : len(before) - tail])
+        yield from _marked("+", after[head : len(after) - tail])
+        yield from _marked(" ", before[len(before) - tail :])
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a text, including their line ends."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def _marked(mark: str, lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if line.endswith("\n"):
+            yield mark + line[:-1]
+        else:
+            yield mark + line
+            yield "\\ No newline at end of file"
+
+
+def _quoted(path: str) -> str:
+    """A path as git writes it in the header of a patch."""
+    escaped = "".join(_QUOTED.get(character, character) for character in path)
+    return path if escaped == path else f'"{escaped}"'
+
+
+def _signal_name(words: str | None) -> str | None:
+    """The name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
+    if words is None:
+        return None
+    with suppress(ValueError):
+        return signal.Signals(int(words.removeprefix("signal "))).name
+    return words

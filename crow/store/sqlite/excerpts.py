@@ -1,0 +1,120 @@
+"""Reads the beginning and the end of a long tool result, without the rest of it.
+
+After a year, a session may have hundreds of megabytes of tool output. A client that opens it shows little of each
+output. So only those pages of the database are read that hold the beginning and the end of an output. The sha256 of an
+output is checked only when the whole output is read. A result that is not written in crow's own form is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from sqlite3 import Blob
+
+from crow.domain.entries import ToolResult
+from crow.domain.rendering import EXCERPT_SLACK_BYTES, excerpt
+from crow.store.codec import Load, decode_value
+
+# JSON escapes the quotation marks in a string. So these bytes occur only between the members of an object.
+_BEFORE_TEXT = b',"text":"'
+_AFTER_TEXT = b'","is_error":'
+
+_OTHER_BYTES = 2_048
+"""The members before the text usually take fewer bytes than this, and so do the members after it."""
+
+_MOST_OTHER_BYTES = 64 * 1024
+_ESCAPE_BYTES = 6
+"""The length of the longest escape in JSON."""
+
+
+SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
+"""Finds the hash of the blob that holds the text of a result."""
+
+
+def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
+    """Return an excerpt of about `most_bytes` bytes of the text in `blob`; None if the text is not much longer."""
+    half = max(1, most_bytes // 2)
+    omitted = len(blob) - 2 * half
+    if omitted <= EXCERPT_SLACK_BYTES:
+        return None
+    head = blob.read(half).decode(errors="ignore")
+    blob.seek(-half, 2)
+    return excerpt(head, blob.read().decode(errors="ignore"), omitted, call_id).encode()
+
+
+def excerpt_of_result(blob: Blob, most_bytes: int, load: Load) -> ToolResult | None:
+    """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text.
+
+    Older versions of crow stored long results as JSON. Return None if the result has to be read whole, because its text
+    is short or its other members are long.
+    """
+    size, half = len(blob), max(1, most_bytes // 2)
+    head = blob.read(half + _OTHER_BYTES)
+    members, found, text = head.partition(_BEFORE_TEXT)
+    if not found or _AFTER_TEXT in text or size < _MOST_OTHER_BYTES // 2:
+        return None
+    wanted = half + _OTHER_BYTES
+    while wanted <= min(half + _MOST_OTHER_BYTES, size - len(head)):
+        blob.seek(-wanted, 2)
+        parsed = _parse_end(blob.read())
+        if parsed is None:
+            wanted *= 2
+            continue
+        end, more = parsed
+        first, last = _readable_head(text[:half]), _readable_tail(end[-half - 4 * _ESCAPE_BYTES :])
+        if first is None or last is None:
+            return None
+        omitted = size - len(members) - (wanted - len(end)) - 2 * half
+        return _result(members, more, first, last, omitted, load)
+    return None
+
+
+def _result(
+    members: bytes, more: dict[str, object], head: str, tail: str, omitted: int, load: Load
+) -> ToolResult | None:
+    try:
+        value = {**json.loads(members + b"}"), "text": "", **more}
+        body = decode_value("tool", value, load)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(body, ToolResult):
+        return None
+    value["text"] = excerpt(head, tail, omitted, body.call.call_id)
+    shortened = decode_value("tool", value, load)
+    return shortened if isinstance(shortened, ToolResult) else None
+
+
+def _parse_end(end: bytes) -> tuple[bytes, dict[str, object]] | None:
+    """Split the end of a result's JSON into the end of the text, still as JSON, and the members after it."""
+    at = end.find(_AFTER_TEXT)
+    while at >= 0:
+        try:
+            members = json.loads(b"{" + end[at + 2 :])
+        except (ValueError, RecursionError):
+            at = end.find(_AFTER_TEXT, at + 1)  # these bytes are inside another member
+            continue
+        return end[:at], members
+    return None
+
+
+def _readable_head(text: bytes) -> str | None:
+    """Decode JSON text that may end within a character or an escape."""
+    for dropped in range(_ESCAPE_BYTES):
+        try:
+            return str(json.loads(b'"%b"' % text[: len(text) - dropped]))
+        except ValueError:
+            continue
+    return None
+
+
+def _readable_tail(text: bytes) -> str | None:
+    """Decode JSON text that may begin within a character or an escape. What comes before the first
+    position that is certainly outside both is dropped."""
+    for start in range(_ESCAPE_BYTES, len(text)):
+        is_inside = text[start] & 0xC0 == 0x80 or b"\\" in text[start - _ESCAPE_BYTES : start]
+        if not is_inside:
+            try:
+                return str(json.loads(b'"%b"' % text[start:]))
+            except ValueError:
+                return None
+    return None

@@ -1,0 +1,193 @@
+"""Sends the requests of a login, and only to addresses that the MCP server may name.
+
+An MCP server says where its authorization server is. A server on the internet must not lead crow into a private
+network, and one in a private network must not lead it to programs on this machine. So each host is resolved once, its
+addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+import urllib.request
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.to_thread
+import httpx2
+
+from crow import __version__
+from crow.domain.errors import ArgumentError, ToolServerError
+from crow.domain.rendering import safe
+from crow.tools.mcp.calls import is_this_machine
+from crow.tools.web import PORTS, is_address, is_public, normalize_url
+
+MAX_ANSWER_BYTES = 1_000_000
+TIMEOUT_S = 20.0
+SHOWN_CHARS = 200
+PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
+"""How close to this machine an address is. A server may name only addresses that are not closer than its own."""
+
+
+class Exchange:
+    """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
+    empty. These two URLs come from the user, so any address is allowed for them."""
+
+    def __init__(self, server_url: str, issuer: str = "") -> None:
+        self._server_url = server_url
+        self._own = {origin(url) for url in (server_url, issuer) if url}
+
+    async def send(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request without following redirects, and read the whole answer.
+
+        :raises ToolServerError: the URL is not allowed, the host cannot be reached, or its answer is too large.
+        """
+        url = str(request.url)
+        place = shown(url)
+        request.headers.setdefault("User-Agent", f"crow/{__version__}")
+        request.headers["Accept"] = "application/json"
+        try:
+            with anyio.fail_after(TIMEOUT_S):
+                address = await self.check(url)
+                transport = None if address is None else PinnedTransport(address)
+                # in a thread, because it reads the system's certificates
+                client = await anyio.to_thread.run_sync(lambda: make_client(transport))
+                async with client:
+                    answer = await client.send(request, stream=True, follow_redirects=False)
+                    try:
+                        return await read_whole(answer, place)
+                    finally:
+                        await answer.aclose()
+        except TimeoutError:
+            raise ToolServerError(f"{place} did not answer within {TIMEOUT_S:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ToolServerError(f"{place} cannot be reached: {safe(reason)[:SHOWN_CHARS]}") from None
+
+    async def check(self, url: str) -> str | None:
+        """Check that crow, or the user's browser, may go to `url`. Return the address to connect to, or None if a proxy
+        makes the connection.
+
+        :raises ToolServerError: `url` is not allowed.
+        """
+        try:
+            parts = urlsplit(normalize_url(url))
+        except ArgumentError:
+            raise ToolServerError(f"its login leads to {shown(url)}, which is not an http or https URL") from None
+        host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        is_own = origin(url) in self._own
+        if parts.scheme == "http" and not is_own and not is_this_machine(host):
+            raise ToolServerError(f"its login leads to {shown(url)}, which is not encrypted; it must use https")
+        is_proxied = has_proxy(parts.scheme, host)
+        try:
+            addresses = await resolve(host, port)
+        except OSError:
+            if is_proxied:
+                return None
+            raise ToolServerError(f"its login leads to {shown(url)}, but the host {safe(host)} was not found") from None
+        if not is_own:
+            limit = await self._depth_of_server()
+            for address in addresses:
+                if depth(address) > limit:
+                    kind = "on this machine" if depth(address) == LOCAL else "in a private network"
+                    raise ToolServerError(
+                        f"its login leads to {shown(url)}, which is {kind} ({address}), but the server itself is not; "
+                        "if you trust this authorization server, set oauth_issuer to it"
+                    )
+        return None if is_proxied else addresses[0]
+
+    async def _depth_of_server(self) -> int:
+        parts = urlsplit(self._server_url)
+        with suppress(OSError, ValueError):
+            found = await resolve(parts.hostname or "", parts.port or PORTS[parts.scheme])
+            return min(*map(depth, found), LOCAL)
+        return PUBLIC
+
+
+class PinnedTransport(httpx2.AsyncBaseTransport):
+    """Connects to one address and does not resolve the host again. TLS still checks the host's name."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._inner = httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send the request to the address."""
+        host = request.url.host
+        pinned = httpx2.Request(
+            request.method,
+            request.url.copy_with(host=self._address),
+            headers=request.headers,
+            stream=request.stream,
+            extensions={**request.extensions, **({} if is_address(host) else {"sni_hostname": host})},
+        )
+        return await self._inner.handle_async_request(pinned)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+
+def make_client(transport: httpx2.AsyncBaseTransport | None) -> httpx2.AsyncClient:
+    # if no transport is given, the client uses the proxies in the environment
+    return httpx2.AsyncClient(transport=transport or None, timeout=TIMEOUT_S)
+
+
+async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
+    """Read the whole answer. Compressed answers are refused: crow does not ask for them, and a few bytes could expand
+    to gigabytes."""
+    if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ToolServerError(f"{place} sent a compressed answer, which crow did not ask for")
+    data = bytearray()
+    async for piece in answer.aiter_raw():
+        data += piece
+        if len(data) > MAX_ANSWER_BYTES:
+            raise ToolServerError(f"{place} sent more than {MAX_ANSWER_BYTES:,} bytes")
+    headers = [(key, value) for key, value in answer.headers.multi_items() if key.lower() != "transfer-encoding"]
+    whole = httpx2.Response(answer.status_code, headers=headers, content=bytes(data), request=answer.request)
+    whole.next_request = answer.next_request
+    return whole
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """:raises OSError: there is no such host."""
+    try:
+        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError from None
+    return [str(entry[4][0]) for entry in found]
+
+
+def depth(text: str) -> int:
+    """How close to this machine an address is: PUBLIC, PRIVATE, LOCAL or NEVER."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    if address.is_loopback or (mapped is not None and mapped.is_loopback):
+        return LOCAL
+    # cloud providers serve the machine's credentials at a link-local address
+    if any(one.is_link_local or one.is_multicast or one.is_unspecified for one in (address, mapped) if one is not None):
+        return NEVER
+    return PUBLIC if is_public(text) else PRIVATE
+
+
+def has_proxy(scheme: str, host: str) -> bool:
+    """Whether the environment sends requests for this host through a proxy."""
+    proxies = urllib.request.getproxies()
+    return bool(proxies.get(scheme) or proxies.get("all")) and not urllib.request.proxy_bypass(host)
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    with suppress(ValueError):
+        return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
+    return "", None, None
+
+
+def shown(url: str) -> str:
+    """A URL as errors show it: without user name, query and fragment, which may hold secrets."""
+    cut = url.partition("?")[0].partition("#")[0]
+    scheme, slashes, rest = cut.partition("://")
+    place, slash, path = rest.partition("/")
+    return safe(f"{scheme}{slashes}{place.rpartition('@')[2]}{slash}{path}")[:SHOWN_CHARS]

@@ -1,0 +1,67 @@
+"""The transport to an MCP server over HTTP, with limits for what the server sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+import httpx2
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from crow.tools import HttpServer
+from crow.tools.mcp.stdio import LINE_BYTES
+
+HTTP_S = 30.0
+HTTP_READ_S = 300.0
+
+
+async def http_transport(
+    server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
+) -> AbstractAsyncContextManager[Any]:
+    """The transport to `server`. If it needs a separate HTTP client, `stack` closes that client."""
+    headers = dict(server.headers)
+    if server.transport == "sse":
+        return sse_client(server.url, headers=headers, timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=auth)
+    make = partial(
+        httpx2.AsyncClient,
+        headers={"Accept-Encoding": "identity", **headers},  # a small compressed body could expand without limit
+        timeout=httpx2.Timeout(HTTP_S, read=HTTP_READ_S),
+        event_hooks={"response": [limit_body]},
+        auth=auth,
+    )
+    # making the client reads the system's certificates, which would block the event loop for 25 ms
+    http = await stack.enter_async_context(await anyio.to_thread.run_sync(make))
+    return streamable_http_client(server.url, http_client=http, max_sse_event_size=LINE_BYTES)
+
+
+async def limit_body(response: httpx2.Response) -> None:
+    """Limit the body of a response to `LINE_BYTES`, unless it is an event stream: the library limits those itself."""
+    if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        response.stream = LimitedBody(response)
+
+
+class LimitedBody(httpx2.AsyncByteStream):
+    """The body of a response. Reading it raises an error if it is too large or compressed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
+        self._body = response.stream
+        self._encoding = response.headers.get("content-encoding", "identity").lower()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """:raises httpx2.StreamError: the body is too large or compressed."""
+        if self._encoding != "identity":
+            raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow did not ask for that")
+        size = 0
+        async for chunk in self._body:
+            size += len(chunk)
+            if size > LINE_BYTES:
+                raise httpx2.StreamError(f"it has more than {LINE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
