@@ -33,7 +33,8 @@ from crow.frontend.endpoints import Endpoints
 from crow.frontend.frames import RequestId
 from crow.frontend.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
-from crow.tools import McpServer, Workspace
+from crow.tools import Workspace
+from crow.tools.servers import McpServer
 
 logger = logging.getLogger(__name__)
 
