@@ -444,7 +444,7 @@ class OpenSessions:
         self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
     ) -> OpenSession:
         """Opens a session in the host, and on this connection. Does not wait."""
-        host, row, dependencies, caps = self.host, tail.row, self.host.dependencies, self.caps
+        host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
         if host.is_shared:
