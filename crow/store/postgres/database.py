@@ -265,6 +265,8 @@ class _Failures:
             if self._database.is_closed:
                 raise StoreUnavailable(f"The {self._database.name} is closed.") from error
             words = str(error) or type(error).__name__
+            if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in words:
+                words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
             raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
 
 
