@@ -327,6 +327,35 @@ async def test_a_store_goes_on_after_the_server_ended_its_connections(url: str) 
     await other.close()
 
 
+async def test_a_turn_waits_for_a_server_that_restarts(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        user = await begin(store, "s1", "hi")
+        done: list[Entry] = []
+
+        async def answer() -> None:
+            new = [NewEntry(body=said("after the restart"))]
+            done.extend(await store.append("s1", leaf=user.id, turn=user.turn, entries=new))
+
+        wire.refuses = True
+        wire.cut()
+        await wire.refused.wait()
+        wire.refused.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            await wire.refused.wait()
+            assert done == []
+            wire.refuses = False
+        assert [entry.body for entry in done] == [said("after the restart")]
+        wire.refuses = True
+        wire.cut()
+        store.hurry()
+        await store.close()
+    with pytest.raises(StoreUnavailable, match="cannot be used"):
+        await PostgresStore.open(wire.url)
+
+
 def name_in(url: str) -> str:
     return url.rpartition("/crow_")[2].partition("?")[0].join(("crow_", ""))
 

@@ -42,12 +42,14 @@ async def new_database() -> AsyncIterator[str]:
 
 
 class Wire:
-    """Forwards connections to the server of `server_url`. Use `open`."""
+    """Forwards connections to a server. While it `refuses`, new ones end at once. Use `open`."""
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)
         self._lines: list[_Line] = []
         self._holds_new = False
+        self.refuses = False
+        self.refused = asyncio.Event()
         self.url = ""
 
     @classmethod
@@ -85,6 +87,10 @@ class Wire:
             line.task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            self.refused.set()
+            return
         far = await connect(self._server)
         task = asyncio.current_task()
         assert task is not None
