@@ -463,7 +463,7 @@ class OpenSessions:
             hosted = HostedSession(session=session, client=client, request=request)
             opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
         self._opened[row.id] = opened
-        if contents is not None and contents.concerns_agents and not caps.notices:
+        if contents is not None and contents.concerns_agents and not self.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         return opened
