@@ -464,7 +464,15 @@ def _serve(options: argparse.Namespace) -> int:
         if error.name not in {"starlette", "uvicorn", "websockets"}:
             raise
         raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
-    return _run_async(serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2))
+    try:
+        return _run_async(serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2))
+    except CrowError:
+        raise
+    except Exception as error:
+        import logging
+
+        logging.getLogger(__name__).exception("crow serve ended")
+        return _fail(f"internal error: {type(error).__name__}: {error}", 1)
 
 
 def _run(options: argparse.Namespace) -> int:
