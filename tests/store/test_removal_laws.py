@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Body, File
 from crow.domain.errors import ArgumentError
+from crow.store.admin import ImportDefaults
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
 from tests.support.killing import HALVES
 

@@ -89,7 +89,7 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
         rows=json.dumps(
             [_row(new, one, usage, turn) for (new, turn), one, usage in zip(entries, encoded, usages, strict=True)]
         ),
-        counts=json.dumps(_counts([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
+        counts=json.dumps(counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
         hashes=[name for name, _, _ in blobs],
         datas=[data for _, data, _ in blobs],
         numbers=[number for _, _, number in blobs],
@@ -551,7 +551,7 @@ def trigrams(text: str) -> list[int]:
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})
 
 
-def _counts(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
+def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
     """Return what entries add to the counters of their session."""
     names = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
     added = dict.fromkeys(names, 0)

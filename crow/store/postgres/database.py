@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
 from crow.store.codec import mend
-from crow.store.postgres.migrations import migrate
+from crow.store.postgres.migrations import check_readable, migrate
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,8 +51,11 @@ def database_name(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ArgumentError(f"The database URL is not valid: {error}. {_EXAMPLE}") from None
+    except ValueError:  # its words may contain a part of the password
+        raise ArgumentError(
+            "The database URL is not valid: what follows the host is not a port, or the user or password has a"
+            f" character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
+        ) from None
     if parts.scheme not in _SCHEMES:
         raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
     host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
@@ -77,12 +80,13 @@ class Database:
         self._is_pooled = is_pooled
         self._lock_connection: Any = None
         self._is_closed = False
+        self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
 
     @classmethod
-    async def open(cls, url: str, *, lock: int, lock_url: str | None = None) -> Database:
+    async def open(cls, url: str, *, lock: int, lock_url: str | None = None, to_read: bool = False) -> Database:
         """Connect, migrate the schema, and take the advisory lock number `lock`. `lock_url` is needed if `url` is that
-        of a pooler.
+        of a pooler. With `to_read`, nothing is migrated, locked or written.
 
         :raises ArgumentError: a URL is not valid.
         :raises StoreUnavailable: the server cannot be reached, or refuses.
@@ -108,7 +112,12 @@ class Database:
         try:
             with database.failures():
                 await pool
-                await migrate(await database.locked(), name)
+                if to_read:
+                    database._is_read_only = True
+                    async with database.transaction(is_read=True) as sql:
+                        await check_readable(sql, name)
+                else:
+                    await migrate(await database.locked(), name)
         except BaseException:
             await database.close()
             raise
@@ -193,6 +202,8 @@ class Database:
             return await connection.fetchrow(statement, *values)
 
     async def _check_lock(self) -> None:
+        if self._is_read_only:
+            raise StoreUnavailable(f"The {self.name} was opened only for reading.")
         if self._lock_connection is None or self._lock_connection.is_closed():
             if self._is_closed:
                 raise StoreUnavailable(f"The {self.name} is closed.")
