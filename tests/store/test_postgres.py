@@ -6,7 +6,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +16,18 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from crow.domain.entries import Assistant, NewEntry, TurnEnd, User
+from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text, Usage
 from crow.store import SessionChanges, Store
+from crow.store.postgres import presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
 from crow.store.postgres.store import PostgresStore
+from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, said
-from tests.support.postgres import new_database, server_url
+from tests.support.postgres import Wire, new_database, server_url
 
 PROJECT = Path(__file__).parents[2]
 
@@ -114,6 +117,9 @@ async def test_a_server_that_cannot_be_reached_is_named_without_the_password() -
 
 # owners
 
+OVER = "UPDATE crow.owners SET signed_ms = signed_ms - 20000"
+"""Makes the leases of all owners end now. Each owner renews its own in a few seconds."""
+
 OWNER = """
 import asyncio, sys
 from crow.domain.entries import *
@@ -185,7 +191,7 @@ async def test_an_owner_whose_lease_ran_out_writes_nothing_after_it_was_taken_ov
     await store.create_session(new_session())
     process = owner_process(url)
     process.send_signal(signal.SIGSTOP)
-    await run(url, "UPDATE crow.sessions SET lease_ms = lease_ms - 60000")
+    await run(url, OVER)
     repaired = await store.open_session("s1")
     assert [type(entry.body) for entry in repaired.entries] == [User, Assistant, TurnEnd]
     assert repaired.row.state == "idle"
@@ -200,17 +206,105 @@ async def test_an_old_owner_is_refused_even_if_it_knows_the_newest_leaf(url: str
     first, second = await PostgresStore.open(url), await PostgresStore.open(url)
     await first.create_session(new_session())
     user = await begin(first, "s1", "hi")
-    await run(url, "UPDATE crow.sessions SET lease_ms = lease_ms - 60000")
+    await run(url, OVER)
     tail = await second.open_session("s1")
     late = [NewEntry(body=said("late"))]
     for changes in (None, SessionChanges(mode="auto")):
         with pytest.raises(LeafMoved, match="took over session s1"):
             await first.append("s1", leaf=tail.row.leaf, turn=user.turn, entries=late, changes=changes)
+    with pytest.raises(LeafMoved, match="took over session s1"):
+        await draft(first, user, "late")
     await first.renew_lease("s1")
     assert await second.open_session("s1") == tail
+    assert await first.open_session("s1") == tail
+    (note,) = await add(first, "s1", said("after it was opened again"))
+    assert (await second.tail("s1")).row.leaf == note.id
     await converse(first, "s1", "a new claim may write again")
     await first.close()
     await second.close()
+
+
+async def draft(store: Store, user: Entry, text: str) -> None:
+    await store.save_draft("s1", after_leaf=user.id, turn=user.turn, message_id="a", text=text, thought="")
+
+
+async def test_what_an_owner_sent_before_it_was_taken_over_is_not_written_when_it_arrives(url: str) -> None:
+    async with Wire.open(url) as wire:
+        first, second = await PostgresStore.open(wire.url), await PostgresStore.open(url)
+        await first.create_session(new_session())
+        user = await begin(first, "s1", "hi")
+        await draft(first, user, "so far")
+        refused: list[str] = []
+
+        async def late(work: Awaitable[object]) -> None:
+            with pytest.raises((LeafMoved, SessionBusy, StoreUnavailable)) as error:
+                await work
+            refused.append(error.type.__name__)
+
+        entries = [NewEntry(body=said("late"))]
+        async with anyio.create_task_group() as tasks:
+            wire.hold(new=True)
+            tasks.start_soon(late, first.append("s1", leaf=user.id, turn=user.turn, entries=entries))
+            tasks.start_soon(late, draft(first, user, " and more"))
+            tasks.start_soon(late, first.move_leaf("s1", leaf=user.id, to=None, reason="undo"))
+            await run(url, OVER)
+            taken = await begin(second, "s1", "next")
+            wire.release()
+        assert len(refused) == 3
+        path = await history(second, "s1")
+        assert [type(entry.body) for entry in path] == [User, Assistant, TurnEnd, User]
+        assert path[1].body == Assistant(text="so far", message_id="a", finish="interrupted")
+        assert path[-1] == taken
+        await add(second, "s1", said("done"), turn=taken.turn, release=True)
+        await first.close()
+        await second.close()
+
+
+async def test_a_store_whose_connections_hang_takes_its_lock_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "SIGN_S", 0.05)
+    monkeypatch.setattr(presence, "_ANSWER_TIMEOUT_S", 0.5)
+    async with Wire.open(url) as wire:
+        first, second = await PostgresStore.open(wire.url), await PostgresStore.open(url)
+        await first.create_session(new_session())
+        user = await begin(first, "s1", "hi")
+        admin = await asyncpg.connect(url)
+        lock = int.from_bytes(bytes.fromhex(Owner.parse(first.owner).token), "big")  # type: ignore[union-attr]
+        holder = (
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
+            f" AND classid = {lock >> 32} AND objid = {lock % 2**32}"
+        )
+        before = await admin.fetchval(holder)
+        wire.hold()
+        with anyio.fail_after(60):
+            while await admin.fetchval(holder) in (before, None):
+                await anyio.lowlevel.checkpoint()
+        with pytest.raises(SessionBusy):
+            await begin(second, "s1", "next")
+        (answer,) = await first.append("s1", leaf=user.id, turn=user.turn, entries=[NewEntry(body=said("on"))])
+        assert (await second.session("s1")).leaf == answer.id
+        await admin.close()
+        await first.close()
+        await second.close()
+
+
+async def test_watchers_go_on_after_their_connections_ended_and_see_what_nobody_announced(url: str) -> None:
+    writer, watcher = await PostgresStore.open(url), await PostgresStore.open(url)
+    await writer.create_session(new_session())
+    async with aclosing(watcher.watch("s1")) as news:
+        await anext(news)
+        await run(
+            server_url(), f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name_in(url)}'"
+        )
+        entries = await converse(writer, "s1", "hello")
+        found: list[Entry] = []
+        with anyio.fail_after(60):
+            while tuple(found) != entries:
+                found += (await anext(news)).entries
+            await run(url, "UPDATE crow.sessions SET title = 'silent', updated_ms = updated_ms + 1")
+            while (await anext(news)).row.title != "silent":
+                pass
+    await writer.close()
+    await watcher.close()
 
 
 async def test_a_store_goes_on_after_the_server_ended_its_connections(url: str) -> None:

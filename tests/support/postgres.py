@@ -1,15 +1,16 @@
-"""A PostgreSQL server for tests, and a database in it for each test."""
+"""A PostgreSQL server for tests, a database in it for each test, and a wire to it that can be held and cut."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
@@ -53,3 +54,83 @@ async def _administer(statement: str) -> None:
         await admin.execute(statement)
     finally:
         await admin.close()
+
+
+class Wire:
+    """Forwards connections to the server of `server_url`. Use `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._lines: list[_Line] = []
+        self._holds_new = False
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator[Wire]:
+        """A wire to the database at `url`; its own `url` leads through the wire."""
+        wire = cls(url)
+        listener = await asyncio.start_server(wire._accept, "127.0.0.1", 0)
+        host, port = listener.sockets[0].getsockname()[:2]
+        user = wire._server.username or "postgres"
+        password = f":{wire._server.password}" if wire._server.password else ""
+        wire.url = f"postgresql://{user}{password}@{host}:{port}{wire._server.path}?sslmode=disable"
+        try:
+            yield wire
+        finally:
+            listener.close()
+            wire.cut()
+            await asyncio.gather(*(line.task for line in wire._lines), return_exceptions=True)
+
+    def hold(self, *, new: bool = False) -> None:
+        """Keep back all bytes on the connections that there are now; with `new`, on later ones too."""
+        self._holds_new = new
+        for line in self._lines:
+            line.flows.clear()
+
+    def release(self) -> None:
+        """Send on what was kept back."""
+        self._holds_new = False
+        for line in self._lines:
+            line.flows.set()
+
+    def cut(self) -> None:
+        """End the connections that there are now. What was kept back is lost."""
+        for line in self._lines:
+            line.task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        directory = parse_qs(self._server.query).get("host", [""])[0]
+        if directory.startswith("/"):
+            far = await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.{self._server.port or 5432}")
+        else:
+            far = await asyncio.open_connection(self._server.hostname or "localhost", self._server.port or 5432)
+        task = asyncio.current_task()
+        assert task is not None
+        line = _Line(task)
+        self._lines.append(line)
+        if self._holds_new:
+            line.flows.clear()
+        try:
+            await asyncio.gather(line.forward(reader, far[1]), line.forward(far[0], writer))
+        except (asyncio.CancelledError, OSError):
+            pass
+        finally:
+            for end in (writer, far[1]):
+                end.close()
+
+
+class _Line:
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await self.flows.wait()
+            writer.write(data)
+            with suppress(OSError):
+                await writer.drain()
+        await self.flows.wait()
+        writer.close()

@@ -42,7 +42,6 @@ from crow.store.postgres.transfer import (
     choose,
     conversation_state,
     family,
-    is_alive,
     next_entries,
 )
 from crow.store.sqlite.lease import readable
@@ -64,7 +63,7 @@ _USED_MS = (
     " AS used_ms"
 )
 _COLUMNS = ", ".join(f"s.{name.strip()}" for name in SESSION_COLUMNS.split(","))
-_IS_RUNNING = f"(s.state = 'running' AND {is_alive('s.owner', 's.lease_ms')})"
+_IS_RUNNING = "(s.state = 'running' AND crow.is_alive(s.owner))"
 _UNUSED = f"""
     SELECT * FROM (
         SELECT s.id, s.cwd, s.title, {_USED_MS}, s.entries, s.archived FROM crow.sessions s
@@ -272,7 +271,7 @@ class PostgresAdmin(UsesDatabase, Admin):
             [plain(session_id) for session_id in ids],
         )
         for session_id, owner, state in rows:
-            if state == "running" and await sql.fetchval(f"SELECT {is_alive('$1::text', 'crow.now_ms()')}", owner):
+            if state == "running" and await sql.fetchval("SELECT crow.is_alive($1)", owner):
                 raise SessionBusy(session_id, readable(owner))
         await _hide(sql, [row[0] for row in rows])
 

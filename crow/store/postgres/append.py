@@ -22,7 +22,7 @@ from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
-from crow.store.postgres.database import LEASE_MS, Database, Sql, folded, plain, snapshot, transaction
+from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import PathMethods, load_tail, session_values
 from crow.store.postgres.sessions import change_session
 from crow.store.sqlite.append import storable, storable_cost, storable_usage
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_INT = 2**31
 
-_APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+_APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
 _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 UnstoredEnd: TypeAlias = "Callable[[Sql], Any]"
@@ -120,6 +120,8 @@ class TurnMethods(PathMethods):
         state = await SessionState.read(sql, session_id, self.owner)
         if session_id in self._unstored_ends or state.needs_repair:
             return None
+        if not state.is_owned or state.epoch != self._epochs.get(session_id):
+            self._epochs.pop(session_id, None)  # another store took the turn over, and it has ended
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
 
     @transaction
@@ -200,7 +202,7 @@ class TurnMethods(PathMethods):
             user = NewEntry(body=User(parts=tuple(parts), message_id=message_id, cut=cut), model=state.model)
             entries += await state.add(sql, [(user, state.turn)])
         epoch = await sql.fetchval(
-            "UPDATE crow.sessions SET state = 'running', owner = $2, lease_ms = $3, turn = $4, epoch = epoch + 1,"
+            "UPDATE crow.sessions SET state = 'running', owner = $2, turn = $4, epoch = epoch + 1,"
             " updated_ms = $3 WHERE id = $1 RETURNING epoch",
             session_id,
             self.owner,
@@ -225,6 +227,7 @@ class TurnMethods(PathMethods):
         arguments = self._append_arguments(session_id, leaf, new, release=release)
         if changes is None:
             stored = _stored(session_id, leaf, new, await self.database.call(_APPEND, *arguments))
+            self.database.presence.changed(session_id)
         else:
             stored = await self._append_with_changes(session_id, leaf, new, arguments, changes)
         if release:
@@ -254,7 +257,7 @@ class TurnMethods(PathMethods):
         ]
         ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
         return (
-            *(session_id, self.owner, self._epochs.get(session_id), LEASE_MS, leaf, new.rows, new.counts, release),
+            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, new.counts, release),
             *(ends_draft, prompts, new.hashes, new.datas, new.numbers),
         )
 
@@ -275,29 +278,24 @@ class TurnMethods(PathMethods):
             query = "UPDATE crow.sessions SET owner = $3 WHERE id = $1 AND owner = $2"
             await sql.execute(query, session_id, self.owner, dead_twin(self.owner))
 
-    @transaction
-    async def renew_lease(self, sql: Sql, session_id: str) -> None:
-        await self._renew_lease(sql, session_id)
-
-    async def _renew_lease(self, sql: Sql, session_id: str) -> None:
-        query = "UPDATE crow.sessions SET lease_ms = crow.now_ms() WHERE id = $1 AND owner = $2 AND epoch = $3"
-        await sql.execute(query, plain(session_id), self.owner, self._epochs.get(session_id, -1))
+    async def renew_lease(self, session_id: str) -> None:
+        """Do nothing: the store renews its own lease, for all its turns at once."""
 
     @transaction
     async def save_draft(
         self, sql: Sql, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
     ) -> None:
-        await self._renew_lease(sql, session_id)
         added = await sql.fetchval(
             "INSERT INTO crow.drafts (session, after_leaf, turn, message_id, piece, created_ms)"
             " SELECT id, $2, $3, $4, $5, crow.now_ms() FROM crow.sessions"
-            " WHERE id = $1 AND deleted_ms IS NULL AND ($6::bigint IS NULL OR epoch = $6) RETURNING seq",
+            " WHERE id = $1 AND deleted_ms IS NULL AND owner = $7 AND epoch = $6 RETURNING seq",
             plain(session_id),
             after_leaf,
             turn,
             plain(message_id),
             to_json([mend(text), mend(thought)]),
             self._epochs.get(session_id),
+            self.owner,
         )
         if added is None:
             await session_values(sql, session_id, "1")
@@ -352,23 +350,16 @@ class SessionState:
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
         """Read the row for the store `owner`. :raises NoSuchSession: the session does not exist, or is deleted."""
-        columns = "conversation, leaf, turn, state, owner, epoch, model, parent_id, lease_ms"
+        columns = "conversation, leaf, turn, state, owner, epoch, model, parent_id"
         row = await session_values(sql, session_id, columns, lock=lock)
         now_ms, is_owner_alive = await sql.fetchrow(
-            "SELECT crow.now_ms(), $1 = 'running' AND ($2 = $3 OR crow.is_alive($2, $4, $5))",
-            row[3],
-            row[4],
-            owner,
-            row[8],
-            LEASE_MS,
+            "SELECT crow.now_ms(), $1 = 'running' AND ($2 = $3 OR crow.is_alive($2))", row[3], row[4], owner
         )
         inbox = await sql.fetch(
             "SELECT seq, owner, parts, message_id FROM crow.inbox WHERE session = $1 AND (owner = $2"
-            " OR NOT crow.is_alive(owner, greatest(created_ms, $3::bigint), $4)) ORDER BY seq",
+            " OR NOT crow.is_alive(owner)) ORDER BY seq",
             session_id,
             owner,
-            row[8],
-            LEASE_MS,
         )
         return cls(
             session_id=session_id,
@@ -440,7 +431,7 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
     await sql.execute(
-        "UPDATE crow.sessions SET state = 'idle', owner = '', lease_ms = 0, epoch = epoch + 1, turn = $2 WHERE id = $1",
+        "UPDATE crow.sessions SET state = 'idle', owner = '', epoch = epoch + 1, turn = $2 WHERE id = $1",
         state.session_id,
         state.turn,
     )

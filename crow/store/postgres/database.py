@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
 from crow.store.codec import mend
 from crow.store.postgres.migrations import check_readable, migrate
+from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, LOST, Presence
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,22 +26,10 @@ S = TypeVar("S", bound="UsesDatabase")
 Sql: TypeAlias = Any
 """An asyncpg connection inside a transaction."""
 
-LEASE_MS = 60_000
-"""How long a store counts as alive after its last sign of life, if its connection did not end. A turn gives one at
-least once a minute; its steps give more."""
-
 _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
-_CONNECT_TIMEOUT_S = 10.0
 _STATEMENT_TIMEOUT_S = 60.0
-_CLOSING_TIMEOUT_S = 3.0
 _ATTEMPTS = 3
-_LOST = (
-    *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, TimeoutError),
-    *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
-    asyncpg.InternalClientError,  # the server's last words arrived before the statement was sent
-)
-_FAILURES = (asyncpg.PostgresError, *_LOST)
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -66,27 +56,27 @@ _EXAMPLE = "Expected a URL such as postgresql://crow@db.example/crow."
 
 
 class Database:
-    """A pool of connections for statements, and one connection that holds the store's advisory lock.
+    """A pool of connections for statements, and one connection of its own for the store's presence.
 
     With `is_pooled`, the statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared
     statement outlives its transaction. `lock_url` must lead to the server itself. Whoever opens it must close it.
     """
 
-    def __init__(self, name: str, lock_url: str, lock: int, pool: Any, *, is_pooled: bool) -> None:
+    def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
         self.name = name
-        self._lock_url = lock_url
-        self._lock = lock
+        self.presence = presence
         self._pool = pool
         self._is_pooled = is_pooled
-        self._lock_connection: Any = None
         self._is_closed = False
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
 
     @classmethod
-    async def open(cls, url: str, *, lock: int, lock_url: str | None = None, to_read: bool = False) -> Database:
-        """Connect, migrate the schema, and take the advisory lock number `lock`. `lock_url` is needed if `url` is that
-        of a pooler. With `to_read`, nothing is migrated, locked or written.
+    async def open(
+        cls, url: str, *, owner: str, lock: int, lock_url: str | None = None, to_read: bool = False
+    ) -> Database:
+        """Connect, migrate the schema, and take the advisory lock number `lock` for the store `owner`. `lock_url` is
+        needed if `url` is that of a pooler. With `to_read`, nothing is migrated, locked or written.
 
         :raises ArgumentError: a URL is not valid.
         :raises StoreUnavailable: the server cannot be reached, or refuses.
@@ -101,14 +91,16 @@ class Database:
                 url,
                 min_size=0,
                 max_size=_MOST_CONNECTIONS,
-                timeout=_CONNECT_TIMEOUT_S,
+                timeout=CONNECT_TIMEOUT_S,
                 command_timeout=_STATEMENT_TIMEOUT_S,
                 reset=_roll_back,
                 **options,
             )
         except ValueError as error:  # asyncpg checks the options in the URL
             raise ArgumentError(f"The URL of the {name} is not valid: {error}") from None
-        database = cls(name, lock_url or url, lock, pool, is_pooled=is_pooled)
+        # If one connection has broken without a sign, others may have as well.
+        presence = Presence(lock_url or url, owner, lock, when_lost=pool.expire_connections)
+        database = cls(name, presence, pool, is_pooled=is_pooled)
         try:
             with database.failures():
                 await pool
@@ -117,7 +109,8 @@ class Database:
                     async with database.transaction(is_read=True) as sql:
                         await check_readable(sql, name)
                 else:
-                    await migrate(await database.locked(), name)
+                    await migrate(await database.presence.locked(), name)
+                    await database.presence.start()
         except BaseException:
             await database.close()
             raise
@@ -126,23 +119,6 @@ class Database:
     def failures(self) -> _Failures:
         """Return a context manager that turns failures of the server into StoreUnavailable."""
         return _Failures(self)
-
-    async def locked(self) -> Any:
-        """Return the connection that holds the lock. If the connection broke, make another one."""
-        if self._lock_connection is None or self._lock_connection.is_closed():
-            connection = await asyncpg.connect(
-                self._lock_url,
-                timeout=_CONNECT_TIMEOUT_S,
-                command_timeout=_STATEMENT_TIMEOUT_S,
-                server_settings={"application_name": "crow"},
-            )
-            try:
-                await connection.execute(f"SELECT pg_advisory_lock({self._lock})")
-            except BaseException:
-                connection.terminate()
-                raise
-            self._lock_connection = connection
-        return self._lock_connection
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
@@ -157,7 +133,7 @@ class Database:
                 transaction = connection.transaction(isolation=isolation, readonly=readonly)
                 try:
                     await transaction.start()
-                except _LOST:
+                except LOST:
                     with suppress(asyncpg.InterfaceError):  # it may be gone already
                         connection.terminate()
                     if attempt + 1 == _ATTEMPTS or self._is_closed:
@@ -166,7 +142,7 @@ class Database:
                 try:
                     yield connection
                 except BaseException:
-                    with suppress(*_LOST):  # without its connection, the server rolls it back by itself
+                    with suppress(*LOST):  # without its connection, the server rolls it back by itself
                         await transaction.rollback()
                     raise
                 await transaction.commit()
@@ -204,14 +180,14 @@ class Database:
     async def _check_lock(self) -> None:
         if self._is_read_only:
             raise StoreUnavailable(f"The {self.name} was opened only for reading.")
-        if self._lock_connection is None or self._lock_connection.is_closed():
+        if not self.presence.is_locked:
             if self._is_closed:
                 raise StoreUnavailable(f"The {self.name} is closed.")
-            await self.locked()
+            await self.presence.locked()
 
     def hurry(self) -> None:
         """Let statements wait only briefly from now on."""
-        self.timeout_s = _CLOSING_TIMEOUT_S
+        self.timeout_s = CLOSING_TIMEOUT_S
 
     @property
     def is_closed(self) -> bool:
@@ -221,15 +197,10 @@ class Database:
     async def close(self) -> None:
         """Close all connections, within a few seconds."""
         self._is_closed = True
-        lock, self._lock_connection = self._lock_connection, None
-        if lock is not None and not lock.is_closed():
-            try:
-                await lock.close(timeout=_CLOSING_TIMEOUT_S)
-            except _FAILURES:
-                lock.terminate()
+        await self.presence.close()
         try:
-            await asyncio.wait_for(self._pool.close(), _CLOSING_TIMEOUT_S)
-        except _FAILURES:
+            await asyncio.wait_for(self._pool.close(), CLOSING_TIMEOUT_S)
+        except FAILURES:
             self._pool.terminate()
 
 
@@ -242,7 +213,7 @@ class _Failures:
             raise StoreUnavailable(f"The {self._database.name} is closed.")
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, _FAILURES) and not isinstance(error, CrowError):
+        if isinstance(error, FAILURES) and not isinstance(error, CrowError):
             if self._database.is_closed:
                 raise StoreUnavailable(f"The {self._database.name} is closed.") from error
             words = str(error) or type(error).__name__
@@ -261,10 +232,19 @@ def _operation(
     is_read: bool,
 ) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., Coroutine[Any, Any, Any]]]:
     def decorate(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        changes_session = "session_id" in tuple(inspect.signature(method).parameters)[:3]
+
         @functools.wraps(method)
         async def run(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
-            if not is_read:
-                await checkpoint_if_cancelled()
+            if is_read:
+                return await attempts(self, *arguments, **options)
+            await checkpoint_if_cancelled()
+            result = await attempts(self, *arguments, **options)
+            if changes_session:
+                self.database.presence.changed(arguments[0])
+            return result
+
+        async def attempts(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
             for attempt in range(_ATTEMPTS):
                 try:
                     # A write that has begun is finished, so that the caller knows what was stored.
@@ -288,7 +268,8 @@ def _operation(
 def transaction(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Run the method in a write transaction; its second parameter is the connection."""
+    """Run the method in a write transaction; its second parameter is the connection. If the third one is `session_id`,
+    those who watch that session are told of the change."""
     return _operation(False)(method)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from crow.domain.rendering import short_output
 from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
 from crow.store.sqlite.paths import SESSION_COLUMNS, entry_of, outline_of, recorded_here, session_of
+from crow.store.watching import Look, News, Piece, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -91,21 +92,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _entries_batch(self, sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-        """Return the entries for one batch from the start of `ids` (ascending), limited in bytes."""
-        sizes = await sql.fetch(
-            "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
-            " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
-            " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
-            ids,
-        )
-        chosen: list[int] = []
-        total = 0
-        for entry_id, size in sizes:
-            chosen.append(entry_id)
-            total += int(size)
-            if total > _PATH_BATCH_BYTES:
-                break
-        return await select_entries(sql, chosen)
+        return await _first_entries(sql, ids)
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -126,6 +113,39 @@ class PathMethods(UsesDatabase):
         )
         found = await sql.fetchval(query, call.assistant, call.index, conversation)
         return None if found is None else next(iter(await select_entries(sql, [found])), None)
+
+    async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        with self.database.presence.watching(session_id) as changed:
+
+            async def look(after: int, piece: int) -> Look:
+                changed.clear()
+                return await self._look(session_id, after, piece)
+
+            async for news in follow(look, changed.wait, lambda: self.database.is_closed, after=after):
+                yield news
+
+    @snapshot
+    async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
+        row = await session_row(sql, session_id)
+        query = "SELECT id FROM crow.entries WHERE session = $1 AND id > $2 ORDER BY id LIMIT $3"
+        ids = [found[0] for found in await sql.fetch(query, session_id, after, _PATH_BATCH)]
+        entries = await _first_entries(sql, ids)
+        pieces = await sql.fetch(
+            "SELECT seq, message_id, CASE WHEN seq > $3 THEN piece END FROM crow.drafts"
+            " WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
+            session_id,
+            row.leaf,
+            piece,
+        )
+        query = "SELECT state = 'running' AND owner <> $2 AND NOT crow.is_alive(owner) FROM crow.sessions WHERE id = $1"
+        return Look(
+            row=row,
+            entries=entries,
+            has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
+            pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
+            has_draft=bool(pieces),
+            is_orphaned=bool(await sql.fetchval(query, session_id, self.owner)),
+        )
 
     @snapshot
     async def count_messages(self, sql: Sql, session_ids: Sequence[str]) -> dict[str, int]:
@@ -294,6 +314,24 @@ async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
     )
     data = {name: bytes(content) for name, content in blobs}
     return tuple(entry_of(row, data.get) for row in rows)
+
+
+async def _first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
+    """Return the entries for one batch from the start of `ids` (ascending), limited in bytes."""
+    sizes = await sql.fetch(
+        "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
+        " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
+        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
+        ids,
+    )
+    chosen: list[int] = []
+    total = 0
+    for entry_id, size in sizes:
+        chosen.append(entry_id)
+        total += int(size)
+        if total > _PATH_BATCH_BYTES:
+            break
+    return await select_entries(sql, chosen)
 
 
 async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import merged_metadata, to_json
-from crow.store.postgres.database import LEASE_MS, Sql, UsesDatabase, folded, plain, snapshot, transaction
+from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
 from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
 from crow.store.sqlite.sessions import JSON_COLUMNS, cursor_after, parse_cursor, title_of_fork
@@ -19,8 +19,6 @@ from crow.store.sqlite.sessions import JSON_COLUMNS, cursor_after, parse_cursor,
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _ENTRIES_PER_REMOVAL = 500
-_OPEN_MS = 7 * 86_400_000
-"""A store without a lock counts as having a session open for this long, as it may be about to come back."""
 
 
 class SessionMethods(UsesDatabase):
@@ -176,9 +174,8 @@ class SessionMethods(UsesDatabase):
         closed = await sql.fetch(
             "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
             " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
-            " HAVING NOT bool_or(crow.is_alive(owner, opened_ms, $1)))"
-            f" AND {_EMPTY} FOR UPDATE SKIP LOCKED",
-            _OPEN_MS,
+            " HAVING NOT bool_or(crow.is_alive(owner)))"
+            f" AND {_EMPTY} FOR UPDATE SKIP LOCKED"
         )
         await sql.execute("DELETE FROM crow.sessions WHERE number = ANY ($1::bigint[])", [row[0] for row in closed])
         await sql.execute(_DELETE_CONVERSATIONS, [row[2] for row in closed])
@@ -186,14 +183,14 @@ class SessionMethods(UsesDatabase):
             "DELETE FROM crow.openings o WHERE NOT EXISTS"
             f" (SELECT 1 FROM crow.sessions s WHERE s.id = o.session AND {_EMPTY})"
         )
+        await sql.execute("DELETE FROM crow.owners WHERE NOT crow.is_alive(owner)")
 
     @transaction
     async def _next_removal(self, sql: Sql) -> int | None:
         """Return the conversation of a deleted session, or None if there is none."""
         found: int | None = await sql.fetchval(
             "SELECT conversation FROM crow.sessions WHERE deleted_ms IS NOT NULL"
-            " AND NOT crow.is_alive(owner, lease_ms, $1) ORDER BY conversation LIMIT 1",
-            LEASE_MS,
+            " AND NOT crow.is_alive(owner) ORDER BY conversation LIMIT 1"
         )
         return found
 

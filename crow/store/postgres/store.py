@@ -13,11 +13,12 @@ from crow.store.postgres.database import Database, Sql, plain, snapshot, transac
 from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
 from crow.store.sqlite.lease import Owner
+from crow.store.watching import Watcher
 
 logger = logging.getLogger(__name__)
 
 
-class PostgresStore(TurnMethods, SessionMethods, SearchMethods, Store):
+class PostgresStore(TurnMethods, SessionMethods, SearchMethods, Store, Watcher):
     """A :class:`~crow.store.Store` in a PostgreSQL database. Whoever opens it must close it."""
 
     @classmethod
@@ -33,7 +34,8 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, Store):
         owner = Owner.current()
         # The same number as in the function crow.is_alive: the token as a signed number of 64 bits.
         lock = int.from_bytes(bytes.fromhex(owner.token), "big", signed=True)
-        return cls(await Database.open(url, lock=lock, lock_url=lock_url, to_read=to_read), str(owner))
+        database = await Database.open(url, owner=str(owner), lock=lock, lock_url=lock_url, to_read=to_read)
+        return cls(database, str(owner))
 
     @property
     def warning(self) -> str:

@@ -161,7 +161,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
         )
         owners = {row["owner"]} if row["state"] == "running" else set()
         owners |= {one["owner"] for one in inbox}
-        query = f"SELECT o FROM unnest($1::text[]) AS o WHERE {is_alive('o', 'crow.now_ms()')}"
+        query = "SELECT o FROM unnest($1::text[]) AS o WHERE crow.is_alive(o)"
         users += [readable(owner) for (owner,) in await sql.fetch(query, sorted(owners))]
         stamps.append((*row, len(inbox), len(draft)))
         extras[session_id] = SessionExtras(
@@ -177,11 +177,6 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
 
 
 _EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration")
-
-
-def is_alive(owner: str, signed_ms: str) -> str:
-    """Return an expression that tells whether a store is alive. The arguments are expressions too."""
-    return f"crow.is_alive({owner}, {signed_ms}, 60000)"
 
 
 class SessionTaken(ArgumentError):
@@ -287,8 +282,7 @@ class Importer:
         marks = ", ".join(f"${number}" for number in range(1, len(values) + 1))
         try:
             await sql.execute(
-                f"INSERT INTO crow.sessions ({', '.join(values)}, deleted_ms, lease_ms)"
-                f" VALUES ({marks}, crow.now_ms(), crow.now_ms())",
+                f"INSERT INTO crow.sessions ({', '.join(values)}, deleted_ms) VALUES ({marks}, crow.now_ms())",
                 *values.values(),
             )
         except asyncpg.UniqueViolationError:
@@ -319,7 +313,7 @@ class Importer:
         :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
         """
         owned = await sql.fetch(
-            "UPDATE crow.sessions SET lease_ms = crow.now_ms() WHERE conversation = $1 AND owner = $2 RETURNING 1",
+            "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
             self._conversation,
             here,
         )
@@ -391,7 +385,7 @@ class Importer:
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5, cost = $6,"
                 f" {', '.join(f'{name} = ${number}' for number, name in enumerate(_COUNTERS, start=7))},"
-                " state = 'idle', owner = '', lease_ms = 0, deleted_ms = NULL WHERE id = $1 AND conversation = $14"
+                " state = 'idle', owner = '', deleted_ms = NULL WHERE id = $1 AND conversation = $14"
                 " RETURNING 1",
                 *(record.id, leaf, max(leaf or 0, self._newest.get(record.id, 0)), listed, record.updated_ms, cost),
                 *(*numbers.values(), self._conversation),

@@ -37,7 +37,6 @@ CREATE TABLE crow.sessions (
     state text NOT NULL DEFAULT 'idle' CHECK (state IN ('idle', 'running')),
     owner text NOT NULL DEFAULT '',
     epoch bigint NOT NULL DEFAULT 0,
-    lease_ms bigint NOT NULL DEFAULT 0,
     turn bigint NOT NULL DEFAULT 0,
     created_ms bigint NOT NULL,
     updated_ms bigint NOT NULL,
@@ -173,13 +172,22 @@ CREATE FUNCTION crow.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 $$;
 
+-- Stores that may run turns, and their last sign of life. They give one every few seconds. After a crash of the server
+-- no connection is left, so this table may be empty then.
+CREATE UNLOGGED TABLE crow.owners (
+    owner text COLLATE "C" PRIMARY KEY,
+    signed_ms bigint NOT NULL
+) WITH (fillfactor = 50);
+
 -- Whether a store is alive: it holds the advisory lock that its token names, and its last sign of life is younger than
--- `lease`. A store that cannot be told apart from a closed one counts as dead.
-CREATE FUNCTION crow.is_alive(owner text, sign_ms bigint, lease bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+-- the lease of 20 s. A store that is frozen or cut off still holds its lock for a while.
+CREATE FUNCTION crow.is_alive(store text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    token text := CASE WHEN owner LIKE '{%' THEN owner::json ->> 'token' END;
+    token text := CASE WHEN store LIKE '{%' THEN store::json ->> 'token' END;
 BEGIN
-    IF token IS NULL OR token !~ '^[0-9a-f]{16}$' OR crow.now_ms() - sign_ms >= lease THEN
+    IF token IS NULL OR token !~ '^[0-9a-f]{16}$'
+        OR NOT EXISTS (SELECT 1 FROM crow.owners o WHERE o.owner = store AND crow.now_ms() - o.signed_ms < 20000)
+    THEN
         RETURN false;
     END IF;
     -- This shared lock ends with the transaction. It cannot be had while the store holds its own.
@@ -256,7 +264,6 @@ BEGIN
         leaf = coalesce(last_id, u.leaf), newest_entry = coalesce(last_id, u.newest_entry), updated_ms = at_ms,
         state = CASE WHEN release THEN 'idle' ELSE u.state END,
         owner = CASE WHEN release THEN '' ELSE u.owner END,
-        lease_ms = CASE WHEN release OR u.owner = '' THEN 0 ELSE at_ms END,
         entries = u.entries + c.entries, cost = u.cost + c.cost,
         tokens_in = crow.plus(u.tokens_in, c.tokens_in), tokens_out = crow.plus(u.tokens_out, c.tokens_out),
         tokens_cached = crow.plus(u.tokens_cached, c.tokens_cached),
@@ -277,7 +284,7 @@ $$;
 -- turn), interrupted (a dead one left a turn), fenced (`held_epoch` is not the session's any more) or moved (the leaf is
 -- not `expected`). Unless it is ok, nothing was written.
 CREATE FUNCTION crow.append(
-    session text, writer text, held_epoch bigint, lease bigint, expected bigint, added json, counts json, release boolean,
+    session text, writer text, held_epoch bigint, expected bigint, added json, counts json, release boolean,
     ends_draft boolean, prompts text[], blob_hashes text[], blob_datas bytea[], blob_entries int[],
     OUT outcome text, OUT was_leaf bigint, OUT was_owner text, OUT in_conversation bigint, OUT at_ms bigint,
     OUT ids bigint[]
@@ -293,7 +300,7 @@ BEGIN
     outcome := CASE
         WHEN s.id IS NULL THEN 'gone'
         WHEN s.state = 'running' AND s.owner <> writer THEN
-            CASE WHEN crow.is_alive(s.owner, s.lease_ms, lease) THEN 'busy' ELSE 'interrupted' END
+            CASE WHEN crow.is_alive(s.owner) THEN 'busy' ELSE 'interrupted' END
         WHEN held_epoch IS NOT NULL AND s.epoch <> held_epoch THEN 'fenced'
         WHEN s.leaf IS DISTINCT FROM expected THEN 'moved'
         ELSE 'ok'
