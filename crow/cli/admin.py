@@ -202,10 +202,7 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
         elif one.words:
             print(on_one_line(f"{', '.join(one.sessions)}: {one.words}"))
 
-    def is_same(one: str | None, other: str | None) -> bool:
-        return one == other or (one is not None and other is not None and Path(one).resolve() == Path(other).resolve())
-
-    if is_same(options.source, options.target):
+    if _place(loaded, options.source) == _place(loaded, options.target):
         raise ArgumentError("--from and --to name the same database; expected two.")
     async with AsyncExitStack() as opened:
         source = await open_store_at(loaded, options.source, to_read=True)
@@ -222,6 +219,13 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
             print(f"{count(known, 'conversation')} had been copied before.")
     if rest:
         raise ArgumentError(f"{count(rest, 'conversation')} could not be copied, for the reasons above.")
+
+
+def _place(loaded: Loaded, place: str | None) -> str:
+    """Return the URL or the resolved path of a database; None stands for the one in use."""
+    url = loaded.settings.database.url
+    place = place or (str(loaded.paths.database) if url is None else url.get_secret_value())
+    return place if "://" in place else str(Path(place).expanduser().resolve())
 
 
 @contextmanager

@@ -217,6 +217,10 @@ class _Failures:
             if self._database.is_closed:
                 raise StoreUnavailable(f"The {self._database.name} is closed.") from error
             words = str(error) or type(error).__name__
+            if isinstance(error, FileNotFoundError):
+                words = (
+                    "No such file: either the server's socket, or what the URL has as sslrootcert, sslcert or sslkey."
+                )
             raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
 
 
