@@ -177,6 +177,30 @@ def test_what_only_a_file_can_do_says_what_to_do_instead(both: BothDatabases, tm
     assert rows["the whole database"]["bytes"] > 1_000_000
 
 
+def test_the_doctor_opens_the_database_and_says_what_is_wrong(
+    url: str, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CROW_MODEL", "offline")
+    monkeypatch.setenv("CROW_SANDBOX", "off")
+
+    def database() -> dict[str, Any]:
+        main(["doctor", "--json"])
+        out, err = capfd.readouterr()
+        assert err == ""
+        assert "sk-" not in out
+        (found,) = [one for one in map(json.loads, out.splitlines()) if one["check"] == "database"]
+        return dict(found)
+
+    monkeypatch.setenv("CROW_DATABASE_URL", url.replace("postgres:@", "postgres:sk-secret@"))
+    found = database()
+    assert (found["state"], found["words"].endswith(" has no sessions yet")) == ("ok", True)
+    assert found["words"].startswith("postgresql://postgres:…@/crow_")
+    monkeypatch.setenv("CROW_DATABASE_URL", "postgresql://me:sk-secret@127.0.0.1:1/team")
+    found = database()
+    assert found["state"] == "failed"
+    assert "PostgreSQL database team on 127.0.0.1:1 cannot be used: " in found["words"]
+
+
 def test_copy_moves_sessions_from_the_file_to_the_server(
     both: BothDatabases, home: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

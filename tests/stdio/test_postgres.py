@@ -13,6 +13,7 @@ import pytest
 from crow.domain.rendering import INTERRUPTED
 from tests.stdio.conftest import FRESH, StartCrow
 from tests.stdio.test_recovery import named, texts, told
+from tests.stdio.test_tools import configured
 from tests.stdio.test_turns import opened, reloaded
 from tests.support import fake_endpoint as fake
 from tests.support.acp_client import CrowProcess, RpcError
@@ -46,8 +47,9 @@ async def prompted(agent: CrowProcess, session: str, text: str) -> Any:
             try:
                 return await agent.prompt(session, text)
             except RpcError as error:
-                assert "is busy" in error.message
-                await anyio.sleep(0.01)
+                if "is busy" not in error.message:
+                    raise
+            await anyio.sleep(0.01)
 
 
 async def test_a_turn_of_a_killed_process_is_taken_over_with_the_part_that_was_stored(
@@ -87,8 +89,7 @@ async def test_a_new_process_loads_lists_and_searches_what_others_stored(
         option = next(one["optionId"] for one in params["options"] if one["kind"] == "allow_once")
         return {"outcome": {"outcome": "selected", "optionId": option}}
 
-    home.mkdir()
-    (home / "config.toml").write_text(f'[database]\nurl = "{url}"\n')
+    configured(home, f'[database]\nurl = "{url}"\n')
     endpoint.script(fake.text("The nest needs string."))
     async with crow(endpoint=endpoint) as agent:
         earlier = await opened(agent, place)
@@ -116,9 +117,9 @@ async def test_a_new_process_loads_lists_and_searches_what_others_stored(
         assert len((await agent.request("session/list", {}))["sessions"]) == 1
     results = [message["content"] for message in told(endpoint) if message["role"] == "tool"]
     assert f'session {earlier} "What does the nest need?" in {place}' in results[0]
-    assert "\nurl \n" in f"{results[1]}\n"
+    assert results[1].endswith("\nurl")
     assert PASSWORD not in results[1]
-    for file in (trace, *home.glob("crow.log*")):
+    for file in (trace, home / "crow.log"):
         assert PASSWORD not in file.read_text()
 
 

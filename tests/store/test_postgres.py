@@ -81,7 +81,8 @@ async def test_a_user_without_the_right_to_change_the_schema_can_use_it(url: str
     await run(
         url,
         f"CREATE ROLE u{role} LOGIN; GRANT USAGE ON SCHEMA crow TO u{role};"
-        f" GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA crow TO u{role};",
+        f" GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA crow TO u{role};"
+        f" GRANT USAGE ON ALL SEQUENCES IN SCHEMA crow TO u{role};",
     )
     store = await PostgresStore.open(url.replace("://postgres:@", f"://u{role}@"))
     try:
@@ -360,6 +361,31 @@ async def test_an_append_that_the_server_chose_to_end_a_deadlock_is_tried_again(
     assert [entry.body for entry in await history(store, "sub")] == [said("from the sub-agent")]
     assert ((await store.session("s1")).tokens_in, (await store.session("sub")).tokens_in) == (3, 3)
     await other.close()
+    await store.close()
+
+
+async def test_concurrent_appends_share_commits_and_one_that_fails_fails_alone(url: str) -> None:
+    store = await PostgresStore.open(url)
+    outcomes: dict[int, object] = {}
+
+    async def call(number: int) -> None:
+        try:
+            outcomes[number] = await store.database.call("SELECT 1 / $1::int, txid_current()", number)
+        except StoreUnavailable as error:
+            outcomes[number] = str(error)
+
+    for first in (1, 0):
+        outcomes.clear()
+        async with anyio.create_task_group() as tasks:
+            for number in range(first, 64):
+                tasks.start_soon(call, number)
+        transactions = {row[1] for row in outcomes.values() if isinstance(row, asyncpg.Record)}
+        if first == 1:
+            assert len(transactions) <= 4
+        else:
+            assert [number for number, row in outcomes.items() if isinstance(row, str)] == [0]
+            assert "division by zero" in str(outcomes[0])
+        assert outcomes.keys() == set(range(first, 64))
     await store.close()
 
 

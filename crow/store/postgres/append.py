@@ -11,7 +11,7 @@ import logging
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -33,10 +33,12 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_INT = 2**31
 
-_APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+_APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
-UnstoredEnd: TypeAlias = "Callable[[Sql], Any]"
+Counts: TypeAlias = "tuple[list[int], float, bool]"
+"""What entries add to the counters of their session, in the order of the function crow.move_to_end; their cost; and
+whether a prompt is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class Chain:
     usages: Sequence[Usage | None]
     turns: Sequence[int]
     rows: str
-    counts: str
+    counts: Counts
     hashes: Sequence[str]
     datas: Sequence[bytes]
     numbers: Sequence[int]
@@ -89,7 +91,7 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
         rows=json.dumps(
             [_row(new, one, usage, turn) for (new, turn), one, usage in zip(entries, encoded, usages, strict=True)]
         ),
-        counts=json.dumps(counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
+        counts=counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)]),
         hashes=[name for name, _, _ in blobs],
         datas=[data for _, data, _ in blobs],
         numbers=[number for _, _, number in blobs],
@@ -202,7 +204,7 @@ class TurnMethods(PathMethods):
             user = NewEntry(body=User(parts=tuple(parts), message_id=message_id, cut=cut), model=state.model)
             entries += await state.add(sql, [(user, state.turn)])
         epoch = await sql.fetchval(
-            "UPDATE crow.sessions SET state = 'running', owner = $2, turn = $4, epoch = epoch + 1,"
+            "UPDATE crow.sessions SET state = 'running', owner = $2, listed = NULL, turn = $4, epoch = epoch + 1,"
             " updated_ms = $3 WHERE id = $1 RETURNING epoch",
             session_id,
             self.owner,
@@ -257,7 +259,7 @@ class TurnMethods(PathMethods):
         ]
         ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
         return (
-            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, new.counts, release),
+            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, *new.counts, release),
             *(ends_draft, prompts, new.hashes, new.datas, new.numbers),
         )
 
@@ -403,8 +405,8 @@ class SessionState:
         )
         self.leaf = ids[-1]
         await sql.execute(
-            "SELECT crow.move_to_end(s, $2, $3, $4, false) FROM crow.sessions s WHERE s.id = $1",
-            *(self.session_id, ids, self.now_ms, new.counts),
+            "SELECT crow.move_to_end(s, $2, $3, $4, $5, $6, false) FROM crow.sessions s WHERE s.id = $1",
+            *(self.session_id, ids, self.now_ms, *new.counts),
         )
         return stored
 
@@ -431,7 +433,8 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
     await sql.execute(
-        "UPDATE crow.sessions SET state = 'idle', owner = '', epoch = epoch + 1, turn = $2 WHERE id = $1",
+        "UPDATE crow.sessions SET state = 'idle', owner = '', listed = newest_entry, epoch = epoch + 1, turn = $2"
+        " WHERE id = $1",
         state.session_id,
         state.turn,
     )
@@ -521,7 +524,7 @@ def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dic
     text = searchable_text(encoded.body)
     if text:
         row["folded"] = folded(text)
-        row["trigrams"] = trigrams(folded(text))
+        row["trigrams"] = f"{{{','.join(map(str, trigrams(folded(text))))}}}"
     return row
 
 
@@ -542,7 +545,7 @@ def trigrams(text: str) -> list[int]:
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})
 
 
-def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
+def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> Counts:
     """Return what entries add to the counters of their session."""
     names = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
     added = dict.fromkeys(names, 0)
@@ -566,5 +569,4 @@ def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, obj
                     before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
                     added["lines_added"] += (after - before).total()
                     added["lines_removed"] += (before - after).total()
-    total: object = cost if math.isfinite(cost) else str(cost)
-    return {**{name: storable(count) for name, count in added.items()}, "cost": total, "has_prompt": has_prompt}
+    return [storable(count) for count in added.values()], cost, has_prompt

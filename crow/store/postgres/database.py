@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -30,6 +32,8 @@ _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
 _ATTEMPTS = 3
+_MOST_COMMITS = 2
+_MOST_SHARING = 128
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
@@ -67,6 +71,8 @@ class Database:
         self.presence = presence
         self._pool = pool
         self._is_pooled = is_pooled
+        self._calls: deque[_Call] = deque()
+        self._commits: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
@@ -151,31 +157,77 @@ class Database:
                 await self._pool.release(connection)
 
     async def call(self, statement: str, *values: object) -> Any:
-        """Run one statement that writes as a transaction of its own, and return its only row. Once it has begun, it is
-        finished even if the caller's scope is cancelled.
+        """Run one statement that writes, and return its only row. Statements of several callers share a commit. Once it
+        has begun, it is finished even if the caller is cancelled.
 
         :raises StoreUnavailable: the server cannot be reached, or refuses.
         """
         await checkpoint_if_cancelled()
-        row: Any = None
+        call = _Call(statement, values, asyncio.get_running_loop().create_future())
         with anyio.CancelScope(shield=True), self.failures():
-            async with asyncio.timeout(self.timeout_s):
-                for attempt in range(_ATTEMPTS):
-                    try:
-                        row = await self._call(statement, *values)
-                        break
-                    except _AGAIN:  # the server has undone the statement
-                        if attempt + 1 == _ATTEMPTS:
-                            raise
-        return row
+            self._calls.append(call)
+            if len(self._commits) < _MOST_COMMITS:
+                task = asyncio.create_task(self._commit(), name="crow: commit to PostgreSQL")
+                self._commits.add(task)
+                task.add_done_callback(self._commits.discard)
+            try:
+                return await asyncio.shield(call.row)
+            except asyncio.CancelledError:  # by Task.cancel, which no scope can hold back
+                if call in self._calls:
+                    self._calls.remove(call)
+                else:
+                    # The caller's next statement must find what this one has done.
+                    await asyncio.wait([call.row])
+                    call.row.exception()
+                raise
 
-    async def _call(self, statement: str, *values: object) -> Any:
+    async def _commit(self) -> None:
+        """Run the calls that wait, as many as possible at once, until none is left."""
+        while self._calls:
+            calls = [self._calls.popleft() for _ in range(min(len(self._calls), _MOST_SHARING))]
+            # All stores lock rows in the same order, so that they do not wait for each other in a circle.
+            calls.sort(key=lambda call: str(call.values[0]))
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    rows = await self._run(calls)
+            except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+                if len(calls) == 1 and not isinstance(error, _AGAIN):
+                    calls[0].row.set_exception(error)
+                else:  # the server has undone all of them
+                    for call in calls:
+                        await self._run_alone(call)
+            except BaseException as error:
+                for call in calls:
+                    call.row.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for call, row in zip(calls, rows, strict=True):
+                    call.row.set_result(row)
+
+    async def _run_alone(self, call: _Call) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    (row,) = await self._run([call])
+            except Exception as error:  # noqa: BLE001  the caller gets it
+                if not isinstance(error, _AGAIN) or attempt + 1 == _ATTEMPTS:
+                    call.row.set_exception(error)
+                    return
+            else:
+                call.row.set_result(row)
+                return
+
+    async def _run(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """Run the same statement with the values of each call, in one transaction and one round trip."""
+        values = [call.values for call in calls]
         if self._is_pooled:  # a pooler may change the server's connection between the steps of a lone statement
             async with self.transaction(is_read=False) as sql:
-                return await sql.fetchrow(statement, *values)
+                rows: Sequence[Any] = await sql.fetchmany(calls[0].statement, values)
+                return rows
         await self._check_lock()
         async with self._pool.acquire() as connection:
-            return await connection.fetchrow(statement, *values)
+            return list(await connection.fetchmany(calls[0].statement, values))
 
     async def _check_lock(self) -> None:
         if self._is_read_only:
@@ -197,11 +249,20 @@ class Database:
     async def close(self) -> None:
         """Close all connections, within a few seconds."""
         self._is_closed = True
+        if self._commits:
+            await asyncio.wait(self._commits, timeout=CLOSING_TIMEOUT_S)
         await self.presence.close()
         try:
             await asyncio.wait_for(self._pool.close(), CLOSING_TIMEOUT_S)
         except FAILURES:
             self._pool.terminate()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    statement: str
+    values: Sequence[object]
+    row: asyncio.Future[Any]
 
 
 class _Failures:

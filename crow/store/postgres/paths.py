@@ -127,9 +127,14 @@ class PathMethods(UsesDatabase):
     @snapshot
     async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
         row = await session_row(sql, session_id)
-        query = "SELECT id FROM crow.entries WHERE session = $1 AND id > $2 ORDER BY id LIMIT $3"
-        ids = [found[0] for found in await sql.fetch(query, session_id, after, _PATH_BATCH)]
-        entries = await _first_entries(sql, ids)
+        ids: list[int] = []
+        if row.newest_entry > after:
+            query = (
+                "SELECT id FROM crow.entries WHERE conversation = $1 AND session = $2 AND id > $3 ORDER BY id LIMIT $4"
+            )
+            found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
+            ids = [entry_id for (entry_id,) in found]
+        entries = await _first_entries(sql, ids) if ids else ()
         pieces = await sql.fetch(
             "SELECT seq, message_id, CASE WHEN seq > $3 THEN piece END FROM crow.drafts"
             " WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",

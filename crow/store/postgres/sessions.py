@@ -88,12 +88,16 @@ class SessionMethods(UsesDatabase):
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
         newest, after = (None, None) if cursor is None else parse_cursor(cursor)
-        rows = await sql.fetch(
+        listed = (
             f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL"
-            " AND ($1::bool IS NULL OR archived = $1) AND ($2::text IS NULL OR cwd = $2)"
-            " AND ($3::bigint IS NULL OR (newest_entry, id) < ($3, $4::text))"
-            " ORDER BY newest_entry DESC, id DESC LIMIT $5",
-            archived,
+            f" AND archived {'IN (true, false)' if archived is None else f'= {bool(archived)}'}"
+            " AND ($1::text IS NULL OR cwd = $1)"
+        )
+        rows = await sql.fetch(
+            f"({listed} AND listed IS NOT NULL AND ($2::bigint IS NULL OR (listed, id) < ($2, $3::text))"
+            " ORDER BY listed DESC, id DESC LIMIT $4) UNION ALL"
+            f" ({listed} AND listed IS NULL AND ($2::bigint IS NULL OR (newest_entry, id) < ($2, $3::text)))"
+            " ORDER BY newest_entry DESC, id DESC LIMIT $4",
             None if cwd is None else plain(cwd),
             newest,
             None if after is None else plain(after),
@@ -281,6 +285,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         "turn": turn,
         "has_prompt": has_prompt,
         "newest_entry": new.leaf or 0,
+        "listed": new.leaf or 0,
         "created_ms": now,
         "updated_ms": now,
     }
@@ -308,7 +313,7 @@ _EMPTY = """
     s.leaf IS NULL AND NOT s.has_prompt AND s.entries = 0 AND s.newest_entry = 0
     AND s.state = 'idle' AND s.parent_id IS NULL AND s.alias IS NULL AND s.title IS NULL AND s.metadata = '{}'
     AND s.permissions = '[]' AND NOT s.archived AND s.deleted_ms IS NULL
-    AND NOT EXISTS (SELECT 1 FROM crow.entries x WHERE x.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM crow.entries x WHERE x.conversation = s.conversation AND x.session = s.id)
     AND NOT EXISTS (SELECT 1 FROM crow.inbox x WHERE x.session = s.id)
     AND NOT EXISTS (SELECT 1 FROM crow.drafts x WHERE x.session = s.id)
     AND NOT EXISTS (SELECT 1 FROM crow.moves x WHERE x.session = s.id)

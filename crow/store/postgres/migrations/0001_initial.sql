@@ -33,6 +33,7 @@ CREATE TABLE crow.sessions (
     lines_added bigint NOT NULL DEFAULT 0,
     lines_removed bigint NOT NULL DEFAULT 0,
     newest_entry bigint NOT NULL DEFAULT 0,
+    listed bigint DEFAULT 0, -- the newest entry, but null while a turn runs: then no index changes with each entry
     has_prompt boolean NOT NULL DEFAULT false,
     state text NOT NULL DEFAULT 'idle' CHECK (state IN ('idle', 'running')),
     owner text NOT NULL DEFAULT '',
@@ -43,7 +44,7 @@ CREATE TABLE crow.sessions (
     archived boolean NOT NULL DEFAULT false,
     deleted_ms bigint
 ) WITH (fillfactor = 70);
-CREATE INDEX sessions_listed ON crow.sessions (archived, newest_entry, id)
+CREATE INDEX sessions_listed ON crow.sessions (archived, listed, id)
     WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL;
 CREATE INDEX sessions_by_parent ON crow.sessions (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX sessions_by_conversation ON crow.sessions (conversation);
@@ -75,8 +76,7 @@ CREATE TABLE crow.entries (
     CHECK ((body IS NULL) <> (body_blob IS NULL)),
     CHECK (parent < id)
 );
-CREATE INDEX entries_by_conversation ON crow.entries (conversation, parent);
-CREATE INDEX entries_by_session ON crow.entries (session, id);
+CREATE INDEX entries_by_session ON crow.entries (conversation, session, id);
 CREATE INDEX entries_results ON crow.entries (call_entry, call_index) WHERE kind = 'tool';
 
 CREATE FUNCTION crow.refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -201,36 +201,37 @@ CREATE FUNCTION crow.plus(a bigint, b bigint) RETURNS bigint LANGUAGE sql IMMUTA
 $$;
 
 -- Inserts a chain of entries below `parent` and returns their ids. `added` is a JSON array of objects with the columns.
--- Blob number n belongs to entry number blob_entries[n] of the chain, from 1.
+-- Blob number n belongs to entry number blob_entries[n] of the chain, from 1. The caller has locked the session, so
+-- that its ids ascend in the order in which they are stored.
 CREATE FUNCTION crow.add_entries(
     conversation bigint, session text, parent bigint, now_ms bigint, added json,
     blob_hashes text[], blob_datas bytea[], blob_entries int[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    item record;
-    ids bigint[] := '{}';
-    above bigint := parent;
-    added_id bigint;
+    ids bigint[] := ARRAY(SELECT nextval('crow.entries_id_seq') FROM generate_series(1, json_array_length(added)));
 BEGIN
-    FOR item IN SELECT * FROM json_to_recordset(added) AS x (
-        turn bigint, kind text, model text, body text, body_blob text, call_entry bigint, call_index bigint,
-        input_tokens bigint, output_tokens bigint, cached_tokens bigint, reasoning_tokens bigint,
-        cache_write_tokens bigint, estimated bigint, cost float8, estimate bigint, folded text, trigrams int[]
-    ) LOOP
+    WITH item AS MATERIALIZED (
+        SELECT * FROM ROWS FROM (json_to_recordset(added) AS (
+            turn bigint, kind text, model text, body text, body_blob text, call_entry bigint, call_index bigint,
+            input_tokens bigint, output_tokens bigint, cached_tokens bigint, reasoning_tokens bigint,
+            cache_write_tokens bigint, estimated bigint, cost float8, estimate bigint, folded text, trigrams text
+        )) WITH ORDINALITY AS x (
+            turn, kind, model, body, body_blob, call_entry, call_index, input_tokens, output_tokens, cached_tokens,
+            reasoning_tokens, cache_write_tokens, estimated, cost, estimate, folded, trigrams, number
+        )
+    ), stored AS (
         INSERT INTO crow.entries (
-            conversation, session, parent, turn, kind, model, body, body_blob, call_entry, call_index, input_tokens,
-            output_tokens, cached_tokens, reasoning_tokens, cache_write_tokens, estimated, cost, estimate, created_ms
-        ) VALUES (
-            conversation, session, above, item.turn, item.kind, item.model, item.body, item.body_blob, item.call_entry,
-            item.call_index, item.input_tokens, item.output_tokens, item.cached_tokens, item.reasoning_tokens,
-            item.cache_write_tokens, item.estimated, item.cost, item.estimate, now_ms
-        ) RETURNING id INTO added_id;
-        IF item.folded IS NOT NULL THEN
-            INSERT INTO crow.texts VALUES (added_id, item.folded, item.trigrams);
-        END IF;
-        ids := ids || added_id;
-        above := added_id;
-    END LOOP;
+            id, conversation, session, parent, turn, kind, model, body, body_blob, call_entry, call_index,
+            input_tokens, output_tokens, cached_tokens, reasoning_tokens, cache_write_tokens, estimated, cost, estimate,
+            created_ms
+        ) OVERRIDING SYSTEM VALUE
+        SELECT ids[number], add_entries.conversation, add_entries.session,
+            CASE WHEN number = 1 THEN add_entries.parent ELSE ids[number - 1] END, turn, kind, model, body, body_blob,
+            call_entry, call_index, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cache_write_tokens,
+            estimated, cost, estimate, add_entries.now_ms
+        FROM item ORDER BY number
+    )
+    INSERT INTO crow.texts SELECT ids[number], folded, trigrams::int[] FROM item WHERE folded IS NOT NULL;
     IF cardinality(blob_hashes) > 0 THEN
         INSERT INTO crow.blobs (hash, size, data)
             SELECT hash, length(data), data FROM unnest(blob_hashes, blob_datas) AS b (hash, data) ORDER BY hash
@@ -245,36 +246,30 @@ BEGIN
 END
 $$;
 
--- What a chain of entries adds to the counters of a session.
-CREATE TYPE crow.counts AS (
-    entries bigint, tokens_in bigint, tokens_out bigint, tokens_cached bigint, cost float8, files_changed bigint,
-    lines_added bigint, lines_removed bigint, has_prompt boolean
-);
-
 -- Moves a session to the end of a chain that was just added, and counts the chain: in its row, and as usage of the
--- session that started it.
+-- session that started it. `counts` are the numbers of entries, input, output and cached tokens, changed files, added
+-- and removed lines.
 CREATE FUNCTION crow.move_to_end(
-    s crow.sessions, ids bigint[], at_ms bigint, counts json, release boolean
+    s crow.sessions, ids bigint[], at_ms bigint, counts bigint[], price float8, prompted boolean, release boolean
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    c crow.counts := json_populate_record(NULL::crow.counts, counts);
     last_id bigint := ids[cardinality(ids)];
 BEGIN
     UPDATE crow.sessions u SET
         leaf = coalesce(last_id, u.leaf), newest_entry = coalesce(last_id, u.newest_entry), updated_ms = at_ms,
+        listed = CASE WHEN release OR u.state = 'idle' THEN coalesce(last_id, u.newest_entry) END,
         state = CASE WHEN release THEN 'idle' ELSE u.state END,
         owner = CASE WHEN release THEN '' ELSE u.owner END,
-        entries = u.entries + c.entries, cost = u.cost + c.cost,
-        tokens_in = crow.plus(u.tokens_in, c.tokens_in), tokens_out = crow.plus(u.tokens_out, c.tokens_out),
-        tokens_cached = crow.plus(u.tokens_cached, c.tokens_cached),
-        files_changed = u.files_changed + c.files_changed, lines_added = u.lines_added + c.lines_added,
-        lines_removed = u.lines_removed + c.lines_removed, has_prompt = u.has_prompt OR c.has_prompt
+        entries = u.entries + counts[1], cost = u.cost + price,
+        tokens_in = crow.plus(u.tokens_in, counts[2]), tokens_out = crow.plus(u.tokens_out, counts[3]),
+        tokens_cached = crow.plus(u.tokens_cached, counts[4]),
+        files_changed = u.files_changed + counts[5], lines_added = u.lines_added + counts[6],
+        lines_removed = u.lines_removed + counts[7], has_prompt = u.has_prompt OR prompted
     WHERE u.number = s.number;
-    IF s.parent_id IS NOT NULL AND (c.cost <> 0 OR c.tokens_in <> 0 OR c.tokens_out <> 0 OR c.tokens_cached <> 0)
-    THEN
-        UPDATE crow.sessions u SET cost = u.cost + c.cost,
-            tokens_in = crow.plus(u.tokens_in, c.tokens_in), tokens_out = crow.plus(u.tokens_out, c.tokens_out),
-            tokens_cached = crow.plus(u.tokens_cached, c.tokens_cached)
+    IF s.parent_id IS NOT NULL AND (price <> 0 OR counts[2] <> 0 OR counts[3] <> 0 OR counts[4] <> 0) THEN
+        UPDATE crow.sessions u SET cost = u.cost + price,
+            tokens_in = crow.plus(u.tokens_in, counts[2]), tokens_out = crow.plus(u.tokens_out, counts[3]),
+            tokens_cached = crow.plus(u.tokens_cached, counts[4])
         WHERE u.id = s.parent_id;
     END IF;
 END
@@ -284,8 +279,8 @@ $$;
 -- turn), interrupted (a dead one left a turn), fenced (`held_epoch` is not the session's any more) or moved (the leaf is
 -- not `expected`). Unless it is ok, nothing was written.
 CREATE FUNCTION crow.append(
-    session text, writer text, held_epoch bigint, expected bigint, added json, counts json, release boolean,
-    ends_draft boolean, prompts text[], blob_hashes text[], blob_datas bytea[], blob_entries int[],
+    session text, writer text, held_epoch bigint, expected bigint, added json, counts bigint[], price float8,
+    prompted boolean, release boolean, ends_draft boolean, prompts text[], blob_hashes text[], blob_datas bytea[], blob_entries int[],
     OUT outcome text, OUT was_leaf bigint, OUT was_owner text, OUT in_conversation bigint, OUT at_ms bigint,
     OUT ids bigint[]
 ) LANGUAGE plpgsql AS $$
@@ -320,6 +315,6 @@ BEGIN
         UPDATE crow.drafts d SET after_leaf = ids[cardinality(ids)]
             WHERE d.session = append.session AND d.after_leaf IS NOT DISTINCT FROM expected;
     END IF;
-    PERFORM crow.move_to_end(s, ids, at_ms, counts, release);
+    PERFORM crow.move_to_end(s, ids, at_ms, counts, price, prompted, release);
 END
 $$;
