@@ -27,7 +27,7 @@ from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, said
-from tests.support.postgres import Wire, new_database, server_url
+from tests.support.postgres import Pooler, Wire, new_database, server_url
 
 PROJECT = Path(__file__).parents[2]
 
@@ -226,7 +226,7 @@ async def test_an_old_owner_is_refused_even_if_it_knows_the_newest_leaf(url: str
 
 
 async def draft(store: Store, user: Entry, text: str) -> None:
-    await store.save_draft("s1", after_leaf=user.id, turn=user.turn, message_id="a", text=text, thought="")
+    await store.save_draft(user.session, after_leaf=user.id, turn=user.turn, message_id="a", text=text, thought="")
 
 
 async def test_what_an_owner_sent_before_it_was_taken_over_is_not_written_when_it_arrives(url: str) -> None:
@@ -387,6 +387,47 @@ async def test_concurrent_appends_share_commits_and_one_that_fails_fails_alone(u
             assert "division by zero" in str(outcomes[0])
         assert outcomes.keys() == set(range(first, 64))
     await store.close()
+
+
+# poolers
+
+
+async def test_turns_run_behind_a_pooler_that_gives_each_transaction_another_connection(url: str) -> None:
+    async with Pooler.open(url) as pooler:
+        first, second = [await PostgresStore.open(pooler.url, lock_url=url) for _ in range(2)]
+        names = [f"s{number}" for number in range(8)]
+        for name in names:
+            await first.create_session(new_session(name))
+        told: dict[str, tuple[Entry, ...]] = {}
+
+        async def talk(name: str) -> None:
+            told[name] = await converse(first, name, *(f"{name} {turn}" for turn in range(4)))
+
+        async with anyio.create_task_group() as tasks, aclosing(second.watch("s3")) as news:
+            for name in names:
+                tasks.start_soon(talk, name)
+            found: list[Entry] = []
+            with anyio.fail_after(60):
+                while len(found) < 12:
+                    found += (await anext(news)).entries
+        assert tuple(found) == told["s3"]
+        for name in names:
+            assert await history(second, name) == told[name]
+        running = await begin(first, "s0", "running")
+        await draft(first, running, "half")
+        with pytest.raises(SessionBusy):
+            await begin(second, "s0", "too")
+        await first.close()
+        tail = await second.open_session("s0")
+        assert tail.row.state == "idle"
+        assert Assistant(text="half", message_id="a", finish="interrupted") in [entry.body for entry in tail.entries]
+        assert len(await second.search("s3 2")) == 2
+        await second.fork_session("s3", "f", entry=None, cwd="/repo", additional_directories=())
+        await second.delete_session("s3")
+        await second.tidy()
+        assert [entry.id for entry in await history(second, "f")] == ids(told["s3"])
+        assert pooler.transactions > 100
+        await second.close()
 
 
 # search

@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests, a database in it for each test, and a wire to it that can be held and cut."""
+"""A PostgreSQL server for tests, a database for each test, and what can stand between crow and the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import asyncpg
 
@@ -100,11 +100,7 @@ class Wire:
             line.task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        directory = parse_qs(self._server.query).get("host", [""])[0]
-        if directory.startswith("/"):
-            far = await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.{self._server.port or 5432}")
-        else:
-            far = await asyncio.open_connection(self._server.hostname or "localhost", self._server.port or 5432)
+        far = await connect(self._server)
         task = asyncio.current_task()
         assert task is not None
         line = _Line(task)
@@ -134,3 +130,124 @@ class _Line:
                 await writer.drain()
         await self.flows.wait()
         writer.close()
+
+
+class Pooler:
+    """Behaves like PgBouncer in transaction mode: each transaction gets another connection. Use `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._free: asyncio.Queue[_Backend] = asyncio.Queue()
+        self._settings = b""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transactions = 0
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, connections: int = 3) -> AsyncIterator[Pooler]:
+        """A pooler for the database at `url`; its own `url` leads to the pooler."""
+        pooler = cls(url)
+        for _ in range(connections):
+            pooler._free.put_nowait(await pooler._connect())
+        listener = await asyncio.start_server(pooler._accept, "127.0.0.1", 0)
+        host, port = listener.sockets[0].getsockname()[:2]
+        pooler.url = f"postgresql://{pooler._user}@{host}:{port}{pooler._server.path}?sslmode=disable"
+        try:
+            yield pooler
+        finally:
+            listener.close()
+            for task in pooler._tasks:
+                task.cancel()
+            await asyncio.gather(*pooler._tasks, return_exceptions=True)
+            while not pooler._free.empty():
+                pooler._free.get_nowait().writer.close()
+
+    @property
+    def _user(self) -> str:
+        return self._server.username or "postgres"
+
+    async def _connect(self) -> _Backend:
+        reader, writer = await connect(self._server)
+        options = f"user\0{self._user}\0database\0{self._server.path[1:]}\0\0".encode()
+        writer.write((len(options) + 8).to_bytes(4, "big") + (196_608).to_bytes(4, "big") + options)
+        self._settings = b""
+        while True:
+            message = await read_message(reader)
+            if message[:1] == b"S":
+                self._settings += message
+            assert message[:1] != b"E", message
+            if message[:1] == b"Z":
+                return _Backend(reader, writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        client = _Client(writer, self._free)
+        try:
+            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big") - 4)
+            writer.write(b"R\0\0\0\x08\0\0\0\0" + self._settings + b"K\0\0\0\x0c" + bytes(8) + b"Z\0\0\0\x05I")
+            while (message := await read_message(reader))[:1] != b"X":
+                if client.backend is None:
+                    await client.begin()
+                    self.transactions += 1
+                client.send(message)
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+            if client.backend is not None:  # in the middle of a transaction, which the server now rolls back
+                client.backend.writer.close()
+                if not task.cancelling():
+                    self._free.put_nowait(await self._connect())
+
+
+class _Backend:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+
+class _Client:
+    """A client of the pooler, and the connection to the server that it has for a transaction."""
+
+    def __init__(self, writer: asyncio.StreamWriter, free: asyncio.Queue[_Backend]) -> None:
+        self.backend: _Backend | None = None
+        self._writer = writer
+        self._free = free
+        self._expected = 0  # how many times the server will still say that it is ready
+        self._answers: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        self.backend = await self._free.get()
+        self._answers = asyncio.create_task(self._forward(self.backend))
+
+    def send(self, message: bytes) -> None:
+        assert self.backend is not None
+        self._expected += message[:1] in (b"Q", b"S")
+        self.backend.writer.write(message)
+
+    async def _forward(self, backend: _Backend) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                message = await read_message(backend.reader)
+                self._writer.write(message)
+                if message[:1] == b"Z":
+                    self._expected -= 1
+                    if message[5:] == b"I" and self._expected == 0:
+                        self.backend = None
+                        self._free.put_nowait(backend)
+                        return
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """A message of the PostgreSQL protocol."""
+    head = await reader.readexactly(5)
+    return head + await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
+
+
+async def connect(server: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    directory = parse_qs(server.query).get("host", [""])[0]
+    if directory.startswith("/"):
+        return await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.{server.port or 5432}")
+    return await asyncio.open_connection(server.hostname or "localhost", server.port or 5432)

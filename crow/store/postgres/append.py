@@ -36,7 +36,7 @@ _LARGEST_INT = 2**31
 _APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
-Counts: TypeAlias = "tuple[list[int], float, bool]"
+Counts: TypeAlias = "tuple[list[object], object, object]"
 """What entries add to the counters of their session, in the order of the function crow.move_to_end; their cost; and
 whether a prompt is among them."""
 
@@ -91,7 +91,7 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
         rows=json.dumps(
             [_row(new, one, usage, turn) for (new, turn), one, usage in zip(entries, encoded, usages, strict=True)]
         ),
-        counts=counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)]),
+        counts=_columns_of(counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
         hashes=[name for name, _, _ in blobs],
         datas=[data for _, data, _ in blobs],
         numbers=[number for _, _, number in blobs],
@@ -204,7 +204,7 @@ class TurnMethods(PathMethods):
             user = NewEntry(body=User(parts=tuple(parts), message_id=message_id, cut=cut), model=state.model)
             entries += await state.add(sql, [(user, state.turn)])
         epoch = await sql.fetchval(
-            "UPDATE crow.sessions SET state = 'running', owner = $2, listed = NULL, turn = $4, epoch = epoch + 1,"
+            "UPDATE crow.sessions SET state = 'running', owner = $2, turn = $4, epoch = epoch + 1,"
             " updated_ms = $3 WHERE id = $1 RETURNING epoch",
             session_id,
             self.owner,
@@ -433,8 +433,7 @@ async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
     entries = await state.add(sql, added) if added else []
     await sql.execute(
-        "UPDATE crow.sessions SET state = 'idle', owner = '', listed = newest_entry, epoch = epoch + 1, turn = $2"
-        " WHERE id = $1",
+        "UPDATE crow.sessions SET state = 'idle', owner = '', epoch = epoch + 1, turn = $2 WHERE id = $1",
         state.session_id,
         state.turn,
     )
@@ -545,7 +544,7 @@ def trigrams(text: str) -> list[int]:
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})
 
 
-def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> Counts:
+def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
     """Return what entries add to the counters of their session."""
     names = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
     added = dict.fromkeys(names, 0)
@@ -569,4 +568,9 @@ def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> Counts:
                     before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
                     added["lines_added"] += (after - before).total()
                     added["lines_removed"] += (before - after).total()
-    return [storable(count) for count in added.values()], cost, has_prompt
+    return {**{name: storable(count) for name, count in added.items()}, "cost": cost, "has_prompt": has_prompt}
+
+
+def _columns_of(counts: dict[str, object]) -> Counts:
+    *numbers, cost, has_prompt = counts.values()
+    return numbers, cost, has_prompt

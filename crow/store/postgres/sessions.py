@@ -285,7 +285,6 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         "turn": turn,
         "has_prompt": has_prompt,
         "newest_entry": new.leaf or 0,
-        "listed": new.leaf or 0,
         "created_ms": now,
         "updated_ms": now,
     }

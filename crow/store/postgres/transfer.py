@@ -17,7 +17,7 @@ from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
 from crow.store.codec import Encoded, encode, from_json, to_json
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
-from crow.store.postgres.append import Counts, counts_of, searchable_text, trigrams
+from crow.store.postgres.append import counts_of, searchable_text, trigrams
 from crow.store.postgres.database import Sql, folded, plain
 from crow.store.postgres.paths import newest_of_kind, select_entries
 from crow.store.sqlite.append import storable, storable_cost, storable_usage
@@ -215,7 +215,7 @@ class Importer:
         self._ids = array("q")
         self._conversation = 0
         self._rows: list[SessionRecord] = []
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, dict[str, Any]] = {}
         self._newest: dict[str, int] = {}
 
     async def begin(self, sql: Sql, here: str) -> bool:
@@ -365,10 +365,10 @@ class Importer:
 
     def _count(self, session_id: str, body: Body, record: EntryRecord) -> None:
         self._newest[session_id] = self._ids[record.id - 1]
-        added = counts_of([(NewEntry(body=body, cost=record.cost), storable_usage(record.usage))])
-        known = self._counts.get(session_id, _NOTHING)
-        numbers = [one + other for one, other in zip(known[0], added[0], strict=True)]
-        self._counts[session_id] = numbers, known[1] + added[1], known[2] or added[2]
+        added: dict[str, Any] = counts_of([(NewEntry(body=body, cost=record.cost), storable_usage(record.usage))])
+        known = self._counts.setdefault(session_id, dict.fromkeys(added, 0))
+        for name, value in added.items():
+            known[name] += value
 
     async def show(self, sql: Sql) -> None:
         """Make the sessions visible, after the whole file was imported.
@@ -376,12 +376,13 @@ class Importer:
         :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
         """
         for record in self._rows:
-            counts, cost, has_prompt = self._counts.get(record.id, _NOTHING)
-            numbers = dict(zip(_COUNTERS, map(storable, counts), strict=True))
+            counts = self._counts.get(record.id, {})
+            cost, has_prompt = float(counts.get("cost", 0)), counts.get("has_prompt", 0) > 0
+            numbers = {name: storable(counts.get(name, 0)) for name in _COUNTERS}
             leaf = self._id(record.leaf)
             listed = record.listed or has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
-                "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, listed = $3, has_prompt = $4, updated_ms = $5,"
+                "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
                 " cost = $6,"
                 f" {', '.join(f'{name} = ${number}' for number, name in enumerate(_COUNTERS, start=7))},"
                 " state = 'idle', owner = '', deleted_ms = NULL WHERE id = $1 AND conversation = $14"
@@ -410,7 +411,6 @@ class Importer:
 
 
 _COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-_NOTHING: Counts = ([0] * len(_COUNTERS), 0.0, False)
 _REMOVED = "The import was interrupted for too long and has been removed. Import the file again."
 
 
@@ -430,8 +430,7 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
     """Write what an export does not contain. An alias that another session has stays with that session."""
     columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(_EXTRA_COLUMNS, start=5))
     await sql.execute(
-        "UPDATE crow.sessions SET state = $2, owner = $3,"
-        " listed = CASE WHEN $2 = 'idle' THEN listed END, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"
+        "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"
         f" WHERE alias = $4) THEN NULL ELSE $4 END, {columns} WHERE id = $1",
         session_id,
         *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),

@@ -33,9 +33,10 @@ CREATE TABLE crow.sessions (
     lines_added bigint NOT NULL DEFAULT 0,
     lines_removed bigint NOT NULL DEFAULT 0,
     newest_entry bigint NOT NULL DEFAULT 0,
-    listed bigint DEFAULT 0, -- the newest entry, but null while a turn runs: then no index changes with each entry
     has_prompt boolean NOT NULL DEFAULT false,
     state text NOT NULL DEFAULT 'idle' CHECK (state IN ('idle', 'running')),
+    -- Null while a turn runs: so no index changes with each entry.
+    listed bigint GENERATED ALWAYS AS (CASE WHEN state = 'idle' THEN newest_entry END) STORED,
     owner text NOT NULL DEFAULT '',
     epoch bigint NOT NULL DEFAULT 0,
     turn bigint NOT NULL DEFAULT 0,
@@ -257,7 +258,6 @@ DECLARE
 BEGIN
     UPDATE crow.sessions u SET
         leaf = coalesce(last_id, u.leaf), newest_entry = coalesce(last_id, u.newest_entry), updated_ms = at_ms,
-        listed = CASE WHEN release OR u.state = 'idle' THEN coalesce(last_id, u.newest_entry) END,
         state = CASE WHEN release THEN 'idle' ELSE u.state END,
         owner = CASE WHEN release THEN '' ELSE u.owner END,
         entries = u.entries + counts[1], cost = u.cost + price,
