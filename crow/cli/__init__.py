@@ -97,6 +97,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    acp.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
+    )
+    acp.add_argument(
+        "--token-file", metavar="FILE", help="the token for --connect, in a file that only you can read; or CROW_TOKEN"
+    )
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -389,6 +397,8 @@ def _load_and_log(options: argparse.Namespace) -> Loaded:
 
 
 def _acp(options: argparse.Namespace) -> int:
+    if getattr(options, "connect", None) is not None:  # absent if crow was started without a command
+        return _connect(options)
     from crow.runtime import importing
 
     loaded = _load_and_log(options)
@@ -406,6 +416,17 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
+
+
+def _connect(options: argparse.Namespace) -> int:
+    """`crow acp --connect`; `crow.bridge.run_if_asked` runs the usual form of it without a parser."""
+    from crow.bridge import connect_editor
+
+    for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} has no effect with --connect: the settings of the server apply. Leave it out.")
+    return connect_editor(options.connect, options.token_file)
 
 
 def _run(options: argparse.Namespace) -> int:
