@@ -31,7 +31,7 @@ from crow.domain.errors import AuthError, CrowError
 from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
-from crow.frontend.sessions import ServerDependencies
+from crow.frontend.host import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
 from crow.log import start_logging
