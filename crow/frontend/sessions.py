@@ -461,7 +461,7 @@ class OpenSessions:
 
     def _drop(self, reason: str) -> None:
         logger.warning("A client is dropped: %s", reason)
-        self._connection.stop()
+        self._connection.stop(reason)
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
         """Store the directories, model and configuration of `request`, and return the changed session. A change of the
