@@ -12,11 +12,12 @@ def main() -> int:
             sys.stdout.write(text.read())
         return 0
 
-    if any(argument.startswith("--connect") for argument in sys.argv):
-        from crow.bridge import run_if_asked
+    if sys.argv[1:2] in ([], ["acp"]):
+        from crow.bridge import run_if_asked, run_with_resident
 
-        if (exit_code := run_if_asked(sys.argv[1:])) is not None:
-            return exit_code
+        for run in (run_if_asked, run_with_resident):
+            if (exit_code := run(sys.argv[1:])) is not None:
+                return exit_code
 
     from crow.cli import main as run_command
 

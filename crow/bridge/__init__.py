@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["connect_editor", "run_if_asked"]
+__all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
 
 USERS_FAULT = 2
 MAX_TOKEN_BYTES = 4096
@@ -35,6 +36,52 @@ def run_if_asked(arguments: Sequence[str]) -> int | None:
     if "--connect" not in given or any(value.startswith("-") for value in given.values()):
         return None
     return connect_editor(given["--connect"], given.get("--token-file"))
+
+
+def run_with_resident(arguments: Sequence[str]) -> int | None:
+    """Run `acp` with the resident server if `serve.autostart` says so and one of this version is running.
+
+    Returns the exit code. None means that the settings must decide; nothing has been read from stdin then.
+    """
+    from crow.bridge.resident import OWN_PROCESS, running_socket, wants_autostart
+
+    if list(arguments) not in ([], ["acp"]) or any(os.environ.get(name) for name in OWN_PROCESS) or os.isatty(0):
+        return None
+    path = running_socket(os.environ)
+    return connect_to_resident(path) if path is not None and wants_autostart(os.environ) else None
+
+
+def connect_to_resident(path: str) -> int | None:
+    """Carry messages between stdin, stdout and the resident server. Returns the exit code; None if there is no server
+    of this version at `path`."""
+    from crow import __version__
+    from crow.bridge.loop import Bridge, Times
+    from crow.bridge.websocket import Address
+    from crow.bridge.wire import Refused, connect
+
+    address = Address(path)
+    try:
+        wire = connect(address, [], Times.connect)
+    except Refused:
+        return None
+    if wire.response.headers.get("crow-version") != __version__ or not wire.belongs_to_this_user:
+        wire.close()
+        return None
+    bridge = Bridge(address, wire=wire, start_server=start_resident, handles_signals=True)
+    exit_code = bridge.run()
+    if exit_code:
+        _fail(bridge.problem)
+    return exit_code
+
+
+def start_resident() -> str:
+    """Start the resident server, unless it runs. Returns why that failed; empty if it runs."""
+    import subprocess  # takes 10 ms, and only a server that has ended needs it
+
+    # -P: an editor may have started us in a workspace, and Python must not import anything from there.
+    command = [sys.executable, "-P", "-m", "crow", "serve", "--user", "--start"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603  our own
+    return done.stderr.decode(errors="replace").strip().removeprefix("crow: ") if done.returncode else ""
 
 
 def connect_editor(address: str, token_file: str | None) -> int:

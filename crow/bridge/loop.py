@@ -67,8 +67,18 @@ class Bridge:
     times = Times()
 
     def __init__(
-        self, address: Address, *, token: str = "", source: int = 0, sink: int = 1, handles_signals: bool = False
+        self,
+        address: Address,
+        *,
+        token: str = "",
+        wire: Wire | None = None,
+        start_server: Callable[[], str] | None = None,
+        source: int = 0,
+        sink: int = 1,
+        handles_signals: bool = False,
     ) -> None:
+        """`wire` is the first connection, if there is one already. `start_server` starts a server that has ended; it
+        returns why that failed."""
         self._address, self._token = address, token
         self._source, self._sink = source, sink
         self._handles_signals = handles_signals
@@ -96,9 +106,12 @@ class Bridge:
         self._exit_code: int | None = None
         self.problem = ""
         """Why the bridge ended; empty if the editor ended it."""
+        self._start_server = start_server
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._wake_end, False)
+        if wire is not None:
+            self._connected(wire)
 
     def run(self) -> int:
         """Carry messages until the editor closes stdin or there is no server. Returns the exit code."""
@@ -334,12 +347,22 @@ class Bridge:
 
     def _try(self, headers: list[tuple[str, str]]) -> None:
         try:
-            self._outcome = connect(self._address, headers, self.times.connect)
+            self._outcome = self._connect(headers)
         except Refused as error:
             self._outcome = error
         except Exception as error:  # noqa: BLE001 - the loop must hear of it
             self._outcome = Refused(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
         self._wake()
+
+    def _connect(self, headers: list[tuple[str, str]]) -> Wire:
+        try:
+            return connect(self._address, headers, self.times.connect)
+        except Refused as error:
+            if self._start_server is None or not error.is_absent:
+                raise
+        if problem := self._start_server():
+            raise Refused(problem)
+        return connect(self._address, headers, self.times.connect)
 
     def _connected(self, wire: Wire) -> None:
         self._wire = wire

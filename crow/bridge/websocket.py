@@ -29,6 +29,11 @@ _MAX_CONTROL_BYTES = 125
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
+def short_hash(data: bytes) -> str:
+    """A name for `data`, of 16 characters."""
+    return str(_sha1(data).hexdigest()[:16])  # noqa: S324  not a secret
+
+
 class ProtocolError(Exception):
     """The server broke the protocol. `code` is the close code that tells it so."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import sys
 
 from crow.bridge.websocket import (
     MAX_HEAD_BYTES,
@@ -29,9 +30,11 @@ USERS_FAULT, FAILED = 2, 1
 class Refused(Exception):
     """There is no connection. With an `exit_code`, trying again would not help."""
 
-    def __init__(self, message: str, exit_code: int = 0) -> None:
+    def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.is_absent = is_absent
+        """Whether no server listens."""
 
 
 class Wire:
@@ -84,9 +87,24 @@ class Wire:
                 return None
             raise
 
+    @property
+    def belongs_to_this_user(self) -> bool:
+        """Whether the process at the other end of a Unix socket does. True where the system cannot tell."""
+        owner = peer(self._socket)
+        return owner is None or owner[1] == os.getuid()
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def peer(socket: _socket.socket | SSLSocket) -> tuple[int, int] | None:
+    """The process id and user id at the other end of a Unix socket; None where the system cannot tell."""
+    option = getattr(_socket, "SO_PEERCRED", None)  # Linux
+    if option is None:
+        return None
+    data = socket.getsockopt(_socket.SOL_SOCKET, option, 12)
+    return int.from_bytes(data[:4], sys.byteorder), int.from_bytes(data[4:8], sys.byteorder)
 
 
 def _is_not_ready(error: OSError) -> bool:
@@ -101,7 +119,8 @@ def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) 
     try:
         socket = _open_socket(address, timeout_s)
     except OSError as error:
-        raise Refused(_reason(address, error), _exit_code(error)) from error
+        is_absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
+        raise Refused(_reason(address, error), _exit_code(error), is_absent=is_absent) from error
     try:
         key = os.urandom(16)
         socket.sendall(upgrade_request(address, key, headers))
