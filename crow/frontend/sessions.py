@@ -31,6 +31,7 @@ from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
@@ -391,7 +392,13 @@ class OpenSessions:
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
-        return {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
+        meta: dict[str, Any] = {}
+        if self.caps.cursors:
+            meta[CURSOR_KEY] = str(opened.client.place.cursor)
+        if opened.attachment is not None:
+            meta["acp/turnState"] = opened.hosted.clients.last_turn
+        answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
+        return answer | ({"_meta": meta} if meta else {})
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """All config options of a session."""
@@ -418,6 +425,7 @@ class OpenSessions:
             clients = AttachedClients(host.tasks, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
+            clients.follow(session.branch)
             hosted = HostedSession(session=session, client=clients)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
         else:

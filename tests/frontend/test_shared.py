@@ -235,7 +235,7 @@ async def test_a_question_that_nobody_can_answer_ends_after_the_time_for_answers
 
 
 async def test_a_form_is_asked_of_all_that_show_forms(tmp_path: Path) -> None:
-    forms = {"elicitation": {"form": {}}}
+    forms: dict[str, Any] = {"elicitation": {"form": {}}}
     async with shared(tmp_path) as host:
         ann, bob, eve = (
             await host.client(capabilities=forms),
