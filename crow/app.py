@@ -160,6 +160,12 @@ class Wiring:
             hooks=self._hooks,
         )
 
+    async def finish_imports(self) -> None:
+        """Wait for imports that have begun. A thread that still imports when the interpreter ends may abort the
+        process; crow acp takes that risk, because an editor waits for its exit."""
+        for imports in (self._imports, self._call_imports):
+            await imports.settle()
+
     async def close(self) -> None:
         """Close the models' connections."""
         for model in (*self._retired_models, *self._models.values()):
@@ -393,6 +399,12 @@ class BackgroundImport:
             self._done.result()
         else:
             await asyncio.wrap_future(self._done)
+
+    async def settle(self) -> None:
+        """Wait for the import, if it has begun."""
+        if self._done is not None:
+            with suppress(ImportError):
+                await self.run()
 
     def _run(self, done: Future[None]) -> None:
         try:

@@ -122,6 +122,7 @@ async def _serve(
                 await http.has_ended()
                 tasks.cancel_scope.cancel()
         await wiring.close()
+        await wiring.finish_imports()
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.protocol import State
 
 from crow.bridge.wire import peer
 from crow.frontend import frames
@@ -329,9 +330,11 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Notes that the client is alive."""
+        """Notes that the client is alive, or that it has closed the connection or broken the protocol."""
         self._heard_at = self.loop.time()
         super().data_received(data)
+        if self._crow is not None and self.conn.state is not State.OPEN:
+            self._crow.lose()
 
     def resume_writing(self) -> None:
         """Continues to write."""

@@ -48,7 +48,6 @@ class Service:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.connections: list[ServedConnection] = []
         self.acp = AcpService(
             self._serve,
             access=NoAccessControl(),
@@ -80,7 +79,6 @@ class Service:
                 await anyio.sleep(0.005)
 
     async def _serve(self, connection: ServedConnection, id_: str, _grant: Grant | None) -> None:
-        self.connections.append(connection)
 
         async def handle(method: str, params: Any, is_notification: bool) -> Any:
             if method == "flood":

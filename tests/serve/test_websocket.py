@@ -21,6 +21,7 @@ from tests.serve.conftest import Service
 
 KIB = 1024
 INITIALIZE = b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":1}}'
+CLOSE_FRAME = b"\x88\x80\0\0\0\0"
 TEXT, PING, CONTINUATION = 0x1, 0x9, 0x0
 
 
@@ -253,12 +254,23 @@ async def test_broken_frames_end_the_connection_and_nothing_else(data: bytes, co
         await service.wait_until(lambda: len(service.acp.clients) == 1)
 
 
+async def test_nothing_is_sent_to_a_client_that_has_just_closed() -> None:
+    service = Service(ConnectionLimits())
+    async with service.running() as port, peer(port) as leaving:
+        await leaving.open()
+        ((transport, socket),) = [(each.transport, each.transport._socket) for each in service.acp.clients.values()]
+        socket.data_received(CLOSE_FRAME)  # as the event loop does, so that the message comes before the loop goes on
+        transport.post({"jsonrpc": "2.0", "method": "filler", "params": {}})
+        assert not await leaving.sees(b"filler")
+        await service.wait_until(lambda: not service.acp.clients)
+
+
 async def test_a_client_that_closes_and_never_reads_is_forgotten() -> None:
     service = Service(ConnectionLimits(goodbye_s=0.1))
     async with service.running() as port, peer(port) as rude:
         await rude.open()
         rude.call("flood", count=200, size=64 * KIB, waits=True)
         await service.wait_until(lambda: next(iter(service.acp.clients.values())).transport.buffered_bytes > KIB * KIB)
-        rude.writer.write(b"\x88\x80\0\0\0\0")
+        rude.writer.write(CLOSE_FRAME)
         await service.wait_until(lambda: not service.acp.clients)
         assert not await rude.sees(b"the answer")
