@@ -55,13 +55,13 @@ def connect_to_resident(path: str) -> int | None:
     """Carry messages between stdin, stdout and the resident server. Returns the exit code; None if there is no server
     of this version at `path`."""
     from crow import __version__
-    from crow.bridge.loop import Bridge, Times
+    from crow.bridge.loop import Bridge, Times, first_headers
     from crow.bridge.websocket import Address
     from crow.bridge.wire import Refused, connect
 
     address = Address(path)
     try:
-        wire = connect(address, [], Times.connect)
+        wire = connect(address, first_headers(""), Times.connect)
     except Refused:
         return None
     if wire.response.headers.get("crow-version") != __version__ or not wire.belongs_to_this_user:

@@ -28,6 +28,9 @@ REPEATABLE = CLOSING | {
 """Requests that have the same effect when they are sent twice. `session/new` leaves an empty session, which no list
 shows."""
 
+SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
+"""Updates that an editor would show twice if they came twice."""
+
 KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
 """The parameters with which a session is resumed: those with which the editor opened it."""
 
@@ -94,7 +97,7 @@ class Journal:
         self._login: Message | None = None
         self._providers: dict[str, Message] = {}
         self._sessions: dict[str, Message] = {}
-        self._shown_whole: set[str] = set()
+        self._unseen: set[str] = set()
         self._cursors: dict[str, str] = {}
         self._asks: dict[Any, Ask] = {}
         self._own: dict[str, Message] = {}
@@ -220,6 +223,7 @@ class Journal:
             self._initialize = message
         elif method == "session/load" and isinstance(session := self._pending[request_id].session, str):
             self._cursors.pop(session, None)
+            self._unseen.add(session)
         return line
 
     def _note_notification(self, line: bytes, message: Message, method: str) -> None:
@@ -283,6 +287,8 @@ class Journal:
         if not isinstance(session, str):
             return text
         self._note_cursor(session, params)
+        if update.get("sessionUpdate") in SHOWN:
+            self._unseen.discard(session)
         prompts = [each for each in self._pending.values() if each.session == session and _is_prompt(each)]
         if not self.is_live and update.get("sessionUpdate") in ("user_message_chunk", "user_message"):
             for pending in prompts:
@@ -322,8 +328,8 @@ class Journal:
             self._forget(session)
         elif method in OPENING and isinstance(session, str):
             self._sessions[session] = {key: params[key] for key in KEPT if key in params}
-            if method in ("session/new", "session/load"):
-                self._shown_whole.add(session)
+            if method == "session/new":
+                self._unseen.add(session)
         if isinstance(session, str):
             self._note_cursor(session, result)
         return text
@@ -332,7 +338,7 @@ class Journal:
         if isinstance(session, str):
             self._sessions.pop(session, None)
             self._cursors.pop(session, None)
-            self._shown_whole.discard(session)
+            self._unseen.discard(session)
 
     # A new connection.
 
@@ -360,9 +366,8 @@ class Journal:
             return
         for session in self._sessions:
             cursor = self._cursors.get(session)
-            # Without a cursor the editor has not seen anything, or has asked for nothing.
-            is_shown = cursor is None and session in self._shown_whole
-            self._resume(session, cursor, "session/load" if is_shown else "session/resume")
+            is_unseen = cursor is None and session in self._unseen
+            self._resume(session, cursor, "session/load" if is_unseen else "session/resume")
 
     def _resume(self, session: str, cursor: str | None, method: str = "session/resume") -> None:
         params: Message = {"mcpServers": []}

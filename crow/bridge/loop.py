@@ -335,7 +335,7 @@ class Bridge:
         if time.monotonic() < self._next_attempt_at:
             return
         self._is_connecting = True
-        headers = [("Authorization", f"Bearer {self._token}")] if self._token else []
+        headers = first_headers(self._token)
         if self._connection_id:
             headers.append(("Acp-Connection-Id", self._connection_id))
         if self._cookies:
@@ -545,6 +545,11 @@ class Bridge:
         self._journal.lost()
         self._journal.fail_all(self.problem)
         self._take_output()
+
+
+def first_headers(token: str) -> list[tuple[str, str]]:
+    """The headers of the first connection: the server must send cursors, though the editor does not ask for them."""
+    return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 
 def _refused_line(code: int, words: str) -> bytes:
