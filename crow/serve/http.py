@@ -98,15 +98,20 @@ class TokenAccess:
     def __init__(self, authenticator: Authenticator, store: Store, *, is_required: bool) -> None:
         self._authenticator = authenticator
         self._store = store
-        self._is_required = is_required
+        self.is_required = is_required
+        """Whether clients need a token, as far as is known."""
+
+    async def needs_tokens(self) -> bool:
+        """Whether clients need a token. :raises StoreError: the store cannot be read."""
+        if not self.is_required:
+            # Revoked tokens count, too: revoking the last one must not open the server to everybody.
+            self.is_required = bool(await self._store.tokens())
+        return self.is_required
 
     async def admit(self, token: str | None, address: str) -> Grant | None:
         """See `AccessControl`."""
         try:
-            if not self._is_required:
-                # Revoked tokens count, too: revoking the last one must not open the server to everybody.
-                self._is_required = bool(await self._store.tokens())
-            return await self._authenticator.authenticate(token, address) if self._is_required else None
+            return await self._authenticator.authenticate(token, address) if await self.needs_tokens() else None
         except BadToken as error:
             raise Refused(401, str(error), "token") from error
         except TooManyFailures as error:

@@ -28,6 +28,7 @@ from crow.log import log_as_json
 from crow.serve import listen
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess
 from crow.serve.metrics import Family, Metrics, gauge, metered
+from crow.serve.policy import ServePolicy, check_server
 from crow.serve.tokens import Authenticator, Grant, is_valid
 from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
 from crow.settings import Loaded
@@ -146,10 +147,13 @@ class Server:
         settings: ServeSettings,
         limits: ConnectionLimits,
         *,
+        is_confining: bool,
         offers_v2: bool,
         metrics: Metrics,
     ) -> None:
         self._host = host
+        self._settings = settings
+        self._is_confining = is_confining
         self.authenticator = authenticator
         self._agent_type: type[AcpAgent] = NegotiatingAgent if offers_v2 else AcpAgent
         self._checked: tuple[float, str] = (0.0, "")
@@ -215,9 +219,22 @@ class Server:
                 await anyio.sleep(0.05)
 
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
-        requester = requester_of(grant, connection_id)
+        requester = self._requester(grant, connection_id)
         await serve_connection(
             connection, self._host.dependencies, host=self._host, requester=requester, agent_type=self._agent_type
+        )
+
+    def _requester(self, grant: Grant | None, connection_id: str) -> Requester:
+        """What a client may do. Without tokens it may do everything."""
+        if grant is None:
+            return Requester(connection_id=connection_id)
+        policy = ServePolicy(self._settings, grant.principal, is_confining=self._is_confining)
+        return Requester(
+            connection_id=connection_id,
+            view=partial(PrincipalStore, principal=grant.principal),
+            check=policy.check,
+            check_params=policy.check_params,
+            may_configure=False,
         )
 
     async def _problem(self) -> str:
@@ -243,14 +260,6 @@ class Server:
         yield gauge("crow_sessions_busy", "Sessions that run a turn or a sub-agent.", self.busy_sessions)
         waiting = sum(session.waiting_prompts for session in sessions)
         yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
-
-
-def requester_of(grant: Grant | None, connection_id: str) -> Requester:
-    """What a client may do. Without tokens it may do everything."""
-    if grant is None:
-        return Requester(connection_id=connection_id)
-    view = partial(PrincipalStore, principal=grant.principal)
-    return Requester(connection_id=connection_id, view=view, may_configure=False)
 
 
 @asynccontextmanager
@@ -281,7 +290,20 @@ async def share_server(
                 )
         authenticator = Authenticator(store)
         access = TokenAccess(authenticator, store, is_required=not is_private)
-        yield Server(host, authenticator, access, settings, limits, offers_v2=offers_v2, metrics=metrics)
+        wiring.is_bounded = lambda: access.is_required
+        sandbox = await wiring.sandbox_status()
+        if await access.needs_tokens():
+            check_server(settings, dependencies.mode, sandbox)
+        yield Server(
+            host,
+            authenticator,
+            access,
+            settings,
+            limits,
+            is_confining=bool(sandbox.name),
+            offers_v2=offers_v2,
+            metrics=metrics,
+        )
 
 
 class UvicornServer(uvicorn.Server):

@@ -207,6 +207,8 @@ class PrincipalStore(Store):
         return await self.inner.is_known_directory(paths, principal=self.principal)
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        if changes.get("archived") or changes.get("alias") is not None:
+            await self._refuse_if_shared()
         need: Access = "write" if changes.keys() <= _SHARED_CHANGES else "own"
         return self._shown(await self._guarded(session_id, need, lambda one: self.inner.update_session(one, changes)))
 
@@ -476,8 +478,8 @@ class PrincipalStore(Store):
     async def _refuse_if_shared(self) -> None:
         if await self._confined_to() is not None:
             raise ArgumentError(
-                "This session is shared, and what a command makes here would belong to its owner. Fork it or make a "
-                "new session with your client (session/fork, session/new) instead."
+                "This session is shared, and only its owner may do that. Commands here work for everybody who may "
+                "prompt: use your client instead (session/new, session/fork, session/archive)."
             )
 
     async def _is_in_family(self, session_id: str) -> bool:

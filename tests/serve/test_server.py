@@ -325,7 +325,8 @@ async def test_with_tokens_everybody_needs_one_and_sees_only_their_own(tmp_path:
     home = tmp_path / "home"
     ann, ann_id = await add_token(home, "ann")
     (bob, _), (operator, _) = await add_token(home, "bob"), await add_token(home, "prometheus")
-    (home / "config.toml").write_text('[serve]\noperators = ["prometheus"]\nmax_connections_each = 2\n')
+    settings = f'[serve]\nroots = ["{place}"]\noperators = ["prometheus"]\nmax_connections_each = 2\n'
+    (home / "config.toml").write_text(settings)
     env = server_environment(home, CROW_SANDBOX="off")
     async with ServerProcess("--listen", "0.0.0.0:0", env=env, cwd=place) as server:
         server.address = f"ws://127.0.0.1:{server.port}/acp"

@@ -57,7 +57,7 @@ GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Dow
 """Directories in HOME that hold files of many programs, or the user's own. No program needs all of such a directory."""
 
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
-"""An installed program has at least one of these beside its `bin`."""
+"""The directory of an installed program has at least one of these names beside `bin`."""
 
 MAX_READ_ONLY = 32
 """Each read-only path costs a command about 0.3 ms. Changes to protected paths beyond this number are undone after the
@@ -110,7 +110,8 @@ REMOVED = (
 class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places.
 
-    `own` are crow's files and directories, which no confined command can see. In `caches`, each workspace gets a
+    `own` are crow's files and directories, which no confined command can see. `masked` are more directories whose other
+    contents no command can see, besides those in `MASKED`. In `caches`, each workspace gets a
     directory for the caches of its commands. If `caches` is None, these caches last only as long as the session.
     """
 
@@ -119,6 +120,7 @@ class SandboxOptions:
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
+    masked: tuple[Path, ...] = ()
     caches: Path | None = None
 
 
@@ -284,7 +286,7 @@ class Policy:
 
     def create_own(self) -> None:
         """Create crow's own directories that are in trees where commands can write. Otherwise a command could create
-        them first. :raises OSError:"""
+        them first. :raises OSError: they cannot be created."""
         roots = self.writable_roots()
         for path in self.options.own:
             if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
@@ -292,7 +294,8 @@ class Policy:
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
-        places = [Path(os.path.realpath(path)) for path in MASKED if os.path.isdir(path)]
+        candidates = (*map(Path, MASKED), *self.options.masked)
+        places = [Path(os.path.realpath(path)) for path in candidates if os.path.isdir(path)]
         if home is not None and home not in SYSTEM:
             places.append(home)
         kept = (
@@ -326,7 +329,7 @@ class Policy:
                 yield Path(os.path.realpath(os.path.expanduser(entry)))
 
     def _problem_of(self, entry: str, *, is_writable: bool) -> str:
-        """Why an entry of the settings cannot be used; empty if it can."""
+        """Return why an entry of the settings cannot be used, or an empty string if it can."""
         path = os.path.expanduser(entry)
         if "\0" in entry or not os.path.isabs(path):
             return "is not an absolute path; expected a path such as ~/datasets"
@@ -374,7 +377,8 @@ class Policy:
         such as ~/.config, or of a directory that belongs to the system or to several users."""
         if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
             return False
-        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in MASKED):
+        masked = (*map(Path, MASKED), *self.options.masked)
+        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in masked):
             return False
         try:
             owners = {os.geteuid(), 0, root.stat().st_uid}
@@ -435,7 +439,7 @@ def modified_ns(path: Path) -> int:
 
 
 def literal(path: str) -> Path | None:
-    """The path with links resolved, except for the last part; None if it is not absolute."""
+    """The path with links resolved, except for the last part; None if `path` is not absolute."""
     if not os.path.isabs(path) or "\0" in path:
         return None
     path = os.path.normpath(path)
