@@ -278,6 +278,6 @@ def test_an_update_may_carry_meta() -> None:
     params = {"sessionId": "s", "update": {"sessionUpdate": "plan", "entries": []}}
     notification = {"jsonrpc": "2.0", "method": "session/update"}
     SchemaChecker().check("agent", notification | {"params": params | {"_meta": {"acp/cursor": "e1"}}})
-    for wrong in ({"_meta": 1}, {"meta": {}}):
+    for name, value in (("_meta", 1), ("meta", {})):
         with pytest.raises(Violation):
-            SchemaChecker().check("agent", notification | {"params": params | wrong})
+            SchemaChecker().check("agent", notification | {"params": params | {name: value}})
