@@ -271,6 +271,7 @@ class SharedWorkspace:
         self.editor: EditorWorkspace | None = None
         """The workspace as the prompting client serves it."""
         self._with_leftovers: list[EditorWorkspace] = []
+        self.is_bounded = disk.is_bounded
         self.cwd = disk.cwd
         self.directories = disk.directories
         self.resolve = disk.resolve
