@@ -99,6 +99,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
+    serving = add("serve", _serve, "serve the Agent Client Protocol over WebSocket to several clients", [settings])
+    if "serve" in arguments:
+        _add_serve_arguments(serving)
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -161,6 +164,22 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
         from crow.terminal.chat import add_arguments
 
     add_arguments(parser)
+
+
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="HOST:PORT, or the path of a Unix socket (default: 127.0.0.1:7431)"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
+    parser.add_argument("--log-file", metavar="FILE", help="where the log goes, as JSON lines (default: stderr)")
+    parser.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
+    from crow.cli.tokens import add_token_commands
+
+    parser.set_defaults(token_command=None)
+    add_token_commands(parser)
 
 
 def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
@@ -273,6 +292,16 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    unshare = add("unshare", admin.share, "end that", "1")
+    for each in (share, unshare):
+        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.set_defaults(access=None)
+    accesses = share.add_mutually_exclusive_group(required=True)
+    words = "the other may read it and fork it"
+    accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
+    words = "the other may also prompt in it and change its title, model, mode and options"
+    accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
@@ -388,6 +417,10 @@ def _load(options: argparse.Namespace) -> Loaded:
             "model.base_url": "base_url",
             "permissions.mode": "mode",
             "log.level": "log_level",
+            "serve.listen": "listen",
+            "serve.tls_cert": "tls_cert",
+            "serve.tls_key": "tls_key",
+            "serve.log_file": "log_file",
         }
         given = {key: getattr(options, name, None) or "" for key, name in flags.items()}
         return load_settings(given, os.environ)
@@ -419,6 +452,28 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from crow.runtime import importing
+
+    if options.token_command is not None:
+        from crow.cli.tokens import run_token_command
+
+        return _run_async(run_token_command(_load(options), options))
+    if options.tls_cert or options.tls_key or options.log_file:
+        for name in ("tls_cert", "tls_key", "log_file"):
+            if getattr(options, name):  # the settings resolve relative paths against their own directory
+                setattr(options, name, os.path.abspath(getattr(options, name)))
+    loaded = _load(options)
+    try:
+        with importing():
+            from crow.serve.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in {"starlette", "uvicorn", "websockets"}:
+            raise
+        raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
+    return _run_async(serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2))
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
 from crow.store.postgres.append import TurnMethods
 from crow.store.postgres.database import Database, Sql, plain, snapshot, transaction
+from crow.store.postgres.principals import PrincipalMethods
 from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
 from crow.store.sqlite.lease import Owner
@@ -18,7 +19,7 @@ from crow.store.watching import Watcher
 logger = logging.getLogger(__name__)
 
 
-class PostgresStore(TurnMethods, SessionMethods, SearchMethods, Store, Watcher):
+class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods, Store, Watcher):
     """A :class:`~crow.store.Store` in a PostgreSQL database. Whoever opens it must close it."""
 
     @classmethod
