@@ -81,9 +81,10 @@ class SessionExtras:
     """What a copy of a session keeps beyond what an export contains. `additional_directories`, `config` and `metadata`
     are JSON, as stored.
 
-    `shares` are the principals with whom it is shared, their access, and the time. `inbox` are queued prompts: message id, parts as JSON, and time. `draft` is the stored part of an unfinished answer
-    below the leaf: turn, message id, pieces of text and thought, and time. `is_running` is true if a process that has
-    ended left a turn open. Permissions are not copied.
+    `shares` are the principals with whom it is shared, their access, and the time. `inbox` are queued prompts: message
+    id, parts as JSON, and time. `draft` is the stored part of an unfinished answer below the leaf: turn, message id,
+    pieces of text and thought, and time. `is_running` is true if a process that has ended left a turn open. Permissions
+    are not copied.
     """
 
     alias: str | None
