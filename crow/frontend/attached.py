@@ -15,6 +15,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.branch import Branch
 from crow.agent.session import PendingPrompt
 from crow.domain.entries import Assistant, CallRef, ToolResult, User
 from crow.domain.events import (
@@ -32,8 +33,10 @@ from crow.domain.events import (
 )
 from crow.domain.replay import RunningTurn
 from crow.frontend.client import SessionClient
+from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
+from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +78,8 @@ class Attachment:
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
+        self.editor: EditorWorkspace | None = None
+        """The session's files and terminals, as this client serves them."""
         self._drop = drop
         self._items: deque[WaitingItem] = deque()
         self._bytes = 0
@@ -372,12 +377,14 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. They may come and go while the session works.
 
-    Also the session's :class:`crow.agent.session.TurnListener`. Tasks of clients run in `tasks`. If nobody can answer a
+    Also the session's :class:`crow.agent.session.TurnListener`. `workspace` uses the files of the client whose prompt
+    runs. Tasks of clients run in `tasks`. If nobody can answer a
     question, it waits `wait_s` seconds for a client that can.
     """
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, *, wait_s: float) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
         super().__init__()
+        self.workspace = workspace
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
@@ -389,18 +396,28 @@ class AttachedClients(ClientGroup):
         """What the last turn does or how it ended, as `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
+        self._senders: dict[str, Attachment] = {}
         self._turn_origin: Origin | None = None
+        self._turn_id = ""
+        self.leaf: Callable[[], int | None] = lambda: None
+        self.place = CursorTracker()
+        """How much of the session's log was published."""
 
     def client_of(self, attachment: Attachment) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
+
+    def follow(self, branch: Branch) -> None:
+        """Called when the session has been made, before it runs."""
+        self.leaf = lambda: branch.leaf
+        self.place.pass_prompt(entry=branch.leaf)
 
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
         """Sends everything from now on to one more client, too. The client knows the running turn so far."""
         attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop)
-        client.learn(self.running.events())
+        client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
             client.note_state(state)
         for session_id, group in self.subagents.items():
@@ -419,6 +436,8 @@ class AttachedClients(ClientGroup):
         """Forgets a client. Whatever it was asked counts as not asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
+        if attachment.editor is not None and attachment.editor is self.workspace.editor:
+            self.workspace.use(None)
         attachment.detach()
         for group in self.subagents.values():
             group.clients.pop(attachment, None)
@@ -431,11 +450,19 @@ class AttachedClients(ClientGroup):
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
-    def note_origin(self, message_id: str, origin: Origin) -> None:
-        """Remembers which client has sent a prompt. That client already shows it."""
-        self._origins[message_id] = origin
-        while len(self._origins) > MAX_ORIGINS:
-            del self._origins[next(iter(self._origins))]
+    def note_sender(self, message_id: str, attachment: Attachment) -> None:
+        """Remembers which client has sent a prompt. That client already shows it, and waits for the response."""
+        self._origins[message_id] = attachment.origin
+        self._senders[message_id] = attachment
+        if message_id == self._turn_id:  # the client has come back
+            self.workspace.use(attachment.editor)
+        for known in (self._origins, self._senders):
+            while len(known) > MAX_ORIGINS:
+                del known[next(iter(known))]
+
+    def has_sent(self, origin: Origin, message_id: str) -> bool:
+        """Whether this client has sent the prompt, as far as crow remembers."""
+        return self._origins.get(message_id) == origin
 
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
@@ -451,26 +478,33 @@ class AttachedClients(ClientGroup):
 
     async def publish(self, event: Event) -> None:
         """See `ClientGroup`."""
+        if isinstance(event, EntryStored):
+            self.place.pass_entry(event.entry)
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
-        self._turn_origin = self._origins.get(prompt.message_id)
+        leaf = self.leaf()
+        self.place.pass_prompt(entry=leaf)
+        self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
+        sender = self._senders.get(prompt.message_id)
+        self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
         self.last_turn = {"state": "running"}
         for attachment in self.attachments:
             is_own = self.is_own_prompt(attachment, prompt.message_id)
-            attachment.put(partial(attachment.client.show_turn, prompt, is_own=is_own))
+            attachment.put(partial(attachment.client.show_turn, prompt, leaf, is_own=is_own))
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
+        sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
         for attachment in self.attachments:
-            is_own = self.is_own_prompt(attachment, prompt.message_id)
+            is_own = attachment is sender
             attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
-        self._turn_origin = None
+        self._turn_id, self._turn_origin = "", None
 
     def _note_kinds(self) -> None:
         if self.attachments:

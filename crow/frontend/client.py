@@ -20,6 +20,7 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, 
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
 from crow.frontend import tool_calls
+from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap, CursorTracker, Missed
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
@@ -151,6 +152,8 @@ class SessionClient:
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
         self._has_learned = False
+        self.place = CursorTracker(is_used=caps.cursors)
+        """How much of the session's log the client has been sent."""
         self.sent_at = 0.0
         """When the connection last took an update, on the monotonic clock."""
         self.is_closed = False
@@ -173,8 +176,11 @@ class SessionClient:
         """Makes new updates and questions wait until `open`."""
         self._is_known = asyncio.Event()
 
-    def learn(self, running: Sequence[Event]) -> None:
-        """Takes over what other clients have been shown of the running turn. See `crow.domain.replay.RunningTurn`."""
+    def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
+        """Takes over what other clients have been shown of the running turn, and how far they are in the log. See
+        `crow.domain.replay.RunningTurn`."""
+        if place is not None and self._caps.cursors:
+            self.place = place
         for event in running:
             self._live.updates(event)
         self._has_learned = True
@@ -295,7 +301,8 @@ class SessionClient:
                     extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
                 case events.CommandsChanged():
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
-            await self._send_all((*self._live.updates(event), *extra))
+            await self._send_event(event, self._live.updates(event))
+            await self._send_all(extra)
 
     def _is_replayed(self, event: Event) -> bool:
         match event:
@@ -318,15 +325,24 @@ class SessionClient:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
         await self.publish(event)
 
-    async def show_turn(self, prompt: PendingPrompt, *, is_own: bool) -> None:
-        """A turn begins. Shows its prompt and that it runs, unless this client has sent the prompt."""
-        if is_own:
-            return
+    async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:
+        """A turn begins after `entry`, which is its prompt unless that is a slash command or not complete yet.
+
+        Shows the prompt and that the turn runs, unless this client has sent the prompt.
+        """
+        updates: Sequence[Update] = ()
         if prompt.command is not None:
-            await self._show_prompt_of_other(prompt.message_id, command_updates(prompt.message_id, prompt.text))
-        elif not prompt.needs_servers:  # otherwise the prompt is not complete yet
-            await self._show_prompt_of_other(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
-        await self.send(turn_state_update({"state": "running"}))
+            updates = command_updates(prompt.message_id, prompt.text)
+        elif not prompt.needs_servers:
+            updates = prompt_updates(prompt.message_id, prompt.parts)
+        if not is_own:
+            await self._show_prompt_of_other(prompt.message_id, updates)
+        await self._is_known.wait()
+        async with self._updating:
+            if (entry or 0) > self._replayed_to:
+                self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
+            if not is_own:
+                await self.send(turn_state_update({"state": "running"}))
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
         """A turn has ended. Shows `state`, unless this client gets the response to the prompt."""
@@ -339,7 +355,9 @@ class SessionClient:
         await self._is_known.wait()
         async with self._updating:
             if message_id not in self._replayed_messages:
-                await self._send_all(updates)
+                for update in updates:
+                    self.place.pass_piece(User(parts=(), message_id=message_id))
+                    await self.send(update)
 
     async def replay(
         self,
@@ -355,7 +373,7 @@ class SessionClient:
         message and calls are sent.
         """
         async with self._updating:
-            self._has_learned = False
+            self._has_learned, self.place.cursor = False, Cursor()
             replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             messages: deque[str] = deque(maxlen=MAX_REMEMBERED)
             calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
@@ -366,8 +384,7 @@ class SessionClient:
                             messages.append(id_)
                         case ToolResult(call=call):
                             calls.append(call)
-                    for event in replay.feed(entry):
-                        await self._send_all(updates.updates(event))
+                    await self._send_entry(entry, replay, updates)
                     self._replayed_to = max(self._replayed_to, entry.id)
             self._replayed_messages, self._replayed_calls = frozenset(messages), frozenset(calls)
             for event in replay.pause() if is_running else replay.end():
@@ -376,10 +393,124 @@ class SessionClient:
                 await self._send_all(self._live.catch_up(ended=calls, shown=self._replayed_messages))
         return updates
 
-    async def send(self, update: Update) -> None:
-        """Sends one update; does nothing once the editor is gone or the session closed."""
+    async def resume(
+        self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool] = lambda _message_id: False
+    ) -> None:
+        """Sends what a client has missed, except prompts that it has sent itself, and the running turn's unfinished
+        message and calls as far as the client does not have them.
+
+        :raises CursorGap: the client was sent part of a message that is not in the history.
+        """
+        async with self._updating:
+            self._has_learned = False
+            cursor = missed.cursor
+            self._check(missed)
+            replay, updates = Replay(), ReplayUpdates(self._caps, ReplayLimits(is_full=True))
+            self.place.cursor = cursor
+            for entry in missed.before:
+                for event in replay.feed(entry):
+                    updates.updates(event)
+                self.place.note_answer(entry)
+            skipped = cursor.pieces
+            for entry in missed.entries:
+                is_known = isinstance(entry.body, User) and is_own(entry.body.message_id)
+                left = await self._send_entry(
+                    entry, replay, updates, cursor=cursor, skipped=10**9 if is_known else skipped
+                )
+                skipped = skipped if is_known else left
+                self._replayed_to = max(self._replayed_to, entry.id)
+            bodies = [entry.body for entry in (*missed.before, *missed.entries)]
+            self._replayed_messages = frozenset(
+                body.message_id for body in bodies if isinstance(body, Assistant | User | Command)
+            )
+            self._replayed_calls = frozenset(body.call for body in bodies if isinstance(body, ToolResult))
+            for event in replay.pause() if is_running else replay.end():
+                await self._send_all(updates.updates(event))
+            if is_running:
+                unfinished = self._live.catch_up(
+                    ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor
+                )
+                await self._send_all(unfinished)
+            own = {entry.id for entry in (*missed.before, *missed.entries)}
+            for call in cursor.calls:
+                if call.assistant not in own and call not in self._replayed_calls and not self._live.knows(call):
+                    result = missed.results.get(call)
+                    body = result.body if result is not None and isinstance(result.body, ToolResult) else None
+                    await self._send_all(self._live.ended_elsewhere(call, body))
+
+    def _check(self, missed: Missed) -> None:
+        """:raises CursorGap: the client was sent more of a message than there is."""
+        cursor = missed.cursor
+        if not (cursor.text or cursor.thought):
+            return
+        answer = next((each.body for each in missed.entries if isinstance(each.body, Assistant)), None)
+        message_id, thought, text = (
+            self._live.message if answer is None else (answer.message_id, answer.thought, answer.text)
+        )
+        if message_id != cursor.message:
+            raise CursorGap(f"the message {cursor.message} is not in the present history of this session.")
+        if len(thought) < cursor.thought or len(text) < cursor.text:
+            raise CursorGap(f"the message {cursor.message} is shorter than what the client was sent of it.")
+
+    async def _send_entry(
+        self,
+        entry: Entry,
+        replay: Replay,
+        updates: ReplayUpdates,
+        *,
+        cursor: Cursor | None = None,
+        skipped: int = 0,
+    ) -> int:
+        """Sends an entry of the history, except what was sent before `cursor` and the first `skipped` updates.
+
+        Returns how many updates still have to be skipped.
+        """
+        found: list[tuple[Event, Update]] = []
+        for event in replay.feed(entry):
+            shown = event if cursor is None else _after(event, cursor)
+            found += [(event, update) for update in updates.updates(shown)] if shown is not None else []
+        if cursor is not None and isinstance(entry.body, Command) and entry.body.message_id == cursor.message:
+            found = [each for each in found if each[1]["sessionUpdate"] != "user_message_chunk"]
+        if isinstance(entry.body, PIECEMEAL):
+            found, skipped = found[skipped:], skipped if not found else 0
+        is_settled = not replay.holds_results
+        for index, (event, update) in enumerate(found, 1):
+            self.place.pass_update(event, update)
+            if index < len(found):
+                self.place.pass_piece(entry.body)
+            elif is_settled:
+                self.place.pass_entry(entry)
+            await self.send(update)
+        if not found and is_settled:
+            self.place.pass_entry(entry)
+        await self._after_sending()
+        return skipped
+
+    async def _send_event(self, event: Event, updates: Sequence[Update]) -> None:
+        """Sends the updates of an event. The last one has the cursor behind its entry."""
+        entry = event.entry if isinstance(event, events.EntryStored) else None
+        for index, update in enumerate(updates, 1):
+            self.place.pass_update(event, update)
+            if entry is not None and index < len(updates):
+                self.place.pass_piece(entry.body)
+            elif entry is not None:
+                self.place.pass_entry(entry)
+            await self.send(update)
+        if entry is not None and not updates:
+            self.place.pass_entry(entry)
+        await self._after_sending()
+
+    async def _after_sending(self) -> None:
+        """Called after the updates of an event."""
+
+    async def send(self, update: Update, *, has_place: bool = True) -> None:
+        """Sends one update; does nothing once the editor is gone or the session closed. `has_place`: the client has
+        everything up to this update."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
-            await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
+            params = {"sessionId": self._session_id, "update": update}
+            if self._caps.cursors and has_place and self._parent is None:
+                params["_meta"] = {CURSOR_KEY: str(self.place.cursor)}
+            await self._connection.notify("session/update", params)
             self.sent_at = time.monotonic()
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
@@ -481,14 +612,28 @@ class SessionClient:
         return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
+        """Sends updates that repeat the present state."""
         for update in updates:
+            self.place.pass_update(None, update)
             await self.send(update)
+        await self._after_sending()
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
     """What a turn of another client does, for a client of version 1, which otherwise only learns it from the response
     to its own prompt."""
     return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
+
+
+def _after(event: Event, cursor: Cursor) -> Event | None:
+    """The part of a piece of history that comes after `cursor`; None if there is none."""
+    match event:
+        case events.TextShown(message_id=message_id, text=text) if message_id == cursor.message:
+            return replace(event, text=text[cursor.text :]) if len(text) > cursor.text else None
+        case events.ThoughtShown(message_id=message_id, text=text) if message_id == cursor.message:
+            return replace(event, text=text[cursor.thought :]) if len(text) > cursor.thought else None
+        case _:
+            return event
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
