@@ -54,7 +54,8 @@ class Requester:
     not do it. `check` raises an error if a request to open a session asks for something that they may not have;
     `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
     `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints.
+    they may change what concerns the whole process, such as endpoints. `wants_cursors`: the client gets cursors even if
+    its capabilities do not ask for them.
     """
 
     view: Callable[[Store], Store] = lambda store: store
@@ -62,6 +63,7 @@ class Requester:
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
     may_configure: bool = True
+    wants_cursors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,11 @@ class OpenSessions:
         self.requester = requester or Requester()
         self._view: Store | None = None
         self._opened: dict[str, OpenSession] = {}
+
+    def use_capabilities(self, caps: ClientCapabilities) -> None:
+        """The client has these capabilities. Only a shared host has cursors."""
+        wants_cursors = caps.cursors or self.requester.wants_cursors
+        self.caps = replace(caps, cursors=wants_cursors and self.host.is_shared)
 
     @property
     def origin(self) -> Origin:
@@ -246,8 +253,12 @@ class OpenSessions:
                 await self._apply(store, hosted, session_id, request)
 
             def stays_open() -> bool:
-                is_watched = hosted is not None and hosted.is_watched_without(self.origin)
-                return hosted is not None and (has_unstored or hosted.session.busy or is_watched or is_watcher)
+                if hosted is None:
+                    return False
+                is_kept = host.is_shared and (
+                    is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
+                )
+                return has_unstored or hosted.session.busy or is_kept
 
             if not stays_open() and is_watcher:
                 contents, tail = None, await (await host.store()).open_session(session_id)
@@ -430,12 +441,7 @@ class OpenSessions:
         )
 
     def _start(
-        self,
-        tail: Tail,
-        request: OpenRequest,
-        contents: WorkspaceContents | None,
-        *,
-        is_watcher: bool = False,
+        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
     ) -> OpenSession:
         """Opens a session in the host, and on this connection. Does not wait."""
         host, row, dependencies = self.host, tail.row, self.host.dependencies
@@ -447,14 +453,14 @@ class OpenSessions:
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
             clients.follow(session.branch)
-            hosted = HostedSession(session=session, client=clients)
+            hosted = HostedSession(session=session, client=clients, request=request)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
             workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
             client = self._client(row.id, row.cwd, lambda: session)
             session = Session(host.adapters_for(row), client, self._through_editor(row.id, disk) or disk, servers, tail)
             self._bind(client, session)
-            hosted = HostedSession(session=session, client=client)
+            hosted = HostedSession(session=session, client=client, request=request)
             opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
         self._opened[row.id] = opened
         if contents is not None and contents.concerns_agents and not self.caps.notices:

@@ -81,9 +81,10 @@ class SessionExtras:
     """What a copy of a session keeps beyond what an export contains. `additional_directories`, `config` and `metadata`
     are JSON, as stored.
 
-    `inbox` are queued prompts: message id, parts as JSON, and time. `draft` is the stored part of an unfinished answer
-    below the leaf: turn, message id, pieces of text and thought, and time. `is_running` is true if a process that has
-    ended left a turn open. Permissions are not copied.
+    `shares` are the principals with whom it is shared, their access, and the time. `inbox` are queued prompts: message
+    id, parts as JSON, and time. `draft` is the stored part of an unfinished answer below the leaf: turn, message id,
+    pieces of text and thought, and time. `is_running` is true if a process that has ended left a turn open. Permissions
+    are not copied.
     """
 
     alias: str | None
@@ -93,7 +94,9 @@ class SessionExtras:
     config: str
     metadata: str
     calibration: float
+    principal: str | None
     is_running: bool
+    shares: tuple[tuple[str, str, int], ...] = ()
     inbox: tuple[tuple[str, str, int], ...] = ()
     draft: tuple[tuple[int, str, str, str, int], ...] = ()
 
@@ -174,7 +177,7 @@ class Admin(Protocol):
 
     async def find(self, name: str) -> str:
         """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`.
+        id begins with `name`. Aliases that principals have given do not count: several may have chosen the same.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """

@@ -408,3 +408,43 @@ async def test_clients_of_both_versions_share_a_session(tmp_path: Path) -> None:
         assert old.text() == "Hello you.Bye."
         kinds = [each["sessionUpdate"] for each in new.kinds_and_texts()]
         assert kinds.count("user_message") == 2
+
+
+async def test_a_client_that_comes_back_finds_its_session_as_it_was(tmp_path: Path) -> None:
+    async with shared(tmp_path) as host:
+        ann = await host.client()
+        session = await ann.new()
+        before = host.host.open[session]
+        await ann.drop()
+        again = await host.client()
+        await again.open("session/resume", session)
+        assert host.host.open[session] is before
+        (host.cwd / "below").mkdir()
+        await again.call("session/resume", sessionId=session, cwd=str(host.cwd / "below"), mcpServers=[])
+        assert host.host.open[session] is not before
+        assert host.host.open[session].session.branch.row.cwd == str(host.cwd / "below")
+
+
+async def test_sub_agents_are_shown_to_all_clients_also_to_one_that_joins(tmp_path: Path) -> None:
+    capabilities: dict[str, Any] = {"subagents": {}}
+    hold = anyio.Event()
+    order = call("task", description="Look", prompt="Look around.")
+    work = Say(text=("Look", "ing."), hold=hold)
+    async with shared(tmp_path, Say(calls=(order,)), work, Say(text=("Done.",))) as host:
+        ann, bob = await host.client(capabilities=capabilities), await host.client(capabilities=capabilities)
+        session = await ann.new()
+        await bob.open("session/resume", session)
+        turn = asyncio.create_task(ann.prompt(session, "go"))
+        await work.reached.wait()
+        eve = await host.client(capabilities=capabilities)
+        await eve.open("session/load", session)
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        for client in (bob, eve):
+            await client.until_kind("session_info_update", "end_turn")
+        for client in (ann, bob, eve):
+            (own,) = {each["sessionId"] for each in client.updates} - {session}
+            texts = [each["update"] for each in client.updates if each["sessionId"] == own]
+            assert transcript(texts)[0][2] == "Looking."
+            states = [each for each in client.kinds_and_texts() if each["sessionUpdate"] == "subagent_update"]
+            assert states[-1]["state"]["state"] == "idle"

@@ -122,12 +122,15 @@ async def test_a_copy_keeps_what_an_export_leaves_out_but_no_permissions(
     source, target = [await databases.open(await databases.place(engine)) for engine in (here, there)]
     await told(source)  # type: ignore[arg-type]
     await source.update_session("s1", SessionChanges(calibration=1.5, archived=True))
+    await source.create_session(new_session("of-ann", principal="ann", alias="cli:default"))
+    await source.share_session("of-ann", "bob", "read")
     usage = Usage(input_tokens=70, output_tokens=5, cached_tokens=2)
     await source.create_session(new_session("sub", parent_id="f1"))
     await source.append("sub", leaf=None, turn=1, entries=[NewEntry(body=said("x"), usage=usage, cost=0.5)])
     before = await exported(source)
-    assert [one.outcome for one in await copied(source, target)] == ["copied", "copied"]
-    for name in ("s1", "f1", "sub"):
+    assert [one.outcome for one in await copied(source, target)] == ["copied"] * 3
+    assert await target.shares("of-ann") == await source.shares("of-ann") != ()
+    for name in ("s1", "f1", "sub", "of-ann"):
         one, other = await source.session(name), await target.session(name)
         assert replace(other, conversation=one.conversation, leaf=one.leaf, newest_entry=one.newest_entry) == replace(
             one, permissions=()

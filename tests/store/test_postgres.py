@@ -6,27 +6,32 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import anyio
 import anyio.lowlevel
 import asyncpg
 import pytest
+from anyio.from_thread import start_blocking_portal
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text, Usage
-from crow.store import SessionChanges, Store
+from crow.store import Scope, SessionChanges, Store
 from crow.store.postgres import presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
-from tests.store.scenes import add, begin, converse, history, ids, new_session, said
+from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 from tests.support.postgres import Pooler, Wire, new_database, server_url
 
 PROJECT = Path(__file__).parents[2]
@@ -322,6 +327,35 @@ async def test_a_store_goes_on_after_the_server_ended_its_connections(url: str) 
     await other.close()
 
 
+async def test_a_turn_waits_for_a_server_that_restarts(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        user = await begin(store, "s1", "hi")
+        done: list[Entry] = []
+
+        async def answer() -> None:
+            new = [NewEntry(body=said("after the restart"))]
+            done.extend(await store.append("s1", leaf=user.id, turn=user.turn, entries=new))
+
+        wire.refuses = True
+        wire.cut()
+        await wire.refused.wait()
+        wire.refused.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(answer)
+            await wire.refused.wait()
+            assert done == []
+            wire.refuses = False
+        assert [entry.body for entry in done] == [said("after the restart")]
+        wire.refuses = True
+        wire.cut()
+        store.hurry()
+        await store.close()
+    with pytest.raises(StoreUnavailable, match="cannot be used"):
+        await PostgresStore.open(wire.url)
+
+
 def name_in(url: str) -> str:
     return url.rpartition("/crow_")[2].partition("?")[0].join(("crow_", ""))
 
@@ -430,6 +464,12 @@ async def test_turns_run_behind_a_pooler_that_gives_each_transaction_another_con
         await second.close()
 
 
+async def test_a_pooler_alone_is_refused_with_words_that_help(url: str) -> None:
+    async with Pooler.open(url, connections=1) as pooler:
+        with pytest.raises(StoreUnavailable, match=r"is a pooler; crow also needs .* database\.direct_url"):
+            await PostgresStore.open(pooler.url)
+
+
 # search
 
 CORPUS = (
@@ -463,3 +503,56 @@ async def test_both_engines_find_the_same(url: str, sqlite_store: SqliteStore) -
                 found.append(sorted((hit.session, hit.kind, hit.entry, hit.snippet) for hit in hits))
             assert found[0] == found[1], json.dumps([query, session_id])
     await postgres.close()
+
+
+LETTERS = st.sampled_from(
+    ["a", "B", "ab", "É", "é", "ß", "字", "漢字", "_", "%", "\\", '"', "*", " ", " ", "\n", "1", "İ", "ſ"]
+)
+WORDS = st.lists(LETTERS, min_size=1, max_size=12).map("".join)
+
+
+@asynccontextmanager
+async def both_engines(directory: Path) -> AsyncIterator[tuple[Store, ...]]:
+    async with new_database() as url:
+        postgres, sqlite = await PostgresStore.open(url), await SqliteStore.open(directory / "crow.db")
+        try:
+            yield postgres, sqlite
+        finally:
+            await postgres.close()
+            await sqlite.close()
+
+
+def test_both_engines_find_the_same_in_any_text(tmp_path: Path) -> None:
+    names = count()
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(both_engines(tmp_path)) as stores:
+
+        @settings(max_examples=8, database=None, deadline=None)
+        @given(texts=st.lists(WORDS, min_size=1, max_size=4), queries=st.lists(WORDS, min_size=4, max_size=8))
+        def compare(texts: list[str], queries: list[str]) -> None:
+            portal.call(compare_searches, stores, names, texts, queries)
+
+        compare()
+
+
+async def compare_searches(
+    stores: Sequence[Store], names: Iterator[int], texts: Sequence[str], queries: Sequence[str]
+) -> None:
+    for text in texts:
+        number = next(names)
+        name = f"s{number}"
+        for store in stores:
+            await store.create_session(
+                replace(new_session(name, cwd=f"/{number % 3}", title=text), model=f"Model-{number % 2}")
+            )
+            (answer,) = await add(store, name, said(text))
+            await add(store, name, result(answer.id, text))
+    for query in (*queries, *texts):
+        for scope in (Scope(), Scope(cwd="/1"), Scope(model="model-0"), Scope(before_ms=1)):
+            found = [await _found(store, query, name, scope) for store in stores]
+            assert found[0] == found[1], (query, scope)
+
+
+async def _found(store: Store, query: str, name: str, scope: Scope) -> object:
+    hits = await store.search(query, scope=scope, limit=10_000)
+    scanned = await store.scan(query, session_id=name, scope=scope)
+    return sorted((hit.session, hit.kind, hit.entry) for hit in (*hits, *scanned.hits))

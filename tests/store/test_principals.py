@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crow.adapters import open_admin
 from crow.domain.entries import CallRef, Entry, File, NewEntry, Remark
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.messages import Text
@@ -341,6 +342,11 @@ async def test_each_principal_has_its_own_aliases(scene: Scene) -> None:
     await scene.store.create_session(new_session("local", alias="home"))
     found = [await one.session_by_alias("home") for one in (scene.ann, scene.bob, scene.store)]
     assert [row.id if row else None for row in found] == ["a1", "b1", "local"]
+    admin = open_admin(scene.store)
+    assert await admin.find("home") == "local"
+    await scene.store.delete_session("local")
+    with pytest.raises(ArgumentError, match='No session "home"'):
+        await admin.find("home")
     with pytest.raises(ArgumentError, match='Alias "home" belongs to session b1'):
         await scene.bob.create_session(new_session("b2", alias="home"))
 

@@ -57,12 +57,14 @@ async def _administer(statement: str) -> None:
 
 
 class Wire:
-    """Forwards connections to the server of `server_url`. Use `open`."""
+    """Forwards connections to a server. While it `refuses`, new ones end at once. Use `open`."""
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)
         self._lines: list[_Line] = []
         self._holds_new = False
+        self.refuses = False
+        self.refused = asyncio.Event()
         self.url = ""
 
     @classmethod
@@ -100,6 +102,10 @@ class Wire:
             line.task.cancel()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            self.refused.set()
+            return
         far = await connect(self._server)
         task = asyncio.current_task()
         assert task is not None
@@ -186,7 +192,11 @@ class Pooler:
         self._tasks.add(task)
         client = _Client(writer, self._free)
         try:
-            await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big") - 4)
+            start = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big") - 4)
+            if b"\0synchronous_commit\0" in start:  # PgBouncer knows few parameters
+                words = b"SFATAL\0C08P01\0Munsupported startup parameter: synchronous_commit\0\0"
+                writer.write(b"E" + (len(words) + 4).to_bytes(4, "big") + words)
+                return
             writer.write(b"R\0\0\0\x08\0\0\0\0" + self._settings + b"K\0\0\0\x0c" + bytes(8) + b"Z\0\0\0\x05I")
             while (message := await read_message(reader))[:1] != b"X":
                 if client.backend is None:

@@ -414,6 +414,8 @@ class SessionState:
 async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
     """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the
     appended entries."""
+    if not state.is_running and not state.orphans:
+        return []
     added: list[tuple[NewEntry, int]] = []
     if state.is_running:
         answer = await _saved_draft(sql, state)

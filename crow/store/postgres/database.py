@@ -32,6 +32,8 @@ _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
 _ATTEMPTS = 3
+_RESTART_S = 10.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _MOST_COMMITS = 2
 _MOST_SHARING = 128
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
@@ -74,6 +76,7 @@ class Database:
         self._calls: deque[_Call] = deque()
         self._commits: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._was_reached = False
         self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
 
@@ -130,11 +133,9 @@ class Database:
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
         """Run a transaction. A read sees one state of the database. A broken connection is replaced before the
         first statement, and never later."""
-        if not is_read:
-            await self._check_lock()
         isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
         for attempt in range(_ATTEMPTS):
-            connection = await self._pool.acquire()
+            connection = await self._acquire(writes=not is_read)
             try:
                 transaction = connection.transaction(isolation=isolation, readonly=readonly)
                 try:
@@ -225,9 +226,29 @@ class Database:
             async with self.transaction(is_read=False) as sql:
                 rows: Sequence[Any] = await sql.fetchmany(calls[0].statement, values)
                 return rows
-        await self._check_lock()
-        async with self._pool.acquire() as connection:
+        connection = await self._acquire(writes=True)
+        try:
             return list(await connection.fetchmany(calls[0].statement, values))
+        finally:
+            await self._pool.release(connection)
+
+    async def _acquire(self, *, writes: bool) -> Any:
+        """Return a connection of the pool. If the server is restarting or being replaced, wait for a while."""
+        clock, pause_s = asyncio.get_running_loop().time, _SHORTEST_PAUSE_S
+        until = clock() + min(_RESTART_S, self.timeout_s)
+        while True:
+            try:
+                if writes:
+                    await self._check_lock()
+                connection = await self._pool.acquire()
+            except LOST:
+                if self._is_closed or not self._was_reached or clock() + pause_s > until:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                self._was_reached = True
+                return connection
 
     async def _check_lock(self) -> None:
         if self._is_read_only:
@@ -278,6 +299,8 @@ class _Failures:
             if self._database.is_closed:
                 raise StoreUnavailable(f"The {self._database.name} is closed.") from error
             words = str(error) or type(error).__name__
+            if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in words:
+                words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
             if isinstance(error, FileNotFoundError):
                 words = (
                     "No such file: either the server's socket, or what the URL has as sslrootcert, sslcert or sslkey."

@@ -153,6 +153,9 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
         inbox = await sql.fetch(
             "SELECT message_id, parts, created_ms, owner FROM crow.inbox WHERE session = $1 ORDER BY seq", session_id
         )
+        shares = await sql.fetch(
+            "SELECT principal, access, created_ms FROM crow.shares WHERE session = $1 ORDER BY principal", session_id
+        )
         draft = await sql.fetch(
             "SELECT turn, message_id, piece, created_ms FROM crow.drafts WHERE session = $1"
             " AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
@@ -163,11 +166,12 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
         owners |= {one["owner"] for one in inbox}
         query = "SELECT o FROM unnest($1::text[]) AS o WHERE crow.is_alive(o)"
         users += [readable(owner) for (owner,) in await sql.fetch(query, sorted(owners))]
-        stamps.append((*row, len(inbox), len(draft)))
+        stamps.append((*row, len(inbox), len(draft), shares))
         extras[session_id] = SessionExtras(
             **{name: row[name] for name in _EXTRA_COLUMNS},
             alias=row["alias"],
             is_running=row["state"] == "running",
+            shares=tuple(tuple(share) for share in shares),
             inbox=tuple((one["message_id"], one["parts"], one["created_ms"]) for one in inbox),
             draft=tuple(
                 (one["turn"], one["message_id"], *from_json(one["piece"], ["", ""]), one["created_ms"]) for one in draft
@@ -176,7 +180,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
     return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))
 
 
-_EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration")
+_EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 
 
 class SessionTaken(ArgumentError):
@@ -431,7 +435,8 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
     columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(_EXTRA_COLUMNS, start=5))
     await sql.execute(
         "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"
-        f" WHERE alias = $4) THEN NULL ELSE $4 END, {columns} WHERE id = $1",
+        " WHERE alias = $4 AND coalesce(principal, '') = coalesce($11::text, '')) THEN NULL ELSE $4 END,"
+        f" {columns} WHERE id = $1",
         session_id,
         *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
         None if extras.alias is None else plain(extras.alias),
@@ -440,6 +445,10 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
             for name in _EXTRA_COLUMNS
             for value in [getattr(extras, name)]
         ),
+    )
+    await sql.executemany(
+        "INSERT INTO crow.shares (session, principal, access, created_ms) VALUES ($1, $2, $3, $4)",
+        [(session_id, plain(principal), access, at_ms) for principal, access, at_ms in extras.shares],
     )
     await sql.executemany(
         "INSERT INTO crow.inbox (session, owner, message_id, parts, created_ms) VALUES ($1, $2, $3, $4, $5)",

@@ -376,7 +376,7 @@ class Importer:
 
 def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
     """Write what an export does not contain. An alias that another session has stays with that session."""
-    names = ("model", "mode", "additional_directories", "config", "metadata", "calibration")
+    names = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
     connection.execute(
         f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in names)}, state = ?, owner = ? WHERE id = ?",
         (
@@ -386,6 +386,9 @@ def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | Non
         ),
     )
     connection.execute("UPDATE OR IGNORE sessions SET alias = ? WHERE id = ?", (extras.alias, session_id))
+    for principal, access, created_ms in extras.shares:
+        values = {"principal": principal, "access": access, "created_ms": created_ms}
+        insert(connection, "shares", {"session": session_id, **values})
     for message_id, parts, created_ms in extras.inbox:
         values = {"message_id": message_id, "parts": parts, "created_ms": created_ms}
         insert(connection, "inbox", {"session": session_id, "owner": FORMER_OWNER, **values})
@@ -401,14 +404,17 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
     stamps: list[object] = []
     now = now_ms()
     for session_id in ids:
-        alias, model, mode, directories, config, metadata, calibration, *rest = connection.execute(
-            "SELECT alias, model, mode, additional_directories, config, metadata, calibration, state, owner, lease_ms,"
-            " leaf, turn, newest_entry, updated_ms FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+        alias, model, mode, directories, config, metadata, calibration, principal, *rest = connection.execute(
+            "SELECT alias, model, mode, additional_directories, config, metadata, calibration, principal, state, owner,"
+            " lease_ms, leaf, turn, newest_entry, updated_ms FROM sessions WHERE id = ? AND deleted_ms IS NULL",
             (session_id,),
         ).fetchone() or _no_session(session_id)
         state, owner, lease_ms, leaf, *_ = rest
         inbox = connection.execute(
             "SELECT message_id, parts, created_ms, owner FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
+        ).fetchall()
+        shares = connection.execute(
+            "SELECT principal, access, created_ms FROM shares WHERE session = ? ORDER BY principal", (session_id,)
         ).fetchall()
         draft = connection.execute(
             "SELECT turn, message_id, text, thought, created_ms FROM drafts WHERE session = ? AND after_leaf IS ?"
@@ -418,7 +424,7 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
         owners = [(owner, lease_ms)] if state == "running" else []
         owners += [(sender, max(created_ms, lease_ms)) for _, _, created_ms, sender in inbox]
         users += [readable(one) for one, sign_ms in owners if is_alive(one, lease_age_ms=now - sign_ms)]
-        stamps.append((alias, metadata, config, rest, len(inbox), len(draft)))
+        stamps.append((alias, metadata, config, rest, len(inbox), len(draft), shares))
         extras[session_id] = SessionExtras(
             alias=alias,
             model=model,
@@ -427,7 +433,9 @@ def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> Co
             config=config,
             metadata=metadata,
             calibration=calibration,
+            principal=principal,
             is_running=state == "running",
+            shares=tuple(shares),
             inbox=tuple((message_id, parts, created_ms) for message_id, parts, created_ms, _ in inbox),
             draft=tuple(draft),
         )
