@@ -17,7 +17,7 @@ import anyio.abc
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.branch import Branch
 from crow.agent.session import PendingPrompt
-from crow.domain.entries import Assistant, CallRef, ToolResult, User
+from crow.domain.entries import CallRef, Entry, ToolResult, User
 from crow.domain.events import (
     CallProgressed,
     Elicitation,
@@ -32,6 +32,7 @@ from crow.domain.events import (
     ThoughtShown,
 )
 from crow.domain.replay import RunningTurn
+from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
 from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
@@ -91,6 +92,7 @@ class Attachment:
 
     async def run(self) -> None:
         """Sends what waits, in order, until `detach`."""
+        use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
                 while self._items:
@@ -101,6 +103,8 @@ class Attachment:
                     except Exception:
                         logger.exception("An update could not be sent")
                         self._end("Internal error: an update could not be sent.")
+                        return
+                    if self.is_detached:
                         return
                     self._items.popleft()
                     self._bytes -= item.size
@@ -520,8 +524,7 @@ def _size(event: Event) -> int:
     match event:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
             return EVENT_BYTES + len(text)
-        case EntryStored(entry=entry):
-            body = entry.body
-            return EVENT_BYTES + (len(body.text) if isinstance(body, ToolResult | Assistant) else 0)
+        case EntryStored(entry=Entry(body=ToolResult(text=text))):
+            return EVENT_BYTES + len(text)
         case _:
             return EVENT_BYTES

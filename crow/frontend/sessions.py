@@ -137,7 +137,8 @@ class OpenSessions:
     def opened(self, session_id: object) -> OpenSession:
         """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        if opened is None or opened.session.closing:
+        is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
+        if opened is None or is_gone or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
@@ -238,6 +239,9 @@ class OpenSessions:
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
             hosted = host.open.get(session_id)
+            if hosted is not None and host.is_shared and hosted.session.closing:
+                await hosted.closed.wait()
+                hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
             if hosted is not None and self._view is not None:
                 await self._view.session(session_id)  # raises an error if this connection may not see it
