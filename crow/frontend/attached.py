@@ -17,7 +17,8 @@ import anyio.abc
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.branch import Branch
 from crow.agent.session import PendingPrompt
-from crow.domain.entries import CallRef, Entry, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
     CallProgressed,
     Elicitation,
@@ -74,14 +75,25 @@ class Attachment:
     `may_write`: whether the client may prompt and answer questions.
     """
 
-    def __init__(self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: SessionClient,
+        *,
+        origin: Origin,
+        may_write: bool,
+        drop: Callable[[str], None],
+        leave: Callable[[Attachment], None],
+    ) -> None:
         self.client = client
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
+        self.check: Callable[[], Awaitable[None]] | None = None
+        """Raises NoSuchSession or ArgumentError if the client's user may no longer see the session, or write in it."""
         self.editor: EditorWorkspace | None = None
         """The session's files and terminals, as this client serves them."""
         self._drop = drop
+        self._leave = partial(leave, self)
         self._items: deque[WaitingItem] = deque()
         self._bytes = 0
         self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
@@ -144,9 +156,24 @@ class Attachment:
             if item is not None:
                 self._progress[event.call] = (item, holder)
             return
+        if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
+            self.check_access()
         if isinstance(event, EntryStored) and isinstance(event.entry.body, ToolResult):
             self._progress.pop(event.entry.body.call, None)
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
+
+    def check_access(self) -> None:
+        """Checks, before anything further is sent, whether the client may still see the session."""
+        if self.check is not None:
+            self.put(self.leave_if_refused)
+
+    async def leave_if_refused(self) -> None:
+        """Leaves the session if the client may no longer see it or write in it."""
+        try:
+            if self.check is not None:
+                await self.check()
+        except (NoSuchSession, ArgumentError):
+            self._leave()
 
     async def flushed(self) -> None:
         """Waits until everything that waits now has been sent, or the client is detached."""
@@ -262,6 +289,9 @@ class OpenQuestion(Generic[Answer]):
                 return  # the end of the connection detaches the client
             except Exception:
                 logger.exception("A client could not be asked")
+                return
+            await attachment.leave_if_refused()
+            if attachment.is_detached:
                 return
             if isinstance(answer, Failure):
                 self._failures[attachment] = answer.answer
@@ -420,7 +450,7 @@ class AttachedClients(ClientGroup):
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
         """Sends everything from now on to one more client, too. The client knows the running turn so far."""
-        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop)
+        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
             client.note_state(state)
@@ -496,8 +526,9 @@ class AttachedClients(ClientGroup):
         sender = self._senders.get(prompt.message_id)
         self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
         self.last_turn = {"state": "running"}
-        for attachment in self.attachments:
+        for attachment in tuple(self.attachments):
             is_own = self.is_own_prompt(attachment, prompt.message_id)
+            attachment.check_access()
             attachment.put(partial(attachment.client.show_turn, prompt, leaf, is_own=is_own))
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
@@ -505,7 +536,7 @@ class AttachedClients(ClientGroup):
         sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
-        for attachment in self.attachments:
+        for attachment in tuple(self.attachments):
             is_own = attachment is sender
             attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
         self._turn_id, self._turn_origin = "", None

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 
@@ -19,10 +19,15 @@ from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, Too
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
-from crow.frontend import tool_calls
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap, CursorTracker, Missed
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.questions import (
+    elicitation_answer,
+    elicitation_params,
+    permission_answer,
+    permission_params,
+)
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import (
@@ -53,15 +58,6 @@ MAX_WAITING_QUESTIONS = 16
 
 MAX_REMEMBERED = 1_000
 """For at most this many of the last messages and calls of a replay, it is remembered that they were sent."""
-
-PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
-    "allow_once": "allow_once",
-    "allow_always": "allow_always",
-    "allow_writes": "allow_always",
-    "reject_once": "reject_once",
-    "reject_always": "reject_always",
-}
-"""The options of a permission question, and their kinds in the protocol."""
 
 
 class RequestParams(dict[str, Any]):
@@ -636,82 +632,6 @@ def _after(event: Event, cursor: Cursor) -> Event | None:
             return event
 
 
-def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """The parameters of `session/request_permission`.
-
-    They repeat everything about the call, because many clients build their dialog from this request alone. A call that
-    is too large to be shown whole can only be allowed or rejected once.
-    """
-    announcement = question.plan.announcement
-    call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
-    content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
-    )
-    if content:
-        call["content"] = content
-    always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
-    labels = {"allow_once": "Allow", "reject_once": "Reject"}
-    if always:
-        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {never}"}
-    if always and question.offers_writes:
-        network = " or use the network" if has_network else ""
-        labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
-    options = [
-        {"optionId": answer, "kind": kind, "name": labels[answer]}
-        for answer, kind in PERMISSION_KINDS.items()
-        if answer in labels
-    ]
-    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    # A rule with hidden characters would have to be escaped, and would then no longer name this call.
-    has_rule = question.rule and safe(question.rule) == question.rule
-    return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
-
-
-def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
-
-    An "always" answer that was not `offered` counts as the matching "once" answer.
-    """
-    match result:
-        case {"outcome": {"outcome": "cancelled"}}:
-            return "cancelled"
-        case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
-            once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
-            return kind if kind in offered else once
-        case _:
-            return "reject_once"
-
-
-def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """The parameters of `elicitation/create`."""
-    params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
-    if question.call is not None:
-        params["toolCallId"] = question.call.call_id
-    match question:
-        case events.FormQuestion(schema=schema):
-            return params | {"mode": "form", "requestedSchema": {"type": "object", **schema}}
-        case events.UrlQuestion(url=url, id=question_id):
-            return params | {"mode": "url", "url": url, "elicitationId": question_id}
-        case _:
-            assert_never(question)
-
-
-def elicitation_answer(result: object) -> ElicitationAnswer:
-    """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
-
-    Values of types that a form cannot contain are dropped.
-    """
-    match result:
-        case {"action": "accept", "content": dict(content)}:
-            values = {key: value for key, value in content.items() if _is_form_value(value)}
-            return ElicitationAnswer(action="accept", content=values)
-        case {"action": "accept" | "decline" as action}:
-            return ElicitationAnswer(action=action)
-        case _:
-            return ElicitationAnswer(action="cancel")
-
-
 def refusal_text(error: RequestError) -> str:
     """The editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
     match error.data:
@@ -719,9 +639,3 @@ def refusal_text(error: RequestError) -> str:
             return text
         case _:
             return str(error)
-
-
-def _is_form_value(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, str | int | float)

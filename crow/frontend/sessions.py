@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -461,6 +462,8 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        if hasattr(self._view, "require"):
+            attachment.check = partial(self.require, session.id, "read" if is_watcher else "write")
         # Only a user of this machine has the same files in the editor.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)

@@ -6,18 +6,20 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.domain.errors import NoSuchSession
 from crow.domain.events import FormQuestion
 from crow.frontend import attached
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
 from crow.frontend.v2 import NegotiatingAgent
+from crow.store import Store
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared, transcript
 
@@ -509,3 +511,50 @@ async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monk
         bob.blocked.set()
         with pytest.raises(ConnectionError):
             await bob.prompt(session, "too late")
+
+
+class Revocable:
+    """The store, as a user sees it whose access can be taken away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_revoked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def require(self, session_id: str, _access: str) -> None:
+        if self.is_revoked:
+            raise NoSuchSession(session_id)
+
+
+async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more(tmp_path: Path) -> None:
+    views: list[Revocable] = []
+
+    def view(store: Store) -> Store:
+        views.append(Revocable(store))
+        return cast(Store, views[-1])
+
+    async with shared(tmp_path, write("a.txt"), Say(text=("Secret.",))) as host:
+        ann, eve = await host.client(), await host.client(requester=Requester(view=view))
+        session = await ann.new()
+        await eve.open("session/resume", session)
+
+        async def answer(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            views[0].is_revoked = True
+            return ALLOW
+
+        eve.on_request = answer
+
+        async def later(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await eve.asked.wait()
+            while len(host.host.open[session].clients.attachments) > 1:
+                await anyio.lowlevel.checkpoint()
+            return REJECT
+
+        ann.on_request = later
+        await ann.prompt(session, "write")
+        assert not (host.cwd / "a.txt").exists()
+        assert "Secret." not in str(eve.updates)
+        with pytest.raises(RequestError, match="Session not found"):
+            await eve.prompt(session, "hello")
