@@ -22,7 +22,7 @@ from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
-from crow.settings.values import McpServerSettings, expand_variables
+from crow.settings.values import McpServerSettings, expand_variables, static_part
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
 from crow.tools import Ports, Workspace
 from crow.tools.process import HiddenKeys
@@ -182,22 +182,33 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
     )
 
 
-def open_workspace(loaded: LoadedSource, cwd: str, directories: Sequence[str]) -> Workspace:
-    """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys."""
+def open_workspace(
+    loaded: LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
+) -> Workspace:
+    """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys. Tools cannot
+    leave a workspace that `is_bounded`, and its commands see nothing else below `serve.roots`."""
     paths = loaded().paths
     config = paths.config_file.parent
     return DiskWorkspace(
         cwd,
         directories,
         keys=lambda: hidden_keys(loaded()),
-        own=(paths.config_file, paths.database, paths.log_file),
+        own=(paths.config_file, paths.database, paths.log_file, *server_files(loaded())),
         own_folders=own_folders(paths, cwd),
         own_readable=(config / "skills", config / "agents", config / "commands"),
-        confiner=open_confiner(loaded(), cwd, directories),
+        confiner=open_confiner(loaded(), cwd, directories, is_bounded=is_bounded),
+        is_bounded=is_bounded,
     )
 
 
-def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Confiner | None:
+def server_files(loaded: Loaded) -> tuple[Path, ...]:
+    """The files of `crow serve` that nobody else may read or write."""
+    settings = loaded.settings.serve
+    names = (settings.tls_key, settings.tls_cert, settings.log_file)
+    return tuple(loaded.paths.config_file.parent / name for name in names if name is not None)
+
+
+def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False) -> Confiner | None:
     """What confines a workspace's commands; None if the user has switched confinement off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
@@ -214,7 +225,8 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str]) -> Confi
         network=sandbox.network,
         readable=sandbox.readable,
         writable=sandbox.writable,
-        own=(*files, *own_folders(paths, cwd)),
+        own=(*files, *server_files(loaded), *own_folders(paths, cwd)),
+        masked=tuple(map(static_part, loaded.settings.serve.roots)) if is_bounded else (),
         caches=paths.cache_dir / "commands",
     )
     return KernelConfiner([Path(cwd), *map(Path, directories)], options)

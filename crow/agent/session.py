@@ -149,6 +149,11 @@ class Session:
         return bool(self._queue)
 
     @property
+    def waiting_prompts(self) -> int:
+        """How many prompts wait for the end of the running one."""
+        return max(0, len(self._queue) - 1)
+
+    @property
     def busy(self) -> bool:
         """Whether a prompt runs or waits, or a sub-agent works in the background."""
         return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))

@@ -23,6 +23,7 @@ from crow.export.redact import Redactor, redactor
 from crow.store import SessionChanges
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
 from crow.store.portable import clean_title
+from crow.store.principals import check_principal
 from crow.store.sqlite.transfer import ImportDefaults
 from crow.store.transcript import Transcript, time_text
 
@@ -92,6 +93,21 @@ async def set_archived(context: SessionsContext, *, archived: bool) -> None:
         row = await context.store.update_session(name, SessionChanges(archived=archived))
         values = {"id": row.id, "title": row.title, "archived": row.archived}
         _report(context, [values], f"{_name(row.id, row.title)}: {'archived' if archived else 'back on the list'}")
+
+
+async def share(context: SessionsContext) -> None:
+    """`crow sessions share` and `crow sessions unshare`."""
+    (session_id,) = await context.find_ids()
+    principal, access = check_principal(context.options.principal), context.options.access
+    had = {one.principal: one.access for one in await context.store.shares(session_id)}
+    if access is None and principal not in had:
+        with_whom = ", ".join(had) or "nobody"
+        raise ArgumentError(f'Session {session_id} is not shared with "{principal}"; it is shared with {with_whom}.')
+    await context.store.share_session(session_id, principal, access)
+    row = await context.store.session(session_id)
+    words = f"no longer shared with {principal}" if access is None else f"{principal} may {access} it"
+    values = {"id": row.id, "title": row.title, "principal": principal, "access": access}
+    _report(context, [values], f"{_name(row.id, row.title)}: {words}")
 
 
 async def rename(context: SessionsContext) -> None:

@@ -136,7 +136,8 @@ async def show_session(context: SessionsContext) -> None:
             print_json([{**head, "body": json.loads(text or "{}")}])
         return None
     transcript = Transcript(is_full=context.options.full)
-    print_markdown(transcript.head(await context.store.session(session_id)))
+    shares = await context.store.shares(session_id)
+    print_markdown(transcript.head(await context.store.session(session_id), shares))
     async for entry in history:
         print_markdown(transcript.feed(entry))
     return None
@@ -447,6 +448,7 @@ def _listed_values(one: ListedSession) -> Mapping[str, object]:
         "id": row.id,
         "title": row.title,
         "alias": row.alias,
+        "principal": row.principal,
         "cwd": row.cwd,
         "created": time_text(row.created_ms, "seconds"),
         "used": time_text(one.used_ms, "seconds"),

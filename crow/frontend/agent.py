@@ -16,7 +16,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.entries import Entry
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -64,6 +64,9 @@ ID_BYTES = 1_000
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
 """How long unfinished requests may still run after the end of stdin."""
+
+CHECK_SHARES_S = 2.0
+"""A client that may no longer see a session gets its updates for at most about this long."""
 
 SHORT_ENTRIES = 30
 """Closing a session does not cancel a load of at most this many entries, because that takes only a moment."""
@@ -141,6 +144,8 @@ async def _serve_shared(
 ) -> None:
     async with anyio.create_task_group() as tasks:
         agent = agent_type(host, connection, tasks, requester)
+        if requester is not None and not requester.may_configure:
+            tasks.start_soon(agent.check_shares)
         try:
             await connection.run(agent.handle)
         finally:
@@ -205,7 +210,7 @@ class AcpAgent:
         if is_notification:
             match method, params:
                 case "session/cancel", _:
-                    with suppress(NoSuchSession, ArgumentError):
+                    with suppress(CrowError):
                         if self._host.is_shared:
                             await self._sessions.require(params.get("sessionId"), "write")
                         self._sessions.cancel(params.get("sessionId"))
@@ -220,6 +225,9 @@ class AcpAgent:
             raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:
+            check = self._sessions.requester.check_params
+            if check is not None and method != "initialize":
+                await check(method, params, await self._sessions.store())
             return await self._answer(method, params)
         except CrowError as error:
             raise error_response(error) from error
@@ -247,6 +255,15 @@ class AcpAgent:
         for scope in tuple(self._running.values()):
             scope.cancel()
         await self._host.close_all()
+
+    async def check_shares(self) -> None:
+        """Checks every few seconds whether the sessions of this connection are still shared with its user."""
+        while True:
+            await anyio.sleep(CHECK_SHARES_S)
+            try:
+                await self._sessions.check_again()
+            except StoreError as error:
+                logger.warning("Shares cannot be checked now: %s", error)
 
     def leave(self) -> None:
         """Leaves all sessions. Requests other than prompts end with an error."""
@@ -321,7 +338,10 @@ class AcpAgent:
         return self._told_auth_status
 
     def _present_auth_status(self) -> dict[str, Any]:
-        return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
+        if self._is_logged_out:
+            return LOGGED_OUT_STATUS
+        status = self._dependencies.endpoints.credentials().as_json()
+        return status if self._sessions.requester.may_configure else status | {"accounts": []}
 
     def _tell_auth_status(self) -> None:
         """Sends a changed authentication status to a client that has asked for the status before."""

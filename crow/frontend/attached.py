@@ -39,6 +39,7 @@ from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
+from crow.store import Access
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ Origin = object
 class WaitingItem:
     """Something that waits to be sent to a client. `size` is about how much memory it takes, in bytes."""
 
-    send: Callable[[], Awaitable[None]]
+    send: Callable[[], Awaitable[object]]
     size: int
     is_begun: bool = False
 
@@ -88,8 +89,9 @@ class Attachment:
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
-        self.check: Callable[[], Awaitable[None]] | None = None
-        """Raises NoSuchSession or ArgumentError if the client's user may no longer see the session, or write in it."""
+        self.check: Callable[[Access], Awaitable[None]] | None = None
+        """Raises NoSuchSession if the client's user may no longer see the session, and ArgumentError if the user may do
+        less with it."""
         self.editor: EditorWorkspace | None = None
         """The session's files and terminals, as this client serves them."""
         self._drop = drop
@@ -124,7 +126,7 @@ class Attachment:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[None]], size: int = EVENT_BYTES) -> WaitingItem | None:
+    def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
         """Calls `send` when everything before it has been sent."""
         if self.is_detached:
             return None
@@ -165,15 +167,20 @@ class Attachment:
     def check_access(self) -> None:
         """Checks, before anything further is sent, whether the client may still see the session."""
         if self.check is not None:
-            self.put(self.leave_if_refused)
+            self.put(partial(self.has_access, "read"))
 
-    async def leave_if_refused(self) -> None:
-        """Leaves the session if the client may no longer see it or write in it."""
+    async def has_access(self, access: Access) -> bool:
+        """Whether the client may still do this. A client that may not even see the session leaves it."""
         try:
             if self.check is not None:
-                await self.check()
-        except (NoSuchSession, ArgumentError):
+                await self.check(access)
+        except NoSuchSession:
             self._leave()
+        except ArgumentError:
+            self.may_write = False
+        else:
+            return True
+        return False
 
     async def flushed(self) -> None:
         """Waits until everything that waits now has been sent, or the client is detached."""
@@ -290,8 +297,8 @@ class OpenQuestion(Generic[Answer]):
             except Exception:
                 logger.exception("A client could not be asked")
                 return
-            await attachment.leave_if_refused()
-            if attachment.is_detached:
+            if not await attachment.has_access("write"):
+                self.note_change()
                 return
             if isinstance(answer, Failure):
                 self._failures[attachment] = answer.answer

@@ -84,8 +84,8 @@ class ClientConnection(Protocol):
         """Sends the pending messages, closes the connection and cancels the remaining handlers."""
         ...
 
-    def stop(self) -> None:
-        """Acts as if the client were gone."""
+    def stop(self, reason: str = "") -> None:
+        """Acts as if the client were gone. If it can be told the reason, it is."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:

@@ -192,7 +192,7 @@ class SessionHost:
         self._store: Store | None = None
         self._adapters: Adapters | None = None
         self._opening_store = asyncio.Lock()
-        self._known_directories: set[str] = set()
+        self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
 
     @property
@@ -357,9 +357,10 @@ class SessionHost:
     async def inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
         """What is in the directory; None if the user has worked there before or this process has inspected it."""
         cwd = request.cwd
-        if cwd in self._known_directories:
+        known = (getattr(store, "principal", None), cwd)  # another user may have worked there
+        if known in self._known_directories:
             return None
-        self._known_directories.add(cwd)
+        self._known_directories.add(known)
         paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
         if await store.is_known_directory(paths):
             return None

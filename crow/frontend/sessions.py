@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +38,7 @@ from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
@@ -52,7 +52,8 @@ class Requester:
 
     `view` returns the part of the store that they may see. If it has a method `require`, that method is called with a
     session's id and `read`, `write` or `own` before anything is done with the session; it raises an error if they may
-    not do it. `check` raises an error if a request to open a session asks for something that they may not have.
+    not do it. `check` raises an error if a request to open a session asks for something that they may not have;
+    `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
     `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
     they may change what concerns the whole process, such as endpoints. `wants_cursors`: the client gets cursors even if
     its capabilities do not ask for them.
@@ -60,6 +61,7 @@ class Requester:
 
     view: Callable[[Store], Store] = lambda store: store
     check: Callable[[OpenRequest], None] = lambda _request: None
+    check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
     may_configure: bool = True
     wants_cursors: bool = False
@@ -129,7 +131,7 @@ class OpenSessions:
             self._view = self.requester.view(store)
         return self._view
 
-    async def require(self, session_id: object, access: Literal["read", "write", "own"]) -> None:
+    async def require(self, session_id: object, access: Access) -> None:
         """:raises NoSuchSession: the connection may not see the session. :raises ArgumentError: it may not do that."""
         require = getattr(await self.store(), "require", None) if self.host.is_shared else None
         if require is not None and isinstance(session_id, str):
@@ -207,6 +209,7 @@ class OpenSessions:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
         self.requester.check(request)
         store = await self.store()
+        await self.require(session_id, "read")  # a stranger must not learn what is open here, nor wait for its lock
         self.host.refuse_if_running(session_id)
         contents = await self.host.inspect_if_new(store, request)
         async with self.host.lock(session_id):
@@ -246,7 +249,11 @@ class OpenSessions:
             has_unstored = hosted is not None and not await hosted.session.settle()
             if hosted is not None and self._view is not None:
                 await self._view.session(session_id)  # raises an error if this connection may not see it
-            is_watcher = request.is_watcher or await self._is_reader(session_id)
+            access = await self._access(session_id)
+            if access != "own":  # only the owner can move a session or give it servers
+                row = await store.session(session_id)
+                request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
+            is_watcher = request.is_watcher or access == "read"
             if not is_watcher:
                 await self._apply(store, hosted, session_id, request)
 
@@ -297,10 +304,21 @@ class OpenSessions:
                 self.detach(opened)
             raise
 
-    async def _is_reader(self, session_id: str) -> bool:
-        """Whether the session was shared with the user of this connection only for reading."""
+    async def _access(self, session_id: str) -> Access | None:
+        """What the user of this connection may do with a session. If nobody is kept out, that is everything."""
         access = getattr(await self.store(), "access", None)
-        return access is not None and await access(session_id) == "read"
+        found: Access | None = "own" if access is None else await access(session_id)
+        return found
+
+    async def check_again(self) -> None:
+        """Leaves the sessions that are no longer shared with the user of this connection, and stops writing to those
+        that are shared only for reading now."""
+        for opened in tuple(self._opened.values()):
+            access = await self._access(opened.session.id)
+            if access is None:
+                self.detach(opened)
+            elif access == "read" and opened.attachment is not None:
+                opened.attachment.may_write = False
 
     async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
         """Stores the metadata of `request`, and its configuration if the session is open."""
@@ -319,6 +337,7 @@ class OpenSessions:
 
         :raises NoSuchSession: this connection has not opened it.
         """
+        self.opened(session_id)
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
             if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):
@@ -427,7 +446,12 @@ class OpenSessions:
         )
 
     def _start(
-        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
+        self,
+        tail: Tail,
+        request: OpenRequest,
+        contents: WorkspaceContents | None,
+        *,
+        is_watcher: bool = False,
     ) -> OpenSession:
         """Opens a session in the host, and on this connection. Does not wait."""
         host, row, dependencies, caps = self.host, tail.row, self.host.dependencies, self.caps
@@ -463,7 +487,7 @@ class OpenSessions:
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
         if hasattr(self._view, "require"):
-            attachment.check = partial(self.require, session.id, "read" if is_watcher else "write")
+            attachment.check = partial(self.require, session.id)
         # Only a user of this machine has the same files in the editor.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)
@@ -497,7 +521,7 @@ class OpenSessions:
 
     def _drop(self, reason: str) -> None:
         logger.warning("A client is dropped: %s", reason)
-        self._connection.stop()
+        self._connection.stop(reason)
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
         """Store the directories, model and configuration of `request`, and return the changed session. A change of the
@@ -517,7 +541,9 @@ class OpenSessions:
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
             return tail
         rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
-        changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+        changes = SessionChanges(model=model)
+        if (row.cwd, row.additional_directories) != (cwd, directories):
+            changes |= SessionChanges(cwd=cwd, additional_directories=directories, permissions=rules)
         try:
             if row.model not in ("", model) and tail.entries:
                 with suppress(LeafMoved, SessionBusy):

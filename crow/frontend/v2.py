@@ -7,6 +7,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from crow import __version__
@@ -241,6 +242,22 @@ class VersionedSessions(OpenSessions):
         opened = self._opened.get(session_id)
         return None if opened is None else opened.session
 
+    async def find_to_cancel(self, session_id: object) -> Session | None:
+        """The open session with this id, if this client may cancel what others have prompted there."""
+        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
+        if opened is None or not self._may_write(opened):
+            return None
+        try:
+            await self.require(session_id, "write")
+        except CrowError:
+            return None
+        return opened.session
+
+    def is_watched_by_others(self, session_id: str) -> bool:
+        """Whether other clients have opened the session, too."""
+        opened = self._opened.get(session_id)
+        return opened is not None and opened.hosted.is_watched_without(self.origin)
+
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
         """See `OpenSessions.introduce`. In version 2, the commands are added, and the mode is only a config option."""
         answer = super().introduce(opened)
@@ -270,8 +287,7 @@ class NegotiatingAgent(AcpAgent):
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """See `AcpAgent.handle`. In version 2, `session/cancel` also takes back the waiting prompts."""
         if is_notification and method == "session/cancel" and self._sessions.is_v2:
-            session_id = params.get("sessionId")
-            revoke_waiting(self._sessions.find(session_id) if isinstance(session_id, str) else None)
+            revoke_waiting(await self._sessions.find_to_cancel(params.get("sessionId")))
         return await super().handle(method, params, is_notification)
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
@@ -353,7 +369,8 @@ class NegotiatingAgent(AcpAgent):
         session_id = text_in(params, "sessionId")
         session = self._sessions.find(session_id)
         if session is not None:
-            revoke_waiting(session)
+            if not self._sessions.is_watched_by_others(session_id):
+                revoke_waiting(await self._sessions.find_to_cancel(session_id))
             try:
                 await self._sessions.close(session_id)
             except NoSuchSession:
@@ -361,7 +378,10 @@ class NegotiatingAgent(AcpAgent):
         return {}
 
     async def _delete_v2(self, params: RequestParams) -> dict[str, Any]:
-        revoke_waiting(self._sessions.find(text_in(params, "sessionId")))
+        session_id = text_in(params, "sessionId")
+        with suppress(NoSuchSession):
+            await self._sessions.require(session_id, "own")
+            revoke_waiting(self._sessions.find(session_id))
         return await self._delete(params)
 
     async def _set_config_option_v2(self, params: RequestParams) -> dict[str, Any]:
@@ -377,8 +397,8 @@ class NegotiatingAgent(AcpAgent):
         return {"configOptions": config_options(answer["configOptions"])}
 
     async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
-        session, call_id = self._sessions.get(text_in(params, "sessionId")), text_in(params, "toolCallId")
-        scope = session.running_calls.get(call_id)
+        opened, call_id = await self._writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
+        scope = opened.session.running_calls.get(call_id)
         if scope is None:
             raise ArgumentError(f"toolCallId is {describe(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()

@@ -8,6 +8,7 @@ evaluate them a second time at every start.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Switch = Annotated[bool, Expected("true or false")]
 Tokens = Annotated[int, Field(ge=1), Expected("a whole number of tokens, such as 4000")]
+Count = Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 100")]
 Window = Annotated[int, Field(ge=2000), Expected("a whole number of tokens, such as 128000")]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("US dollars per million tokens, such as 2.5")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
@@ -432,6 +434,58 @@ class LogSettings(Section):
     """The lowest level that is logged. Environment: CROW_LOG."""
 
 
+PRINCIPAL_PART = "{principal}"
+"""What stands for a principal's name in `serve.roots`."""
+
+
+def static_part(root: str) -> Path:
+    """The part of an entry of `serve.roots` that is the same for all principals."""
+    parts = Path(root).parts
+    return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
+
+
+class ServeSettings(Section):
+    """`crow serve`."""
+
+    listen: Annotated[
+        NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
+    ] = "127.0.0.1:7431"
+    """Where the server listens. `crow serve --listen` takes precedence."""
+    tls_cert: Annotated[NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
+    """The certificate for TLS. A relative path is resolved against the directory of config.toml."""
+    tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
+    """The private key of the certificate."""
+    hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
+    """Names under which clients reach the server, besides localhost and addresses. Requests for other names are
+    refused."""
+    origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
+    """Web pages that may connect. Other pages are refused; programs that are no browsers send no origin."""
+    operators: Annotated[Strings, Expected('a list of principals, such as ["prometheus"]')] = ()
+    """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
+    trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
+    """Proxies whose X-Forwarded-For header tells the address of the client."""
+    roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/work/{principal}"]')] = ()
+    """Directories below which the workspaces of principals must be, with links resolved. `{principal}` stands for the
+    name of the principal. A server with tokens needs at least one."""
+    client_servers: Switch = False
+    """Whether principals may bring MCP servers of their own: programs that start on this machine unconfined, and URLs
+    that it calls. Turn this on only for principals whom you would give a shell."""
+    max_connections: Count = 1000
+    """How many clients may be connected at once."""
+    max_connections_each: Count = 100
+    """How many of them may belong to one principal."""
+    drain_timeout_s: Seconds = 60.0
+    """Seconds that running turns get to finish after SIGTERM. Then they are cancelled and stored."""
+    autostart: Switch = False
+    """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it when none runs."""
+    idle_timeout_s: Annotated[
+        float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 3600; 0 for never")
+    ] = 3600.0
+    """After how many seconds without a client and without a running turn the resident server ends; 0 for never."""
+    log_file: Annotated[NonEmpty, Expected("the path of a file")] | None = None
+    """Where the server's log goes, one JSON object per line. If unset, to stderr."""
+
+
 class Settings(Section):
     """Everything that can be set in crow's config.toml."""
 
@@ -452,6 +506,7 @@ class Settings(Section):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
         Expected("a table for each server: [mcp_servers.NAME] with command or url"),

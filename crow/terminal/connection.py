@@ -198,7 +198,7 @@ class TerminalConnection:
         if tasks:
             await asyncio.wait(tasks)
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:  # noqa: ARG002 - the process ends anyway
         """End the connection: the front end closes everything. See `ClientConnection`."""
         self._stopped.set()
 

@@ -18,6 +18,7 @@ from crow.frontend.host import ServerDependencies, SessionHost, share_host
 from crow.frontend.sessions import Requester
 from crow.settings import load_settings
 from crow.store import Store
+from crow.store.principals import session_view
 from crow.terminal.connection import TerminalConnection
 from tests.support.scripted_model import Say, ScriptedModel
 
@@ -146,13 +147,18 @@ class Shared:
 
 @asynccontextmanager
 async def shared(
-    directory: Path, *says: Say, change: Callable[[ServerDependencies], ServerDependencies] = lambda each: each
+    directory: Path,
+    *says: Say,
+    change: Callable[[ServerDependencies], ServerDependencies] = lambda each: each,
+    has_principals: bool = False,
 ) -> AsyncIterator[Shared]:
-    """A shared host below `directory`, whose model says this."""
+    """A shared host below `directory`, whose model says this. With `has_principals`, it is as on a server with
+    tokens."""
     cwd = directory / "work"
     cwd.mkdir(exist_ok=True)
     (directory / "home").mkdir(exist_ok=True)
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(directory / "home"), "CROW_MODEL": "offline"}))
+    wiring.is_bounded = lambda: has_principals
     model, dependencies = ScriptedModel(*says), wiring.dependencies()
 
     async def scripted(_name: str) -> ScriptedModel:
@@ -162,7 +168,7 @@ async def shared(
         return replace(wiring.adapters(store), model=scripted)
 
     dependencies = change(replace(dependencies, adapters=adapters))
-    async with share_host(dependencies) as host:
+    async with share_host(dependencies, session_view=session_view if has_principals else None) as host:
         made = Shared(host, dependencies, cwd, model)
         try:
             yield made

@@ -13,13 +13,14 @@ from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.database import Database, JournalMode, transaction
 from crow.store.sqlite.lease import Owner, open_stores
+from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
 
 logger = logging.getLogger(__name__)
 
 
-class SqliteStore(TurnMethods, SessionMethods, SearchMethods, UsageMethods, Store):
+class SqliteStore(TurnMethods, SessionMethods, SearchMethods, UsageMethods, PrincipalMethods, Store):
     """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
 
     def __init__(self, database: Database, owner: str) -> None:
