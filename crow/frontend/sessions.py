@@ -55,8 +55,7 @@ class Requester:
     not do it. `check` raises an error if a request to open a session asks for something that they may not have;
     `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
     `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints. `wants_cursors`: the client gets cursors even if
-    its capabilities do not ask for them.
+    they may change what concerns the whole process, such as endpoints.
     """
 
     view: Callable[[Store], Store] = lambda store: store
@@ -64,7 +63,6 @@ class Requester:
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
     may_configure: bool = True
-    wants_cursors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +113,7 @@ class OpenSessions:
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
         """The client has these capabilities. Only a shared host has cursors."""
-        wants_cursors = caps.cursors or self.requester.wants_cursors
-        self.caps = replace(caps, cursors=wants_cursors and self.host.is_shared)
+        self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
 
     @property
     def origin(self) -> Origin:

@@ -126,7 +126,7 @@ async def test_a_cut_anywhere_in_a_load_can_be_continued(tmp_path: Path) -> None
         session = await writer.new()
         await writer.prompt(session, "go")
         await writer.prompt(session, "/history")
-        loading = await host.client(requester=Requester(wants_cursors=True))
+        loading = await host.client(capabilities=CURSORS)
         loaded = len((await loading.open("session/load", session))["configOptions"]) and len(loading.updates)
         everything = seen(loading.updates[:loaded])
         assert len(everything) == 8
