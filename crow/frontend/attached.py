@@ -20,6 +20,7 @@ from crow.agent.session import PendingPrompt
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
+    CallEnded,
     CallProgressed,
     Elicitation,
     ElicitationAnswer,
@@ -160,8 +161,9 @@ class Attachment:
             return
         if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
             self.check_access()
-        if isinstance(event, EntryStored) and isinstance(event.entry.body, ToolResult):
-            self._progress.pop(event.entry.body.call, None)
+        match event:
+            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
+                self._progress.pop(call, None)
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
 
     def check_access(self) -> None:

@@ -11,10 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.entries import CallRef
+from crow.domain.entries import Announcement, CallRef
+from crow.domain.events import CallAnnounced, CallProgressed, Event, TextShown
+from crow.domain.replay import RunningTurn
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.frames import RequestError
+from crow.frontend.params import ClientCapabilities
 from crow.frontend.sessions import Requester
+from crow.frontend.updates import LiveUpdates
 from crow.frontend.v2 import NegotiatingAgent
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared, transcript
@@ -215,3 +219,56 @@ def test_a_cursor_is_read_as_it_was_written() -> None:
     assert len(Cursor.parse(str(many)).calls) == 64
     with pytest.raises(CursorGap):
         Cursor.parse("e1.0;c" + ",".join(f"1.{index}" for index in range(65)))
+
+
+async def test_no_call_of_a_hidden_sub_agent_stays_open_after_a_cut(tmp_path: Path) -> None:
+    order = call("task", "t", description="Look", prompt="Look around.")
+    says = (Say(calls=(order,)), Say(calls=(call("read_file", path="missing.txt"),)), Say(text=("Seen.",)))
+    async with shared(tmp_path, *says, Say(text=("Done.",))) as host:
+        writer, watcher = await host.client(), await host.client(capabilities=CURSORS)
+        session = await writer.new()
+        await watcher.open("session/resume", session)
+        await writer.prompt(session, "go")
+        await watcher.until_kind("session_info_update", "end_turn")
+        shown = [each for each in seen(watcher.updates) if each[0] == "call"]
+        assert [status for _, _, status in shown] == ["completed", "failed"]
+        for count in range(1, len(watcher.updates) + 1):
+            client = await back(host, session, cursor_of(watcher.updates[count - 1]))
+            joined = seen(watcher.updates[:count] + client.updates)
+            known = {name for _, name, _ in seen(watcher.updates[:count])} | {shown[0][1]}
+            assert [each for each in joined if each[0] == "call"] == [each for each in shown if each[1] in known], count
+            await client.drop()
+
+
+async def test_a_cursor_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
+    async with shared(tmp_path) as host:
+        ann = await host.client(capabilities=CURSORS)
+        session = await ann.new()
+        wrong: tuple[Any, ...] = (5, [], {"entry": 1}, True)
+        for cursor in wrong:
+            with pytest.raises(RequestError, match="expected the cursor of an update"):
+                await ann.open("session/resume", session, _meta={"acp/cursor": cursor})
+
+
+def test_only_the_rest_of_a_terminal_is_sent() -> None:
+    ref = CallRef(assistant=3, index=0)
+    events: list[Event] = [
+        CallAnnounced(call=ref, name="shell", arguments="{}", announcement=Announcement(title="make", kind="execute")),
+        CallProgressed(call=ref, text="abc"),
+        CallProgressed(call=ref, text="abcdef"),
+        TextShown(message_id="msg_1", text="Hel"),
+        TextShown(message_id="msg_1", text="lo"),
+    ]
+    running, live = RunningTurn(), LiveUpdates(ClientCapabilities(terminal_output=True))
+    for event in events:
+        running.feed(event)
+    for event in running.events():
+        live.updates(event)
+    cursor = Cursor(entry=3, message="msg_1", text=2, calls={ref: 3})
+    text, output = live.catch_up(cursor=cursor)
+    assert text["content"]["text"] == "llo"
+    assert output["_meta"]["terminal_output"]["data"] == "def"
+    text, announced, output = live.catch_up(cursor=Cursor(entry=3))
+    assert text["content"]["text"] == "Hello"
+    assert announced["sessionUpdate"] == "tool_call"
+    assert output["_meta"]["terminal_output"]["data"] == "abcdef"
