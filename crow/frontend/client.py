@@ -147,7 +147,8 @@ class SessionClient:
         self._replayed_to = 0
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
-        self._has_learned = False
+        self.has_learned = False
+        """Whether the client joined a running turn and has not been sent its unfinished message and calls."""
         self.place = CursorTracker(is_used=caps.cursors)
         """How much of the session's log the client has been sent."""
         self.sent_at = 0.0
@@ -179,12 +180,12 @@ class SessionClient:
             self.place = place
         for event in running:
             self._live.updates(event)
-        self._has_learned = True
+        self.has_learned = True
 
     async def catch_up(self) -> None:
         """Sends the unfinished message and calls to a client that has joined a running turn without a replay."""
-        if self._has_learned:
-            self._has_learned = False
+        if self.has_learned:
+            self.has_learned = False
             async with self._updating:
                 await self._send_all(self._live.catch_up())
 
@@ -256,6 +257,7 @@ class SessionClient:
             state = self._states.get(session_id) or known[session_id]
             await self._send_all(self._live.updates(replace(state, title=state.title or "")))
             if (running := self.subagents.get(session_id)) is not None:
+                await running.catch_up()
                 running.open()
 
     def release_subagents(self) -> None:
@@ -369,7 +371,7 @@ class SessionClient:
         message and calls are sent.
         """
         async with self._updating:
-            self._has_learned, self.place.cursor = False, Cursor()
+            self.has_learned, self.place.cursor = False, Cursor()
             replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             messages: deque[str] = deque(maxlen=MAX_REMEMBERED)
             calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
@@ -398,7 +400,7 @@ class SessionClient:
         :raises CursorGap: the client was sent part of a message that is not in the history.
         """
         async with self._updating:
-            self._has_learned = False
+            self.has_learned = False
             cursor = missed.cursor
             self._check(missed)
             replay, updates = Replay(), ReplayUpdates(self._caps, ReplayLimits(is_full=True))
@@ -427,12 +429,22 @@ class SessionClient:
                     ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor
                 )
                 await self._send_all(unfinished)
+            await self._resume_subagents(missed)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             for call in cursor.calls:
                 if call.assistant not in own and call not in self._replayed_calls and not self._live.knows(call):
                     result = missed.results.get(call)
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_all(self._live.ended_elsewhere(call, body))
+
+    async def _resume_subagents(self, missed: Missed) -> None:
+        """Says that updates of sub-agents may be missing, because their sessions have no cursors."""
+        for subagent in self.subagents.values():
+            subagent.has_learned = False  # the client may have a part of the unfinished message
+        results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
+        if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
+            title = "Updates of sub-agents were missed. Load the session to see all of them."
+            await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
 
     def _check(self, missed: Missed) -> None:
         """:raises CursorGap: the client was sent more of a message than there is."""

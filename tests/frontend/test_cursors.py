@@ -272,3 +272,30 @@ def test_only_the_rest_of_a_terminal_is_sent() -> None:
     assert text["content"]["text"] == "Hello"
     assert announced["sessionUpdate"] == "tool_call"
     assert output["_meta"]["terminal_output"]["data"] == "abcdef"
+
+
+async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_path: Path) -> None:
+    both: Params = {"subagents": {}, "session": {"notices": {}}} | CURSORS
+    hold = anyio.Event()
+    work = Say(text=("Look", "ing."), hold=hold)
+    order = call("task", description="Look", prompt="Look around.")
+    async with shared(tmp_path, Say(calls=(order,)), work, Say(text=("Done.",))) as host:
+        writer = await host.client(capabilities=both)
+        opened = await writer.call("session/new", cwd=str(host.cwd), mcpServers=[])
+        session = opened["sessionId"]
+        turn = asyncio.create_task(writer.prompt(session, "go"))
+        await work.reached.wait()
+        back_again = await back(host, session, cursor_of(opened), capabilities=both)
+        joined = await host.client(capabilities=both)
+        await joined.open("session/resume", session)
+        hold.set()
+        await turn
+        for client in (back_again, joined):
+            await client.until_kind("session_info_update", "end_turn")
+        notices = [
+            [each["title"] for each in client.kinds_and_texts() if each["sessionUpdate"] == "notice"]
+            for client in (back_again, joined)
+        ]
+        assert notices == [["Updates of sub-agents were missed. Load the session to see all of them."], []]
+        own = [each["update"] for each in joined.updates if each["sessionId"] != session]
+        assert "Looking." in [text for kind, _, text in transcript(own) if kind == "agent_message_chunk"]
