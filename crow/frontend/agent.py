@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -300,8 +299,7 @@ class AcpAgent:
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         self._is_initialized = True
-        caps = client_capabilities(params)
-        self._sessions.caps = replace(caps, cursors=caps.cursors and self._host.is_shared)
+        self._sessions.use_capabilities(client_capabilities(params))
         logger.info("Client: %s", client_name(params) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.

@@ -36,6 +36,7 @@ from crow.frontend.client import SessionClient
 from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
+from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ class Attachment:
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
+        self.editor: EditorWorkspace | None = None
+        """The session's files and terminals, as this client serves them."""
         self._drop = drop
         self._items: deque[WaitingItem] = deque()
         self._bytes = 0
@@ -374,12 +377,14 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. They may come and go while the session works.
 
-    Also the session's :class:`crow.agent.session.TurnListener`. Tasks of clients run in `tasks`. If nobody can answer a
+    Also the session's :class:`crow.agent.session.TurnListener`. `workspace` uses the files of the client whose prompt
+    runs. Tasks of clients run in `tasks`. If nobody can answer a
     question, it waits `wait_s` seconds for a client that can.
     """
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, *, wait_s: float) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
         super().__init__()
+        self.workspace = workspace
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
@@ -393,6 +398,7 @@ class AttachedClients(ClientGroup):
         self._origins: dict[str, Origin] = {}
         self._senders: dict[str, Attachment] = {}
         self._turn_origin: Origin | None = None
+        self._turn_id = ""
         self.leaf: Callable[[], int | None] = lambda: None
         self.place = CursorTracker()
         """How much of the session's log was published."""
@@ -430,6 +436,8 @@ class AttachedClients(ClientGroup):
         """Forgets a client. Whatever it was asked counts as not asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
+        if attachment.editor is not None and attachment.editor is self.workspace.editor:
+            self.workspace.use(None)
         attachment.detach()
         for group in self.subagents.values():
             group.clients.pop(attachment, None)
@@ -446,6 +454,8 @@ class AttachedClients(ClientGroup):
         """Remembers which client has sent a prompt. That client already shows it, and waits for the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
+        if message_id == self._turn_id:  # the client has come back
+            self.workspace.use(attachment.editor)
         for known in (self._origins, self._senders):
             while len(known) > MAX_ORIGINS:
                 del known[next(iter(known))]
@@ -478,7 +488,9 @@ class AttachedClients(ClientGroup):
         """See :class:`crow.agent.session.TurnListener`."""
         leaf = self.leaf()
         self.place.pass_prompt(entry=leaf)
-        self._turn_origin = self._origins.get(prompt.message_id)
+        self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
+        sender = self._senders.get(prompt.message_id)
+        self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
         self.last_turn = {"state": "running"}
         for attachment in self.attachments:
             is_own = self.is_own_prompt(attachment, prompt.message_id)
@@ -492,7 +504,7 @@ class AttachedClients(ClientGroup):
         for attachment in self.attachments:
             is_own = attachment is sender
             attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
-        self._turn_origin = None
+        self._turn_id, self._turn_origin = "", None
 
     def _note_kinds(self) -> None:
         if self.attachments:

@@ -101,16 +101,26 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostedSession:
-    """A session that is open in this process, and the client or clients that get its events."""
+    """A session that is open in this process, and the client or clients that get its events. `request` opened it."""
 
     session: Session
     client: SessionClient | AttachedClients
+    request: OpenRequest
 
     @property
     def clients(self) -> AttachedClients:
         """The clients of a session on a shared host."""
         assert isinstance(self.client, AttachedClients), "the host is shared"
         return self.client
+
+    def satisfies(self, request: OpenRequest) -> bool:
+        """Whether a client that sends this request can use the open session as it is."""
+        row = self.session.branch.row
+        return (
+            (row.cwd, row.additional_directories) == (request.cwd, request.directories)
+            and request.servers == self.request.servers
+            and request.model in (None, row.model)
+        )
 
     def is_watched_without(self, origin: Origin) -> bool:
         """Whether another client than `origin` has opened the session, too."""

@@ -36,9 +36,10 @@ from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
-from crow.frontend.workspace import EditorRequests, EditorWorkspace
+from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
+from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Requester:
     not do it. `check` raises an error if a request to open a session asks for something that they may not have;
     `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
     `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints.
+    they may change what concerns the whole process, such as endpoints. `wants_cursors`: the client gets cursors even if
+    its capabilities do not ask for them.
     """
 
     view: Callable[[Store], Store] = lambda store: store
@@ -61,6 +63,7 @@ class Requester:
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
     may_configure: bool = True
+    wants_cursors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,11 @@ class OpenSessions:
         self.requester = requester or Requester()
         self._view: Store | None = None
         self._opened: dict[str, OpenSession] = {}
+
+    def use_capabilities(self, caps: ClientCapabilities) -> None:
+        """The client has these capabilities. Only a shared host has cursors."""
+        wants_cursors = caps.cursors or self.requester.wants_cursors
+        self.caps = replace(caps, cursors=wants_cursors and self.host.is_shared)
 
     @property
     def origin(self) -> Origin:
@@ -245,8 +253,12 @@ class OpenSessions:
                 await self._apply(store, hosted, session_id, request)
 
             def stays_open() -> bool:
-                is_watched = hosted is not None and hosted.is_watched_without(self.origin)
-                return hosted is not None and (has_unstored or hosted.session.busy or is_watched or is_watcher)
+                if hosted is None:
+                    return False
+                is_kept = host.is_shared and (
+                    is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
+                )
+                return has_unstored or hosted.session.busy or is_kept
 
             if not stays_open() and is_watcher:
                 contents, tail = None, await (await host.store()).open_session(session_id)
@@ -261,7 +273,7 @@ class OpenSessions:
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, is_watcher=is_watcher, is_own=access == "own")
+            opened = self._start(tail, request, contents, is_watcher=is_watcher)
             if hosted is not None:
                 with anyio.CancelScope(shield=True):
                     await host.close(hosted)
@@ -429,39 +441,29 @@ class OpenSessions:
         )
 
     def _start(
-        self,
-        tail: Tail,
-        request: OpenRequest,
-        contents: WorkspaceContents | None,
-        *,
-        is_watcher: bool = False,
-        is_own: bool = True,
+        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait. If the session belongs to somebody else,
-        it does not use the editor of this connection."""
-        host, row, dependencies, caps = self.host, tail.row, self.host.dependencies, self.caps
-        workspace = dependencies.workspace(row.cwd, row.additional_directories)
-        in_terminals = dependencies.editor_terminals and caps.terminals
-        if is_own and not is_watcher and (caps.reads_files or caps.writes_files or in_terminals):
-            editor = EditorRequests(row.id, self._connection.request, answer_s=dependencies.editor_timeout_s)
-            hidden = dependencies.hidden_variables() if in_terminals else None
-            workspace = EditorWorkspace(workspace, editor, caps, hidden)
+        """Opens a session in the host, and on this connection. Does not wait."""
+        host, row, dependencies = self.host, tail.row, self.host.dependencies
+        disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
         if host.is_shared:
-            clients = AttachedClients(host.tasks, wait_s=dependencies.user_timeout_s)
+            workspace = SharedWorkspace(disk)
+            clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
             clients.follow(session.branch)
-            hosted = HostedSession(session=session, client=clients)
+            hosted = HostedSession(session=session, client=clients, request=request)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
+            workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
             client = self._client(row.id, row.cwd, lambda: session)
-            session = Session(host.adapters_for(row), client, workspace, servers, tail)
+            session = Session(host.adapters_for(row), client, self._through_editor(row.id, disk) or disk, servers, tail)
             self._bind(client, session)
-            hosted = HostedSession(session=session, client=client)
+            hosted = HostedSession(session=session, client=client, request=request)
             opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
         self._opened[row.id] = opened
-        if contents is not None and contents.concerns_agents and not caps.notices:
+        if contents is not None and contents.concerns_agents and not self.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         return opened
@@ -474,9 +476,21 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        # Only a user of this machine has the same files in the editor.
+        if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
+            attachment.editor = self._through_editor(session.id, session.workspace.disk)
         opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
+
+    def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
+        """The workspace `disk` as this connection's editor serves it; None if it serves nothing."""
+        dependencies, caps = self.host.dependencies, self.caps
+        in_terminals = dependencies.editor_terminals and caps.terminals
+        if not (caps.reads_files or caps.writes_files or in_terminals):
+            return None
+        editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+        return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
 
     def _client(self, session_id: str, cwd: str, session: Callable[[], Session]) -> SessionClient:
         return self.client_type(

@@ -8,7 +8,6 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from crow import __version__
@@ -303,7 +302,7 @@ class NegotiatingAgent(AcpAgent):
             return await super()._initialize(params)
         caps, info = capabilities_from(params), params["info"]
         self._begin_v2()
-        self._sessions.caps = replace(caps, cursors=caps.cursors and self._host.is_shared)
+        self._sessions.use_capabilities(caps)
         logger.info("Client: %s %s, with protocol version 2", info["name"], info["version"])
         return {
             "protocolVersion": PROTOCOL_VERSION,

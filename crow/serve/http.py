@@ -340,10 +340,11 @@ class AcpService:
         now = time.monotonic()
         self._remembered.pop(id_, None)
         self._remembered[id_] = (principal, now + REMEMBERED_S)
-        for old, (_, until) in tuple(self._remembered.items()):
-            if until > now and len(self._remembered) <= MAX_REMEMBERED:
+        while self._remembered:
+            oldest = next(iter(self._remembered))
+            if self._remembered[oldest][1] > now and len(self._remembered) <= MAX_REMEMBERED:
                 break
-            del self._remembered[old]
+            del self._remembered[oldest]
 
     async def _readyz(self, _request: Request) -> Response:
         problem = "draining" if self.is_draining else await self._check_ready()

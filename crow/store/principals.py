@@ -35,6 +35,7 @@ from crow.store import (
     TurnStart,
     UsageTotal,
 )
+from crow.store.watching import News, Watcher
 
 # ruff: noqa: ARG002  # some parameters of the interface are for those who see everything
 
@@ -65,7 +66,7 @@ def check_principal(name: str) -> str:
     return name
 
 
-class PrincipalStore(Store):
+class PrincipalStore(Store, Watcher):
     """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it.
 
     `home` is set for the store of an open session: whoever may prompt in that session can make it read. So while the
@@ -237,6 +238,17 @@ class PrincipalStore(Store):
             async with aclosing(source) as batches:
                 async for batch in batches:
                     yield batch
+        except NoSuchSession:
+            self._own.pop(session_id, None)
+            raise NoSuchSession(session_id) from None
+
+    async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        one = session_id if await self._may(session_id, "read") else _NO_SESSION
+        try:
+            async with aclosing(cast(Watcher, self.inner).watch(one, after=after)) as found:
+                async for news in found:
+                    await self.require(session_id, "read")  # it may no longer be shared
+                    yield replace(news, row=self._shown(news.row))
         except NoSuchSession:
             self._own.pop(session_id, None)
             raise NoSuchSession(session_id) from None

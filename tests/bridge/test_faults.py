@@ -93,7 +93,7 @@ async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, i
                         commands += [words] if words.startswith("run") else [""]
                         running.append(await editor.start_prompt(session, words))
                     for answer in running:
-                        assert (await answer).get("result", {}).get("stopReason") == "end_turn", (answer.result(), server.process.returncode, server.logged[-12:])
+                        assert (await answer).get("result", {}).get("stopReason") == "end_turn", (answer.result(), server.process.returncode, [x["message"].rstrip() for x in server.logged if x["level"]=="error"][-60:])
                 shown = {session: transcript(editor, session) for session in sessions}
                 asked = len(editor.asks())
                 assert not [each for each in editor.log if kind_of(each) == "user_message_chunk"]

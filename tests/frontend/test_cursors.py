@@ -15,6 +15,7 @@ from crow.domain.entries import CallRef
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
+from crow.frontend.v2 import NegotiatingAgent
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared, transcript
 
@@ -34,7 +35,7 @@ def seen(updates: Sequence[Params]) -> list[tuple[str, str, str]]:
 
 
 async def back(host: Shared, session: str, cursor: str, **more: Any) -> Watcher:
-    client = await host.client(capabilities=CURSORS, **more)
+    client = await host.client(**({"capabilities": CURSORS} | more))
     await client.open("session/resume", session, _meta={"acp/cursor": cursor})
     return client
 
@@ -76,14 +77,18 @@ def script(chance: random.Random, holds: list[anyio.Event]) -> list[list[Say]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
+V1: Params = {"capabilities": CURSORS}
+V2: Params = {"capabilities": CURSORS, "version": 2, "agent_type": NegotiatingAgent}
+
+
+@pytest.mark.parametrize(("seed", "version"), [(0, V1), (1, V1), (2, V1), (3, V1), (4, V2)])
+async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: int, version: Params) -> None:
     holds: list[anyio.Event] = []
     turns = script(random.Random(seed), holds)
     says = [say for turn in turns for say in turn]
     async with shared(tmp_path, *says) as host:
         (host.cwd / "there.txt").write_text("text\n")
-        writer, watcher = await host.client(), await host.client(capabilities=CURSORS)
+        writer, watcher = await host.client(), await host.client(**version)
         session = await writer.new()
         opened = await watcher.open("session/resume", session)
         start = cursor_of(opened)
@@ -95,7 +100,7 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: in
                 await host.host.open[session].clients.attachments[1].flushed()
                 for count in {0, len(watcher.updates) // 2, len(watcher.updates) - 1, len(watcher.updates)}:
                     cursor = cursor_of(watcher.updates[count - 1]) if count else start
-                    come_back.append((count, await back(host, session, cursor)))
+                    come_back.append((count, await back(host, session, cursor, **version)))
                 assert say.hold is not None
                 say.hold.set()
             assert (await prompting)["stopReason"] == "end_turn"
@@ -108,8 +113,26 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: in
         for count, client in come_back:
             assert seen(watcher.updates[:count] + client.updates) == everything, count
         for count in range(len(watcher.updates) + 1):
-            client = await back(host, session, cursor_of(watcher.updates[count - 1]) if count else start)
+            cursor = cursor_of(watcher.updates[count - 1]) if count else start
+            client = await back(host, session, cursor, **version)
             assert seen(watcher.updates[:count] + client.updates) == everything, count
+            await client.drop()
+
+
+async def test_a_cut_anywhere_in_a_load_can_be_continued(tmp_path: Path) -> None:
+    calls = (call("read_file", "a", path="missing.txt"), call("nothing", "b"))
+    async with shared(tmp_path, Say(thought="hm", text=("One ",), calls=calls), Say(text=("two.",))) as host:
+        writer = await host.client()
+        session = await writer.new()
+        await writer.prompt(session, "go")
+        await writer.prompt(session, "/history")
+        loading = await host.client(requester=Requester(wants_cursors=True))
+        loaded = len((await loading.open("session/load", session))["configOptions"]) and len(loading.updates)
+        everything = seen(loading.updates[:loaded])
+        assert len(everything) == 8
+        for count in range(1, loaded + 1):
+            client = await back(host, session, cursor_of(loading.updates[count - 1]))
+            assert seen(loading.updates[:count] + client.updates) == everything, count
             await client.drop()
 
 

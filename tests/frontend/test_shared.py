@@ -14,6 +14,7 @@ from crow.domain.events import FormQuestion
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
+from crow.frontend.v2 import NegotiatingAgent
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared, transcript
 
@@ -333,3 +334,117 @@ async def test_a_session_that_nobody_has_open_is_closed_after_its_turn(tmp_path:
         bob = await host.client()
         await bob.open("session/load", session)
         assert bob.text() == "Hi."
+
+
+FILES: dict[str, Any] = {"fs": {"readTextFile": True, "writeTextFile": True}}
+
+
+async def test_only_the_client_whose_prompt_runs_serves_files(tmp_path: Path) -> None:
+    def read() -> Say:
+        return Say(calls=(call("read_file", path="a.txt"),))
+
+    async with shared(tmp_path, read(), Say(text=("1",)), read(), Say(text=("2",))) as host:
+        (host.cwd / "a.txt").write_text("on disk\n")
+        ann, bob = await host.client(capabilities=FILES), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+
+        async def serve_file(method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            assert method == "fs/read_text_file"
+            return {"content": "in the editor\n"}
+
+        ann.on_request = serve_file
+        await ann.prompt(session, "read")
+        await bob.prompt(session, "read")
+        texts = [
+            str(each) for request in host.model.requests for each in request.messages if "ToolMessage" in str(each)
+        ]
+        assert "in the editor" in texts[0]
+        assert "on disk" in texts[-1]
+        assert [method for method, _ in ann.requests] == ["fs/read_text_file"]
+        assert bob.requests == []
+
+
+async def test_a_file_is_written_to_the_disk_if_its_editor_drops_meanwhile(tmp_path: Path) -> None:
+    async with shared(tmp_path, write("a.txt"), Say(text=("Done.",))) as host:
+        ann, bob = await host.client(capabilities=FILES), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+
+        async def drop(method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            if method == "session/request_permission":
+                return ALLOW
+            assert method == "fs/write_text_file"
+            await ann.drop()
+            raise ConnectionError
+
+        ann.on_request = drop
+        with pytest.raises(ConnectionError):
+            await ann.prompt(session, "write")
+        await bob.until_kind("session_info_update", "end_turn")
+        assert (host.cwd / "a.txt").read_text() == "x"
+
+
+async def test_clients_of_both_versions_share_a_session(tmp_path: Path) -> None:
+    hold = anyio.Event()
+    say = Say(text=("Hello ", "you."), hold=hold)
+    async with shared(tmp_path, say, Say(text=("Bye.",))) as host:
+        old = await host.client()
+        session = await old.new()
+        turn = asyncio.create_task(old.prompt(session, "hi"))
+        await say.reached.wait()
+        await old.until_kind("agent_message_chunk", "you.")
+        new = await host.client(agent_type=NegotiatingAgent, version=2)
+        await new.open("session/resume", session, replayFrom={"type": "start"})
+        states = [each["state"] for each in new.kinds_and_texts() if each["sessionUpdate"] == "state_update"]
+        assert states[-1] == "running"
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        await new.until_kind("state_update", "idle")
+        answer = await new.prompt(session, "bye")
+        assert answer["messageId"]
+        await old.until_kind("session_info_update", "end_turn")
+        assert old.text("user_message_chunk") == "bye"
+        assert old.text() == "Hello you.Bye."
+        kinds = [each["sessionUpdate"] for each in new.kinds_and_texts()]
+        assert kinds.count("user_message") == 2
+
+
+async def test_a_client_that_comes_back_finds_its_session_as_it_was(tmp_path: Path) -> None:
+    async with shared(tmp_path) as host:
+        ann = await host.client()
+        session = await ann.new()
+        before = host.host.open[session]
+        await ann.drop()
+        again = await host.client()
+        await again.open("session/resume", session)
+        assert host.host.open[session] is before
+        (host.cwd / "below").mkdir()
+        await again.call("session/resume", sessionId=session, cwd=str(host.cwd / "below"), mcpServers=[])
+        assert host.host.open[session] is not before
+        assert host.host.open[session].session.branch.row.cwd == str(host.cwd / "below")
+
+
+async def test_sub_agents_are_shown_to_all_clients_also_to_one_that_joins(tmp_path: Path) -> None:
+    capabilities: dict[str, Any] = {"subagents": {}}
+    hold = anyio.Event()
+    order = call("task", description="Look", prompt="Look around.")
+    work = Say(text=("Look", "ing."), hold=hold)
+    async with shared(tmp_path, Say(calls=(order,)), work, Say(text=("Done.",))) as host:
+        ann, bob = await host.client(capabilities=capabilities), await host.client(capabilities=capabilities)
+        session = await ann.new()
+        await bob.open("session/resume", session)
+        turn = asyncio.create_task(ann.prompt(session, "go"))
+        await work.reached.wait()
+        eve = await host.client(capabilities=capabilities)
+        await eve.open("session/load", session)
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        for client in (bob, eve):
+            await client.until_kind("session_info_update", "end_turn")
+        for client in (ann, bob, eve):
+            (own,) = {each["sessionId"] for each in client.updates} - {session}
+            texts = [each["update"] for each in client.updates if each["sessionId"] == own]
+            assert transcript(texts)[0][2] == "Looking."
+            states = [each for each in client.kinds_and_texts() if each["sessionUpdate"] == "subagent_update"]
+            assert states[-1]["state"]["state"] == "idle"

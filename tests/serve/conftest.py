@@ -46,14 +46,14 @@ def place(tmp_path: Path) -> Path:
 class Service:
     """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, *, max_connections: int = 50) -> None:
         self.limits = limits
         self.acp = AcpService(
             self._serve,
             access=NoAccessControl(),
             limits=limits,
-            max_connections=50,
-            max_connections_each=50,
+            max_connections=max_connections,
+            max_connections_each=max_connections,
             check_ready=self._problem,
         )
 

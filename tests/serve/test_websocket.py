@@ -8,7 +8,7 @@ import json
 import os
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -177,19 +177,26 @@ async def test_many_unfinished_requests_make_way_for_clients() -> None:
 
 
 async def test_connections_beyond_the_limit_are_refused_until_one_ends() -> None:
-    service = Service(ConnectionLimits())
-    async with service.running() as port:
-        sockets = [await connect(f"ws://127.0.0.1:{port}/acp", proxy=None) for _ in range(50)]
+    service = Service(ConnectionLimits(handshake_s=60), max_connections=1000)
+    async with service.running() as port, AsyncExitStack() as connected:
+        first = await connected.enter_async_context(peer(port))
+        await first.open()
+        for _ in range(999):
+            each = await connected.enter_async_context(peer(port))
+            each.upgrade()
+            assert (await each.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 101 ")
+        assert len(service.acp.clients) == 1000
         with pytest.raises(InvalidStatus) as refused:
             await connect(f"ws://127.0.0.1:{port}/acp", proxy=None)
         assert refused.value.response.status_code == 503
-        assert b"50 clients are connected" in bytes(refused.value.response.body)
-        await sockets.pop().close()
-        await service.wait_until(lambda: len(service.acp.clients) == 49)
+        assert refused.value.response.headers["Retry-After"] == "5"
+        assert b"1000 clients are connected" in bytes(refused.value.response.body)
+        first.call("echo", a=1)
+        assert await first.sees(b'"result":{"a":1}')
+        each.writer.transport.abort()
+        await service.wait_until(lambda: len(service.acp.clients) == 999)
         async with client(port):
             pass
-        for socket in sockets:
-            await socket.close()
 
 
 async def test_pings_of_a_client_that_reads_nothing_fill_no_memory() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from crow.store import Store
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.database import JournalMode
 from crow.store.sqlite.store import SqliteStore
+from tests.support.postgres import new_database
 
 
 class Stores:
@@ -30,16 +34,42 @@ class Stores:
             await store.close()
 
 
-@pytest.fixture(params=["wal", "delete"])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    """Stores on a database with each journal mode."""
-    made = Stores(tmp_path / "crow.db", request.param)
-    yield made
-    await made.close()
+class PostgresStores:
+    """Opens any number of stores on one PostgreSQL database; closes them at the end of the test."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._opened: list[PostgresStore] = []
+
+    async def open(self, *, busy_timeout_s: float = 10.0) -> PostgresStore:  # nobody waits for the whole database
+        store = await PostgresStore.open(self.url)
+        self._opened.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+
+
+AnyStores: TypeAlias = Stores | PostgresStores
+
+
+@pytest.fixture(params=["wal", "delete", "postgres"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyStores]:
+    """Stores on an SQLite database with each journal mode, and on a PostgreSQL database."""
+    if request.param == "postgres":
+        async with new_database() as url, AsyncExitStack() as opened:
+            postgres = PostgresStores(url)
+            opened.push_async_callback(postgres.close)
+            yield postgres
+    else:
+        made = Stores(tmp_path / "crow.db", request.param)
+        yield made
+        await made.close()
 
 
 @pytest.fixture
-async def store(stores: Stores) -> Store:
+async def store(stores: AnyStores) -> Store:
     """One store."""
     return await stores.open()
 

@@ -13,7 +13,7 @@ from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionB
 from crow.domain.messages import Image, Link, Resource, Text, ToolSpec, Usage
 from crow.store import QueuedPrompt, SessionChanges, SessionRow, Store, Tail
 from crow.store.sqlite.lease import readable
-from tests.store.conftest import Stores
+from tests.store.conftest import AnyStores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, result, row_ids, said
 
 PROMPT = Prompt(
@@ -31,7 +31,7 @@ def checkpoint(first_kept: int | None) -> Checkpoint:
 # sessions
 
 
-async def test_a_created_session_is_read_back_as_returned_and_another_store_sees_it(stores: Stores) -> None:
+async def test_a_created_session_is_read_back_as_returned_and_another_store_sees_it(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     made = await store.create_session(
         new_session(additional_directories=("/a", "/b"), config={"effort": "high"}, title="T", parent_id="p")
@@ -211,7 +211,7 @@ async def test_appended_entries_form_a_chain_and_are_read_back_as_returned(store
     )
 
 
-async def test_an_append_under_another_leaf_writes_nothing(stores: Stores) -> None:
+async def test_an_append_under_another_leaf_writes_nothing(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     (note,) = await add(store, "s1", Note(about="mode", value="auto"))
@@ -317,7 +317,7 @@ async def test_a_command_takes_a_turn_without_an_entry(store: Store) -> None:
     assert (await store.session("s1")).state == "idle"
 
 
-async def test_one_turn_at_a_time_here_and_elsewhere(stores: Stores) -> None:
+async def test_one_turn_at_a_time_here_and_elsewhere(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     user = await begin(store, "s1", "hi")
@@ -332,7 +332,7 @@ async def test_one_turn_at_a_time_here_and_elsewhere(stores: Stores) -> None:
     assert ids((await other.open_session("s1")).entries) == [user.id]
 
 
-async def test_a_turn_taken_after_others_wrote_says_that_the_leaf_moved(stores: Stores) -> None:
+async def test_a_turn_taken_after_others_wrote_says_that_the_leaf_moved(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     entries = await converse(other, "s1", "from elsewhere")
@@ -344,7 +344,7 @@ async def test_a_turn_taken_after_others_wrote_says_that_the_leaf_moved(stores: 
 # repair
 
 
-async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores: Stores) -> None:
+async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -367,7 +367,7 @@ async def test_a_turn_whose_owner_died_is_closed_once_with_what_was_shown(stores
     assert await store.queued("s1") == ()
 
 
-async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: Stores) -> None:
+async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -386,7 +386,7 @@ async def test_a_dead_turn_is_repaired_by_the_claim_of_the_next(stores: Stores) 
 
 
 @pytest.mark.parametrize("claim", [False, True])
-async def test_a_prompt_left_between_arrival_and_turn_is_kept_but_never_run(stores: Stores, claim: bool) -> None:
+async def test_a_prompt_left_between_arrival_and_turn_is_kept_but_never_run(stores: AnyStores, claim: bool) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     await dead.enqueue("s1", (Text(text="hi"),), "u1")
@@ -403,7 +403,7 @@ async def test_a_prompt_left_between_arrival_and_turn_is_kept_but_never_run(stor
     assert (await store.session("s1")).has_prompt
 
 
-async def test_a_prompt_of_the_living_is_not_repaired_away(stores: Stores) -> None:
+async def test_a_prompt_of_the_living_is_not_repaired_away(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     await store.enqueue("s1", (Text(text="hi"),), "u1")
@@ -411,7 +411,7 @@ async def test_a_prompt_of_the_living_is_not_repaired_away(stores: Stores) -> No
     assert [prompt.message_id for prompt in await other.queued("s1")] == ["u1"]
 
 
-async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: Stores) -> None:
+async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -425,7 +425,7 @@ async def test_only_the_newest_draft_at_the_leaf_becomes_an_answer(stores: Store
     assert repaired.body == Assistant(text="asked again", message_id="a2", finish="interrupted")
 
 
-async def test_an_answer_that_a_crash_cut_off_counts_with_estimated_tokens(stores: Stores) -> None:
+async def test_an_answer_that_a_crash_cut_off_counts_with_estimated_tokens(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -443,7 +443,7 @@ async def test_an_answer_that_a_crash_cut_off_counts_with_estimated_tokens(store
     assert (total.requests, total.estimated) == (2, 1)
 
 
-async def test_a_stored_answer_is_not_repeated_from_its_draft(stores: Stores) -> None:
+async def test_a_stored_answer_is_not_repeated_from_its_draft(stores: AnyStores) -> None:
     dead = await stores.open()
     await dead.create_session(new_session())
     user = await begin(dead, "s1", "hi")
@@ -607,7 +607,7 @@ async def test_facts_about_an_endpoint_are_merged(store: Store) -> None:
     assert await store.learned("http://x/v1", "other") == {}
 
 
-async def test_what_another_process_learned_is_known_from_the_next_transaction_on(stores: Stores) -> None:
+async def test_what_another_process_learned_is_known_from_the_next_transaction_on(stores: AnyStores) -> None:
     store, other = await stores.open(), await stores.open()
     await store.create_session(new_session())
     assert await store.learned("http://x/v1", "m") == {}
@@ -660,7 +660,7 @@ async def test_tidying_keeps_what_a_living_fork_needs_and_nothing_else(store: St
 # closing
 
 
-async def test_a_closed_store_says_so_and_closes_again_in_silence(stores: Stores) -> None:
+async def test_a_closed_store_says_so_and_closes_again_in_silence(stores: AnyStores) -> None:
     store = await stores.open()
     await store.create_session(new_session())
     await store.session("s1")
@@ -672,7 +672,7 @@ async def test_a_closed_store_says_so_and_closes_again_in_silence(stores: Stores
         await store.create_session(new_session("s2"))
 
 
-async def test_everything_is_there_after_closing_and_opening(stores: Stores) -> None:
+async def test_everything_is_there_after_closing_and_opening(stores: AnyStores) -> None:
     store = await stores.open()
     await store.create_session(new_session())
     await add(store, "s1", PROMPT, Remark(text="hi", message_id="r"))

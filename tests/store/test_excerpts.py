@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Attachment, CallRef, Diff, Entry, ToolResult
 from crow.domain.messages import Image
+from crow.store import Store
 from crow.store.codec import encode
 from crow.store.sqlite.excerpts import excerpt_of_result
 from crow.store.sqlite.store import SqliteStore
@@ -102,7 +103,7 @@ def test_a_result_whose_other_parts_are_long_is_read_whole() -> None:
     assert excerpt(result(7, "\\" * 200_000)) is None  # no place where no escape begins
 
 
-async def shortened(store: SqliteStore, asked: list[int]) -> tuple[Entry, ...]:
+async def shortened(store: Store, asked: list[int]) -> tuple[Entry, ...]:
     def result_bytes(entries: int) -> int:
         asked.append(entries)
         return MOST
@@ -110,14 +111,14 @@ async def shortened(store: SqliteStore, asked: list[int]) -> tuple[Entry, ...]:
     return tuple([entry async for batch in store.history("s1", result_bytes=result_bytes) for entry in batch])
 
 
-async def test_a_history_with_excerpts_differs_only_in_long_results(sqlite_store: SqliteStore) -> None:
-    await sqlite_store.create_session(new_session())
-    user = await begin(sqlite_store, "s1", "long " * 5_000)
-    (answer,) = await add(sqlite_store, "s1", said("also long " * 5_000, calls=3), turn=user.turn)
+async def test_a_history_with_excerpts_differs_only_in_long_results(store: Store) -> None:
+    await store.create_session(new_session())
+    user = await begin(store, "s1", "long " * 5_000)
+    (answer,) = await add(store, "s1", said("also long " * 5_000, calls=3), turn=user.turn)
     texts = ["a" * 100_000, "b" * 9_000, "short"]
-    await add(sqlite_store, "s1", *(result(answer.id, text, index=at) for at, text in enumerate(texts)))
-    whole, asked = await whole_history(sqlite_store, "s1"), list[int]()
-    found = await shortened(sqlite_store, asked)
+    await add(store, "s1", *(result(answer.id, text, index=at) for at, text in enumerate(texts)))
+    whole, asked = await whole_history(store, "s1"), list[int]()
+    found = await shortened(store, asked)
     assert asked == [5]
     assert ids(found) == ids(whole)
     assert (found[:2], found[4]) == (whole[:2], whole[4])
@@ -129,20 +130,20 @@ async def test_a_history_with_excerpts_differs_only_in_long_results(sqlite_store
         assert isinstance(entry.body, ToolResult)
         assert isinstance(stored.body, ToolResult)
         assert replace(entry, body=replace(entry.body, text=stored.body.text)) == stored
-        whole_of = await sqlite_store.result("s1", entry.body.call)
+        whole_of = await store.result("s1", entry.body.call)
         assert whole_of == stored
-    assert await sqlite_store.result("s1", CallRef(assistant=answer.id, index=9)) is None
-    assert await sqlite_store.result("s1", CallRef(assistant=2**63, index=0)) is None
+    assert await store.result("s1", CallRef(assistant=answer.id, index=9)) is None
+    assert await store.result("s1", CallRef(assistant=2**63, index=0)) is None
 
 
-async def test_a_result_of_another_conversation_is_not_found(sqlite_store: SqliteStore) -> None:
-    await sqlite_store.create_session(new_session())
-    await sqlite_store.create_session(new_session("s2"))
-    (answer,) = await add(sqlite_store, "s1", said("a", calls=1))
-    await add(sqlite_store, "s1", result(answer.id))
+async def test_a_result_of_another_conversation_is_not_found(store: Store) -> None:
+    await store.create_session(new_session())
+    await store.create_session(new_session("s2"))
+    (answer,) = await add(store, "s1", said("a", calls=1))
+    await add(store, "s1", result(answer.id))
     call = CallRef(assistant=answer.id, index=0)
-    assert await sqlite_store.result("s1", call) is not None
-    assert await sqlite_store.result("s2", call) is None
+    assert await store.result("s1", call) is not None
+    assert await store.result("s2", call) is None
 
 
 @pytest.mark.parametrize(

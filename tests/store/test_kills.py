@@ -12,3 +12,10 @@ def test_a_process_killed_at_any_statement_loses_nothing_that_was_reported_as_st
     assert report.failures == []
     assert report.kills.keys() == {"create", "log", "turn", "intake", "compaction"}
     assert sum(report.kills.values()) >= 60
+
+
+def test_a_process_killed_at_any_message_to_postgres_loses_nothing_that_was_reported_as_stored(tmp_path: Path) -> None:
+    report = killed(tmp_path, postgres_create=15, postgres_log=31)
+    assert report.failures == []
+    assert report.kills.keys() == {"postgres create", "postgres log"}
+    assert sum(report.kills.values()) >= 16

@@ -1,4 +1,4 @@
-"""The store in memory that tests use behaves like the SQLite store wherever it stands in for it."""
+"""The store in memory that tests use behaves like the real stores wherever it stands in for them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from crow.domain.entries import Checkpoint, Entry, NewEntry, Note, Prompt, Restore
 from crow.domain.errors import LeafMoved, NoSuchSession
 from crow.domain.messages import Usage
-from crow.store import SessionChanges, SessionRow, Tail
-from crow.store.sqlite.store import SqliteStore
+from crow.store import SessionChanges, SessionRow, Store, Tail
 from tests.store.scenes import new_session, said
 from tests.support.memory_store import MemoryStore
 
@@ -79,8 +78,8 @@ async def outcomes(store: object) -> list[object]:
     return found
 
 
-async def test_both_stores_give_the_same_rows_tails_entries_and_refusals(sqlite_store: SqliteStore) -> None:
-    await sqlite_store.create_session(replace(new_session(), model="scripted"))
+async def test_both_stores_give_the_same_rows_tails_entries_and_refusals(store: Store) -> None:
+    await store.create_session(replace(new_session(), model="scripted"))
     memory = MemoryStore()
     memory.create("s1")
-    assert await outcomes(memory) == await outcomes(sqlite_store)
+    assert await outcomes(memory) == await outcomes(store)

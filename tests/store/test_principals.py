@@ -6,8 +6,8 @@ import inspect
 import re
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from crow.domain.messages import Text
 from crow.store import NewSession, Scope, SessionChanges, Share, Store, Token
 from crow.store.principals import PrincipalStore, session_view
 from crow.store.sqlite.store import SqliteStore
+from crow.store.watching import Watcher
 from tests.store.scenes import add, begin, converse, history, ids, make_older, new_session, result, row_ids, said
 
 SECRET = "xylophone"
 
-METHODS = sorted(name for name in vars(Store) if not name.startswith("_"))
+METHODS = sorted(name for name in (*vars(Store), *vars(Watcher)) if not name.startswith("_"))
 
 READS = frozenset(
     {
@@ -43,7 +44,7 @@ READS = frozenset(
             "usage_by_model",
         ),
         *("moves", "outline", "left_behind", "file_changes", "search", "scan", "subagents", "fork_session", "sessions"),
-        *("shares", "access_of", "sees_entries"),
+        *("shares", "access_of", "sees_entries", "watch"),
     }
 )
 """What a share for reading allows."""
@@ -152,6 +153,7 @@ def arguments(name: str, target: Target) -> dict[str, Any]:
         "end": (),
         "reason": "undo",
         "kinds": ("user", "assistant"),
+        "after": 0,
         "after_leaf": target.leaf,
         "text": "mine",
         "thought": "",
@@ -175,7 +177,8 @@ def arguments(name: str, target: Target) -> dict[str, Any]:
         known |= {"entries": [NewEntry(body=Remark(text="mine", message_id="m"))], "changes": None}
     if name == "share_session":
         known["principal"] = "eve"
-    wanted = [one for one in inspect.signature(getattr(Store, name)).parameters if one != "self"]
+    method = getattr(Store, name, None) or getattr(Watcher, name)
+    wanted = [one for one in inspect.signature(method).parameters if one != "self"]
     missing = [one for one in wanted if one not in known]
     assert not missing, f"Store.{name} has new parameters: say here what a stranger would pass for {missing}."
     return {one: known[one] for one in wanted}
@@ -187,7 +190,10 @@ async def outcome(store: Store, name: str, target: Target) -> str:
         return store.warning
     try:
         given = getattr(store, name)(**arguments(name, target))
-        if isinstance(given, AsyncIterator):
+        if isinstance(given, AsyncGenerator) and name == "watch":
+            async with aclosing(given):
+                given = await anext(given)
+        elif isinstance(given, AsyncIterator):
             given = [entry async for batch in given for entry in batch]
         elif inspect.isawaitable(given):
             given = await given

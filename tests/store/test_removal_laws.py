@@ -8,16 +8,19 @@ from contextlib import closing
 from pathlib import Path
 
 import anyio
+import asyncpg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.entries import Body, File
 from crow.domain.errors import ArgumentError
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
-from tests.support.killing import HALVES
+from tests.support.killing import HALVES, POSTGRES_HALVES
+from tests.support.postgres import new_database
 
 KINDS = (
     "new",
@@ -39,10 +42,13 @@ STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 9), st.integer
 
 
 class Life:
-    """A store, and what each of its sessions must tell; large bodies are the same few, so that blobs are shared."""
+    """A store, and what each of its sessions must tell; large bodies are the same few, so that blobs are shared.
 
-    def __init__(self, store: SqliteStore, directory: Path) -> None:
-        self.store, self.upkeep, self.directory = store, SessionAdmin(store), directory
+    Only SQLite prunes sessions and writes them into files. A life on PostgreSQL leaves these steps out."""
+
+    def __init__(self, store: SqliteStore | PostgresStore, directory: Path) -> None:
+        self.store, self.directory = store, directory
+        self.upkeep = SessionAdmin(store) if isinstance(store, SqliteStore) else None
         self.told: dict[str, list[Body]] = {}
         self.parents: dict[str, str] = {}
         self.made = 0
@@ -87,8 +93,9 @@ class Life:
                 await self.store.delete_session(name)
                 self.forget(name)
             case "prune":
-                for old in await self.upkeep.prune(2**53, f"/{value % 2}"):
-                    self.forget(old.id)
+                if self.upkeep is not None:
+                    for old in await self.upkeep.prune(2**53, f"/{value % 2}"):
+                        self.forget(old.id)
             case "travel":
                 await self.travel(name)
             case "tidy":
@@ -108,6 +115,8 @@ class Life:
 
     async def travel(self, name: str) -> None:
         """Out into a file, gone here, and in again."""
+        if self.upkeep is None:
+            return
         file = self.directory / "x.jsonl"
         await anyio.Path(file).write_bytes(b"".join([line async for line in self.upkeep.export((name,))]))
         await self.store.delete_session(name)
@@ -120,7 +129,8 @@ class Life:
 
     async def check(self) -> None:
         await self.store.tidy()
-        assert set(await self.upkeep.ids()) == set(self.told)
+        if self.upkeep is not None:
+            assert set(await self.upkeep.ids()) == set(self.told)
         for name, expected in self.told.items():
             found = await bodies(self.store, name)
             assert [type(body) for body in found] == [type(body) for body in expected]
@@ -149,6 +159,35 @@ async def live(steps: list[tuple[str, int, int]]) -> None:
                 assert connection.execute("SELECT (SELECT count(*) FROM entries) + count(*) FROM blobs").fetchone() == (
                     0,
                 )
+
+
+async def live_on_postgres(steps: list[tuple[str, int, int]]) -> None:
+    async with new_database() as url:
+        store = await PostgresStore.open(url)
+        try:
+            life = Life(store, Path())
+            for step in steps:
+                await life.step(*step)
+            await life.check()
+        finally:
+            await store.close()
+        connection = await asyncpg.connect(url)
+        try:
+            for query in POSTGRES_HALVES:
+                assert await connection.fetch(query) == [], query
+            names = {row[0] for row in await connection.fetch("SELECT id FROM crow.sessions")}
+            assert names == set(life.told)
+            if not life.told:
+                query = "SELECT (SELECT count(*) FROM crow.entries) + (SELECT count(*) FROM crow.blobs)"
+                assert await connection.fetchval(query) == 0
+        finally:
+            await connection.close()
+
+
+@settings(max_examples=3, database=None, deadline=None)
+@given(steps=STEPS)
+def test_what_is_left_on_postgres_after_any_life_is_whole_and_nothing_else(steps: list[tuple[str, int, int]]) -> None:
+    anyio.run(live_on_postgres, steps)
 
 
 @settings(max_examples=6, database=None)

@@ -18,22 +18,28 @@ import sqlite3
 import subprocess
 import sys
 import traceback
+from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import asyncpg
 
 import crow.store.sqlite.transfer
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
+from crow.domain.errors import NoSuchSession
 from crow.domain.events import EntryStored, Event
 from crow.domain.messages import Usage, UserMessage
 from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo, Request
-from crow.store import SessionChanges
+from crow.store import SessionChanges, Store
+from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults
@@ -41,12 +47,16 @@ from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel
 from tests.support.paths import problems
+from tests.support.postgres import server_url
 from tests.support.scripted_model import Say, ScriptedModel, call
 
 __all__ = ["Report", "killed"]
 
 Tell = Callable[[list[int]], None]
-Scene = Callable[[Path, Tell], Coroutine[None, None, None]]
+Place: TypeAlias = "Path | str"
+"""A SQLite file, or the URL of a PostgreSQL database."""
+
+Scene = Callable[[Any, Tell], Coroutine[None, None, None]]
 
 HALVES = (
     "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
@@ -68,6 +78,30 @@ HALVES = (
 )
 """Each query finds traces of a partly stored transaction and must return no rows."""
 
+POSTGRES_HALVES = (
+    "SELECT 1 FROM crow.blob_refs r WHERE NOT EXISTS (SELECT 1 FROM crow.entries e WHERE e.id = r.entry)",
+    "SELECT 1 FROM crow.blob_refs r WHERE NOT EXISTS (SELECT 1 FROM crow.blobs b WHERE b.hash = r.blob)",
+    "SELECT 1 FROM crow.blobs b WHERE NOT EXISTS (SELECT 1 FROM crow.blob_refs r WHERE r.blob = b.hash)",
+    "SELECT 1 FROM crow.blobs WHERE hash <> encode(sha256(data), 'hex') OR size <> length(data)",
+    (
+        "SELECT 1 FROM crow.entries WHERE body_blob IS NOT NULL"
+        " AND body_blob NOT IN (SELECT blob FROM crow.blob_refs WHERE entry = id)"
+    ),
+    "SELECT 1 FROM crow.entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM crow.entries)",
+    "SELECT 1 FROM crow.sessions WHERE leaf IS NOT NULL AND leaf NOT IN (SELECT id FROM crow.entries)",
+    (
+        "SELECT 1 FROM crow.sessions s WHERE deleted_ms IS NULL AND entries <> (SELECT count(*) FROM crow.entries e"
+        " WHERE e.session = s.id AND e.conversation = s.conversation)"
+    ),
+    "SELECT 1 FROM crow.texts WHERE entry NOT IN (SELECT id FROM crow.entries)",
+    "SELECT 1 FROM crow.drafts",
+    "SELECT 1 FROM crow.sessions WHERE deleted_ms IS NOT NULL",
+    "SELECT 1 FROM crow.conversations WHERE id NOT IN (SELECT conversation FROM crow.sessions)",
+    # a prompt whose move out of the inbox was stored only in part would be on the path twice
+    "SELECT 1 FROM crow.entries WHERE kind = 'user' AND body LIKE '%do it %' GROUP BY body HAVING count(*) > 1",
+)
+"""The same for PostgreSQL."""
+
 GUEST_ENTRIES = 7
 """The number of entries in each session that `intake` imports."""
 
@@ -83,18 +117,36 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
-    """Run all scenes on databases below `directory`. Each number is a step: 1 kills the scene at every statement, 2 at
-    every second one."""
-    command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
+def killed(
+    directory: Path,
+    *,
+    create: int = 0,
+    log: int = 0,
+    turn: int = 0,
+    intake: int = 0,
+    compaction: int = 0,
+    postgres_create: int = 0,
+    postgres_log: int = 0,
+) -> Report:
+    """Run scenes on databases below `directory`, and on the PostgreSQL server that tests use. Each number is a step: 1
+    kills the scene at every statement, 2 at every second one, 0 leaves it out. On PostgreSQL there are two kills for
+    each message to the server: before it is sent, and after."""
+    steps = (create, log, turn, intake, compaction, postgres_create, postgres_log)
+    command = [sys.executable, "-m", __name__, str(directory), *map(str, steps)]
+    environment = {**os.environ, **({"CROW_TEST_DATABASE_URL": server_url()} if any(steps[5:]) else {})}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     return Report(**json.loads(done.stdout))
 
 
-async def log(path: Path, tell: Tell) -> None:
+async def open_store(place: Place) -> SqliteStore | PostgresStore:
+    return await (PostgresStore.open(place) if isinstance(place, str) else SqliteStore.open(place))
+
+
+async def log(place: Place, tell: Tell) -> None:
     """Every kind of write of the store."""
-    store = await SqliteStore.open(path)
+    store = await open_store(place)
     if not await _has_session(store):
         await store.create_session(new_session())
     leaf = (await store.open_session("s1")).row.leaf
@@ -178,14 +230,16 @@ def _summing(request: Request) -> Say:
     return Say(text=[""], calls=(call("read"),)) if said.startswith("read") else Say(text=["Well. " * 50])
 
 
-async def look(path: Path, told: list[int]) -> None:
+async def look(place: Place, told: list[int]) -> None:
     """Check what must hold after every kill."""
-    store = await SqliteStore.open(path)
+    store = await open_store(place)
     try:
         if not await _has_session(store):
             assert told == []
             await store.create_session(new_session())
         tail = await store.open_session("s1")
+        while isinstance(place, str) and tail.row.state == "running":  # its server has not noticed the kill yet
+            tail = await store.open_session("s1")
         assert (tail.row.state, await store.queued("s1")) == ("idle", ())
         assert await store.open_session("s1") == tail
         path_ids = [entry.id async for batch in store.history("s1") for entry in batch]
@@ -205,7 +259,13 @@ async def look(path: Path, told: list[int]) -> None:
             assert [len(batch) async for batch in store.history(guest)] == [GUEST_ENTRIES]
     finally:
         await store.close()
-    with closing(sqlite3.connect(path)) as connection:
+    if isinstance(place, str):
+        server = await asyncpg.connect(place)
+        for query in POSTGRES_HALVES:
+            assert await server.fetch(query) == [], query
+        await server.close()
+        return
+    with closing(sqlite3.connect(place)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
         for query in HALVES:
@@ -241,22 +301,29 @@ async def prepare_intake(path: Path, tell: Tell) -> None:
     await store.close()
 
 
-async def prepare(path: Path, _: Tell) -> None:
+async def prepare(place: Place, _: Tell) -> None:
     """Make a database with one session."""
-    store = await SqliteStore.open(path)
-    await store.create_session(new_session(cwd=str(path.parent)))
+    store = await open_store(place)
+    cwd = "/proj" if isinstance(place, str) else str(place.parent)
+    await store.create_session(new_session(cwd=cwd))
     await converse(store, "s1", "hello")
     await store.close()
 
 
-async def _has_session(store: SqliteStore) -> bool:
+async def _has_session(store: SqliteStore | PostgresStore) -> bool:
+    if isinstance(store, PostgresStore):
+        try:
+            return bool(await store.session("s1"))
+        except NoSuchSession:
+            return False
+
     def found(sql: sqlite3.Connection) -> bool:
         return sql.execute("SELECT 1 FROM sessions WHERE id = 's1'").fetchone() is not None
 
     return await store.database.read(found)
 
 
-async def _fork_and_delete(store: SqliteStore, leaf: int) -> None:
+async def _fork_and_delete(store: Store, leaf: int) -> None:
     source = await store.session("s1")
     name = f"f{os.getpid()}"
     await store.create_session(new_session(name, conversation=source.conversation, leaf=leaf, forked_from="s1"))
@@ -292,12 +359,23 @@ def _write(descriptor: int, value: object) -> None:
 
 
 def _kill_at(number: int) -> None:
-    """Make this process kill itself when SQLite starts its `number`th statement on any connection."""
-    connect, numbers = sqlite3.connect, count(1)
+    """Make this process kill itself when SQLite starts its `number`th statement on any connection, or when it sends
+    half as many messages to PostgreSQL: after the last message if `number` is even, else before."""
+    connect, numbers, messages = sqlite3.connect, count(1), count(1)
 
     def trace(_: str) -> None:
         if next(numbers) == number:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(transport: Any, data: bytes) -> None:
+        is_last = next(messages) == number // 2
+        if not (is_last and number % 2):
+            send(transport, data)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    send = _SelectorSocketTransport.write
+    _SelectorSocketTransport.write = write
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*arguments, **options)
@@ -307,13 +385,15 @@ def _kill_at(number: int) -> None:
     sqlite3.connect = traced  # type: ignore[assignment]
 
 
-async def _look(place: Path, told: list[int], _: Tell) -> None:
+async def _look(place: Place, told: list[int], _: Tell) -> None:
     await look(place, told)
 
 
-def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int) -> None:
+def kill_in(
+    name: str, scene: Scene, start: Scene | None, directory: Path, report: Report, *, step: int, first: int = 1
+) -> None:
     """Kill `scene` at every `step`th statement until it finishes."""
-    for number, place in zip(count(1, step), _places(directory / name, start), strict=False):
+    for number, place in zip(count(first, step), _places(directory / name, start), strict=False):
         ended, told, failure = fork(partial(scene, place), kill_at=number)
         if ended == 0:
             return
@@ -324,8 +404,11 @@ def kill_in(name: str, scene: Scene, start: Scene | None, directory: Path, repor
             report.failures.append(f"{name}, killed at statement {number}:\n{failure}")
 
 
-def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
-    """Paths of databases. Each is used for several kills; without `start` for one, and not created yet."""
+def _places(directory: Path, start: Scene | None) -> Iterator[Place]:
+    """Databases. Each is used for several kills; without `start` for one, and not created yet."""
+    if directory.name.startswith("postgres"):
+        yield from _urls(start)
+        return
     for number in count():
         place = directory / str(number if start is None else number // FRESH_AFTER) / "crow.db"
         if start is not None and not place.exists():
@@ -333,6 +416,26 @@ def _places(directory: Path, start: Scene | None) -> Iterator[Path]:
         yield place
         if start is None:
             shutil.rmtree(place.parent, ignore_errors=True)
+
+
+def _urls(start: Scene | None) -> Iterator[str]:
+    name = ""
+    for number in count():
+        if number % FRESH_AFTER == 0 or start is None:
+            if name:
+                fork(partial(_make_database, name, is_over=True), kill_at=None)
+            name = f"crow_kills_{os.getpid()}_{number}"
+            fork(partial(_make_database, name), kill_at=None)
+        url = urlsplit(os.environ["CROW_TEST_DATABASE_URL"])._replace(path=f"/{name}").geturl()
+        if start is not None and number % FRESH_AFTER == 0:
+            fork(partial(start, url), kill_at=None)
+        yield url
+
+
+async def _make_database(name: str, _: Tell, *, is_over: bool = False) -> None:
+    admin = await asyncpg.connect(os.environ["CROW_TEST_DATABASE_URL"])
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)" if is_over else f"CREATE DATABASE {name}")
+    await admin.close()
 
 
 def main(directory: str, *steps: str) -> None:
@@ -346,14 +449,17 @@ def main(directory: str, *steps: str) -> None:
         ("turn", turn, prepare),
         ("intake", intake, prepare_intake),
         ("compaction", compaction, prepare),
+        ("postgres create", _create, None),
+        ("postgres log", log, prepare),
     )
-    for (name, scene, start), step in zip(scenes, steps, strict=True):
-        kill_in(name, scene, start, Path(directory), report, step=int(step))
+    for (name, scene, start), step in zip(scenes, map(int, steps), strict=True):
+        if step:
+            kill_in(name, scene, start, Path(directory), report, step=step, first=2 if "postgres" in name else 1)
     print(json.dumps(asdict(report)))
 
 
-async def _create(path: Path, tell: Tell) -> None:
-    store = await SqliteStore.open(path)
+async def _create(place: Place, _: Tell) -> None:
+    store = await open_store(place)
     await store.create_session(new_session())
     await store.close()
 

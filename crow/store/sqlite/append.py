@@ -278,7 +278,7 @@ class SessionState:
         Pass `encoded` if the body is already encoded, and `entry_id` if an id was reserved for the entry.
         """
         stored = encoded or encode(new.body)
-        usage = _storable_usage(new.usage)
+        usage = storable_usage(new.usage)
         call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
         columns: dict[str, Any] = {
             "conversation": self.conversation,
@@ -290,7 +290,7 @@ class SessionState:
             "call_entry": call.assistant if call else None,
             "call_index": call.index if call else None,
             **{name: getattr(usage, name, None) for name in USAGE_COLUMNS},
-            "cost": _storable_cost(new.cost),
+            "cost": storable_cost(new.cost),
             "estimate": new.estimate,
             "created_ms": self.now_ms,
         }
@@ -345,7 +345,7 @@ class SessionState:
             "has_prompt": self._has_prompt,
             "cost": self._cost,
         }
-        added = {name: _storable(count) for name, count in self._added.items()}
+        added = {name: storable(count) for name, count in self._added.items()}
         self.sql.execute(_SAVE, values | added)
         if self._parent_id is not None and (self._cost or any(added[name] for name in _TOKEN_COUNTERS)):
             usage = {name: added[name] for name in _TOKEN_COUNTERS}
@@ -373,7 +373,7 @@ class SessionState:
         added["entries"] += 1
         # The result of a task repeats usage that the sub-agent's entries have already added.
         if not isinstance(new.body, ToolResult):
-            self._cost += _storable_cost(new.cost) or 0.0
+            self._cost += storable_cost(new.cost) or 0.0
             if usage is not None:
                 added["tokens_in"] += usage.input_tokens or 0
                 added["tokens_out"] += usage.output_tokens or 0
@@ -506,22 +506,22 @@ def _is_sender_alive(state: SessionState, sender: str, created_ms: int) -> bool:
     return is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))
 
 
-def _storable_usage(usage: Usage | None) -> Usage | None:
+def storable_usage(usage: Usage | None) -> Usage | None:
     """Return the usage with its numbers limited to what the columns can hold, or None if no number is known."""
     if usage is None:
         return None
     names = (*USAGE_COLUMNS, "cache_write_tokens")
-    counts: dict[str, Any] = {name: _storable(count) for name in names if (count := getattr(usage, name)) is not None}
+    counts: dict[str, Any] = {name: storable(count) for name in names if (count := getattr(usage, name)) is not None}
     if not counts:
         return None
     return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
 
 
-def _storable_cost(cost: float | None) -> float | None:
+def storable_cost(cost: float | None) -> float | None:
     """Return the cost as SQLite would return it: a float, no NaN, no negative zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
 
 
-def _storable(count: int) -> int:
+def storable(count: int) -> int:
     """Return the nearest number that SQLite can hold."""
     return max(-_LARGEST, min(count, _LARGEST))

@@ -366,6 +366,11 @@ class Database:
                 await self._run(reader, lambda connection: connection.execute("PRAGMA query_only = ON").close())
             return self._reader
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise StoreUnavailable(f"{self.path} is closed.")

@@ -178,12 +178,7 @@ class PathMethods(UsesDatabase):
         imported = "SELECT 1 FROM imports WHERE conversation = (SELECT conversation FROM entries WHERE id = ?)"
         if sql.execute(imported, (leaf,)).fetchone():
             return found
-        # Older versions did not store whether a file was recorded on this machine. But in a conversation that was not
-        # imported, every file was recorded here.
-        return tuple(
-            replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
-            for entry in found
-        )
+        return recorded_here(found)
 
     @snapshot()
     def outline(self, sql: Connection, session_id: str) -> Outline:
@@ -205,29 +200,52 @@ class PathMethods(UsesDatabase):
         ).fetchall()
         labels = _labels(sql, [entry_id for entry_id, _, kind in tree if kind == "note"])
         prompts = _prompts(sql, [entry_id for entry_id, _, kind in tree if kind == "user"])
-        # For each entry, find the newest branch point and the newest message on the path that ends with that entry.
-        point_at: dict[int | None, int | None] = {None: None}
-        message_at: dict[int | None, int | None] = {None: None}
-        with_successors: set[int | None] = set()
-        points: list[BranchPoint] = []
-        for entry_id, parent, kind in tree:
-            previous = point_at[entry_id] = point_at.get(parent)
-            message_at[entry_id] = message_at.get(parent)
-            if kind in _MESSAGE_KINDS:
-                with_successors.add(message_at[entry_id])
-                message_at[entry_id] = entry_id
-            if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
-                point_at[entry_id] = entry_id
-                name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
-                points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
-        tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
-        listed = {message_at.get(leaf)}
-        for end in ends:
-            message = message_at.get(end)
-            if message is not None and message not in with_successors and message not in listed:
-                listed.add(message)
-                tips.append(BranchTip(entry=end, point=point_at.get(end), is_current=False))
-        return Outline(points=tuple(points), tips=tuple(tips))
+        return outline_of(tree, tuple(ends), leaf, labels, prompts)
+
+
+def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return entries of a conversation that was not imported, with each file marked as recorded on this machine.
+
+    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded here.
+    """
+    return tuple(
+        replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
+        for entry in entries
+    )
+
+
+def outline_of(
+    tree: Sequence[tuple[int, int | None, str]],
+    ends: Sequence[int],
+    leaf: int | None,
+    labels: Mapping[int, str],
+    prompts: Mapping[int, str],
+) -> Outline:
+    """Return the outline of a tree of entries, given as id, parent and kind, oldest first. `ends` are the ends of its
+    branches: the current leaf, then the others, newest first. `labels` and `prompts` have texts by entry."""
+    # For each entry, find the newest branch point and the newest message on the path that ends with that entry.
+    point_at: dict[int | None, int | None] = {None: None}
+    message_at: dict[int | None, int | None] = {None: None}
+    with_successors: set[int | None] = set()
+    points: list[BranchPoint] = []
+    for entry_id, parent, kind in tree:
+        previous = point_at[entry_id] = point_at.get(parent)
+        message_at[entry_id] = message_at.get(parent)
+        if kind in _MESSAGE_KINDS:
+            with_successors.add(message_at[entry_id])
+            message_at[entry_id] = entry_id
+        if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
+            point_at[entry_id] = entry_id
+            name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
+            points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
+    tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
+    listed = {message_at.get(leaf)}
+    for end in ends:
+        message = message_at.get(end)
+        if message is not None and message not in with_successors and message not in listed:
+            listed.add(message)
+            tips.append(BranchTip(entry=end, point=point_at.get(end), is_current=False))
+    return Outline(points=tuple(points), tips=tuple(tips))
 
 
 def session_row(sql: Connection, session_id: str) -> SessionRow:
@@ -342,7 +360,7 @@ def entries_of(
         if result_bytes is not None:
             entry = _entry_with_excerpt(sql, row, load_and_count, result_bytes)
         else:
-            entry = _entry_of(row, load_and_count)
+            entry = entry_of(row, load_and_count)
         found.append(entry)
         size += len(row[6] or b"")
         if size > _PATH_BATCH_BYTES:
@@ -355,7 +373,7 @@ def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_by
     """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
     `most_bytes` bytes."""
     if row[5] != "tool":
-        return _entry_of(row, load)
+        return entry_of(row, load)
     body: ToolResult | None = None
     if row[21] is not None:
         with sql.blobopen("blobs", "data", row[21], readonly=True) as blob:
@@ -364,7 +382,7 @@ def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_by
             row = (*row[:6], load(row[15]), *row[7:])
     elif (found := SHARED_TEXT.search(row[6] or b"")) is not None:
         load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, f"call_{row[16]}_{row[17]}")
-    entry = _entry_of(row, load) if body is None else _entry_with(row, body)
+    entry = entry_of(row, load) if body is None else _entry_with(row, body)
     if isinstance(entry.body, ToolResult):
         text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
         if text is not entry.body.text:
@@ -575,10 +593,10 @@ def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "A
     load = loader(sql)
     query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
     for row in sql.execute(query, values).fetchall():
-        yield _entry_of(row, load)
+        yield entry_of(row, load)
 
 
-def _entry_of(row: Sequence[Any], load: Load) -> Entry:
+def entry_of(row: Sequence[Any], load: Load) -> Entry:
     """Return the entry in a row of `_ENTRY_COLUMNS`. If its body is damaged or of an unknown kind, a text replaces
     it."""
     try:

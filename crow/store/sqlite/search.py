@@ -65,7 +65,7 @@ class SearchMethods(UsesDatabase):
             return ()
         # Each word is quoted, so that no character acts as an operator.
         match = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _INDEXED_CHARACTERS)
-        patterns = _patterns_of(words)
+        patterns = patterns_of(words)
         # The index and `re` may disagree about the case of a rare letter. So words that matched in the index are not
         # checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
@@ -77,7 +77,7 @@ class SearchMethods(UsesDatabase):
             ids = common_ids(_indexed(sql, match, limits), path) if match else islice(path, _MOST_PATH_ENTRIES)
         titles = _titles(sql, match, session_id, limits) if words else ()
         found = chain(titles, _texts(sql, ids, session_id, limits))
-        hits = (_hit(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
+        hits = (hit_of(*one, patterns) for one in found if all(pattern.search(one[4]) for pattern in unchecked))
         return tuple(islice(hits, max(limit, 0)))
 
     @snapshot()
@@ -92,17 +92,17 @@ class SearchMethods(UsesDatabase):
         without: Collection[str] = frozenset(),
     ) -> Scan:
         leaf = session_row(sql, session_id).leaf
-        patterns = _patterns_of(query.replace("\0", " ").split())
+        patterns = patterns_of(query.replace("\0", " ").split())
         if not patterns or limit < 1:
             return Scan(hits=(), stopped_at=None)
         hits = []
         characters = 0
         path = path_ids(sql, leaf)
         for entry, kind in _unindexed(sql, islice(path, _MOST_SCANNED_ENTRIES), scope or Scope()):
-            text = _unindexed_text(entry, without)
+            text = unindexed_text(entry, without)
             characters += len(text)
             if all(pattern.search(text) for pattern in patterns):
-                hits.append(_hit(entry.id, session_id, kind, entry.created_ms, text, patterns))
+                hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
             if len(hits) >= limit or characters > _MOST_CHARACTERS:
                 return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=next(path, None))
@@ -122,7 +122,7 @@ class UsageMethods(UsesDatabase):
         """
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
-        names = [*_SUM_NAMES, *keys]
+        names = [*SUM_NAMES, *keys]
         if "session" in keys:
             names.append("title")
             columns += ", coalesce(p.title, s.title)"
@@ -147,14 +147,14 @@ class UsageMethods(UsesDatabase):
             " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC",
             {"id": session_id},
         )
-        return tuple(UsageTotal(**dict(zip((*_SUM_NAMES, "model"), row, strict=True))) for row in rows)
+        return tuple(UsageTotal(**dict(zip((*SUM_NAMES, "model"), row, strict=True))) for row in rows)
 
 
 _IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
 """Whether an entry holds the usage of a request. Tool results do not count: the result of a task repeats the usage of
 its sub-agent."""
 
-_SUM_NAMES = (
+SUM_NAMES = (
     *("requests", "tokens_in", "tokens_out", "tokens_cached", "tokens_reasoning", "tokens_cache_written"),
     *("estimated", "cost"),
 )
@@ -163,7 +163,7 @@ _SUMS = (
     " coalesce(sum(e.cached_tokens), 0), coalesce(sum(e.reasoning_tokens), 0), coalesce(sum(e.cache_write_tokens), 0),"
     " count(nullif(e.estimated, 0)), sum(e.cost)"
 )
-"""Columns with the sums that `_SUM_NAMES` lists."""
+"""Columns with the sums that `SUM_NAMES` lists."""
 
 
 _IN_SCOPE = (
@@ -195,7 +195,7 @@ _MAYBE_IN_DIRECTORY = (
 )
 
 
-def _patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
+def patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 
@@ -262,7 +262,7 @@ def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int
     return (row[0] for row in sql.execute(query, limits))
 
 
-def _hit(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
+def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
     """Return a hit with a snippet around the first pattern that matches."""
     place = next((found for pattern in patterns if (found := pattern.search(text))), None)
     start = max(0, place.start() - _SNIPPET_MARGIN) if place else 0
@@ -285,7 +285,7 @@ def _unindexed(sql: Connection, path: Iterator[int], scope: Scope) -> Iterator[t
             yield entry, kind
 
 
-def _unindexed_text(entry: Entry, without: Collection[str]) -> str:
+def unindexed_text(entry: Entry, without: Collection[str]) -> str:
     match entry.body:
         case Assistant(calls=calls):
             return "\n".join(f"{call.name} {call.arguments}" for call in calls if call.name not in without)

@@ -36,7 +36,7 @@ _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
 """crow cannot look up a store on another machine, in another container or from before a restart. After opening a
 session, such a store counts as having it open for this long."""
-_JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
+JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +77,15 @@ class SessionMethods(UsesDatabase):
     ) -> SessionRow:
         row = session_row(sql, session_id)
         principal = row.principal if principal is None else principal
+        query = "SELECT title FROM sessions WHERE conversation = ? AND principal IS ?"
+        titles = sql.execute(query, (row.conversation, principal))
         fork = NewSession(
             id=new_id,
             cwd=cwd,
             additional_directories=additional_directories,
             forked_from=session_id,
             leaf=row.leaf if entry is None else entry,
-            title=_fork_title(sql, row, principal),
+            title=title_of_fork(row.title, [title for (title,) in titles]),
             principal=principal,
             metadata=merged_metadata(row.metadata, metadata or {}),
             **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
@@ -130,7 +132,7 @@ class SessionMethods(UsesDatabase):
             values["cwd"] = cwd
         if cursor is not None:
             where += " AND (newest_entry, id) < (:newest, :after)"
-            values["newest"], values["after"] = _parse_cursor(cursor)
+            values["newest"], values["after"] = parse_cursor(cursor)
         order = "ORDER BY newest_entry DESC, id DESC LIMIT :limit"
         if seen_by is not None:
             # Two searches by index. What others have costs nothing, so it cannot be told from the time either.
@@ -142,7 +144,7 @@ class SessionMethods(UsesDatabase):
             )
         rows = sql.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} {order}", values).fetchall()
         found = tuple(session_of(row) for row in rows[:limit])
-        return SessionPage(rows=found, cursor=_cursor_after(found[-1]) if len(rows) > limit else None)
+        return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
 
     @snapshot(raise_if_moved=True)
     def subagents(self, sql: Connection, session_id: str) -> tuple[SessionRow, ...]:
@@ -335,7 +337,7 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
         _check_alias(sql, alias, session_id, principal)
     if "title" in changes:
         set_title(sql, session_id, changes["title"])
-    values = {name: to_json(value) if name in _JSON_COLUMNS else value for name, value in changes.items()}
+    values = {name: to_json(value) if name in JSON_COLUMNS else value for name, value in changes.items()}
     if changes.keys() != {"archived"}:
         values["updated_ms"] = now_ms()
     assignments = ", ".join(f"{name} = ?" for name in values)
@@ -416,26 +418,25 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
         raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
 
 
-def _fork_title(sql: Connection, row: SessionRow, principal: str | None) -> str | None:
-    """Return the title with the next number that is free among the principal's sessions of this conversation, or None
-    if the session has no title."""
-    if row.title is None:
+def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
+    """Return the title with the next number that is free among these titles of the conversation, or None if the session
+    has no title."""
+    if title is None:
         return None
-    base = _FORK_TITLE.sub("", row.title)
+    base = _FORK_TITLE.sub("", title)
     taken = [0]
-    query = "SELECT title FROM sessions WHERE conversation = ? AND principal IS ?"
-    for (title,) in sql.execute(query, (row.conversation, principal)):
-        found = _FORK_TITLE.search(title or "")
-        if found and title[: found.start()] == base:
+    for other in others:
+        found = _FORK_TITLE.search(other or "")
+        if found and (other or "")[: found.start()] == base:
             taken.append(int(found[1]))
     return f"{base} (fork {max(taken) + 1})"
 
 
-def _cursor_after(row: SessionRow) -> str:
+def cursor_after(row: SessionRow) -> str:
     return base64.urlsafe_b64encode(f"{row.newest_entry}:{row.id}".encode()).decode()
 
 
-def _parse_cursor(cursor: str) -> tuple[int, str]:
+def parse_cursor(cursor: str) -> tuple[int, str]:
     try:
         newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
         if separator and 0 <= int(newest) < 2**63:

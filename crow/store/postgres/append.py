@@ -1,0 +1,578 @@
+"""Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
+
+Each claim of a turn raises the session's epoch. An owner that was frozen or cut off, and whose turn another store has
+taken over, has an older epoch and writes nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from crow.domain.entries import Assistant, Body, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
+from crow.domain.messages import Part, Text, Usage
+from crow.domain.subagents import WAKE
+from crow.domain.tokens import estimate_text
+from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
+from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
+from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
+from crow.store.postgres.paths import PathMethods, load_tail, session_values
+from crow.store.postgres.sessions import change_session
+from crow.store.sqlite.append import storable, storable_cost, storable_usage
+from crow.store.sqlite.lease import dead_twin, readable
+from crow.store.sqlite.paths import USAGE_COLUMNS
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_INT = 2**31
+
+_APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
+_ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
+
+Counts: TypeAlias = "tuple[list[object], object, object]"
+"""What entries add to the counters of their session, in the order of the function crow.move_to_end; their cost; and
+whether a prompt is among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Entries to insert, encoded as the functions in the schema expect them."""
+
+    entries: Sequence[NewEntry]
+    bodies: Sequence[Body]
+    usages: Sequence[Usage | None]
+    turns: Sequence[int]
+    rows: str
+    counts: Counts
+    hashes: Sequence[str]
+    datas: Sequence[bytes]
+    numbers: Sequence[int]
+
+    def stored(
+        self, ids: Sequence[int], *, conversation: int, session: str, parent: int | None, now_ms: int
+    ) -> list[Entry]:
+        """Return the entries as they will be read."""
+        parents = [parent, *ids]
+        return [
+            Entry(
+                id=entry_id,
+                conversation=conversation,
+                session=session,
+                parent=parents[index],
+                turn=self.turns[index],
+                body=self.bodies[index],
+                model=self.entries[index].model,
+                usage=self.usages[index],
+                cost=self.entries[index].cost,
+                estimate=self.entries[index].estimate,
+                created_ms=now_ms,
+            )
+            for index, entry_id in enumerate(ids)
+        ]
+
+
+def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
+    """Encode entries, each with its turn."""
+    encoded = [encode(new.body) for new, _ in entries]
+    usages = [storable_usage(new.usage) for new, _ in entries]
+    blobs = [(name, data, number) for number, one in enumerate(encoded, start=1) for name, data in one.blobs.items()]
+    return Chain(
+        entries=[new for new, _ in entries],
+        bodies=[one.body for one in encoded],
+        usages=usages,
+        turns=[turn for _, turn in entries],
+        rows=json.dumps(
+            [_row(new, one, usage, turn) for (new, turn), one, usage in zip(entries, encoded, usages, strict=True)]
+        ),
+        counts=_columns_of(counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
+        hashes=[name for name, _, _ in blobs],
+        datas=[data for _, data, _ in blobs],
+        numbers=[number for _, _, number in blobs],
+    )
+
+
+class TurnMethods(PathMethods):
+    """Methods of the store that run turns."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        super().__init__(database, owner)
+        self._epochs: dict[str, int] = {}
+        self._unstored_ends: dict[str, tuple[int | None, Chain]] = {}
+
+    async def open_session(self, session_id: str) -> Tail:
+        tail = await self._tail_without_repair(session_id)
+        if tail is None:
+            try:
+                await self._repair(session_id)
+                self._unstored_ends.pop(session_id, None)
+                tail = await self._tail_without_repair(session_id)
+            except StoreUnavailable as error:  # a full disk, for example: the session can still be read
+                logger.warning("Session %s was opened without repair: %s", session_id, error)
+        return tail or await self.tail(session_id)
+
+    @snapshot
+    async def _tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
+        state = await SessionState.read(sql, session_id, self.owner)
+        if session_id in self._unstored_ends or state.needs_repair:
+            return None
+        if not state.is_owned or state.epoch != self._epochs.get(session_id):
+            self._epochs.pop(session_id, None)  # another store took the turn over, and it has ended
+        return replace(await load_tail(sql, session_id), waiting=state.waiting)
+
+    @transaction
+    async def _repair(self, sql: Sql, session_id: str) -> None:
+        await self._store_end(sql, session_id)
+        state = await SessionState.read(sql, session_id, self.owner, lock=True)
+        if state.needs_repair:
+            await _close_turn(sql, state)
+
+    @transaction
+    async def enqueue(self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        await session_values(sql, session_id, "1")
+        await sql.execute(
+            "INSERT INTO crow.inbox (session, owner, message_id, parts, created_ms)"
+            " VALUES ($1, $2, $3, $4, crow.now_ms())",
+            session_id,
+            self.owner,
+            plain(message_id),
+            encode_parts(parts),
+        )
+
+    @transaction
+    async def replace_queued(self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        query = "UPDATE crow.inbox SET parts = $3 WHERE session = $1 AND message_id = $2"
+        await sql.execute(query, plain(session_id), plain(message_id), encode_parts(parts))
+
+    @snapshot
+    async def queued(self, sql: Sql, session_id: str) -> tuple[QueuedPrompt, ...]:
+        await session_values(sql, session_id, "1")
+        rows = await sql.fetch("SELECT parts, message_id FROM crow.inbox WHERE session = $1 ORDER BY seq", session_id)
+        return tuple(QueuedPrompt(parts=decode_parts(parts), message_id=message_id) for parts, message_id in rows)
+
+    @transaction
+    async def drop_prompt(self, sql: Sql, session_id: str, message_id: str) -> None:
+        query = "DELETE FROM crow.inbox WHERE session = $1 AND message_id = $2"
+        await sql.execute(query, plain(session_id), plain(message_id))
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+    ) -> TurnStart:
+        start, epoch = await self._claim(session_id, message_id, leaf, parts, cut)
+        self._unstored_ends.pop(session_id, None)
+        self._epochs[session_id] = epoch
+        return start
+
+    @transaction
+    async def _claim(
+        self,
+        sql: Sql,
+        session_id: str,
+        message_id: str | None,
+        leaf: int | None,
+        parts: Sequence[Part] | None,
+        cut: int | None,
+    ) -> tuple[TurnStart, int]:
+        await self._store_end(sql, session_id)
+        state = await SessionState.read(sql, session_id, self.owner, lock=True)
+        if state.is_running and (state.owner == self.owner or state.is_owner_alive):
+            raise SessionBusy(session_id, readable(state.owner))
+        was_moved = state.leaf != leaf
+        entries = await _close_turn(sql, state)
+        state.turn += 1
+        if message_id is not None:
+            if parts is None:
+                query = "DELETE FROM crow.inbox WHERE session = $1 AND message_id = $2 RETURNING parts"
+                row = await sql.fetchrow(query, session_id, plain(message_id))
+                if row is None:
+                    raise ArgumentError(
+                        f"Prompt {message_id} is no longer queued in session {session_id}. Send it again."
+                    )
+                parts = decode_parts(row[0])
+            user = NewEntry(body=User(parts=tuple(parts), message_id=message_id, cut=cut), model=state.model)
+            entries += await state.add(sql, [(user, state.turn)])
+        epoch = await sql.fetchval(
+            "UPDATE crow.sessions SET state = 'running', owner = $2, turn = $4, epoch = epoch + 1,"
+            " updated_ms = $3 WHERE id = $1 RETURNING epoch",
+            session_id,
+            self.owner,
+            state.now_ms,
+            state.turn,
+        )
+        return TurnStart(turn=state.turn, entries=tuple(entries), moved=was_moved), epoch
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        new = chain([(entry, turn) for entry in entries])
+        if plain(session_id) != session_id:
+            raise NoSuchSession(session_id)
+        arguments = self._append_arguments(session_id, leaf, new, release=release)
+        if changes is None:
+            stored = _stored(session_id, leaf, new, await self.database.call(_APPEND, *arguments))
+            self.database.presence.changed(session_id)
+        else:
+            stored = await self._append_with_changes(session_id, leaf, new, arguments, changes)
+        if release:
+            self._epochs.pop(session_id, None)
+        return stored
+
+    @transaction
+    async def _append_with_changes(
+        self,
+        sql: Sql,
+        session_id: str,
+        leaf: int | None,
+        new: Chain,
+        arguments: Sequence[object],
+        changes: SessionChanges,
+    ) -> tuple[Entry, ...]:
+        stored = _stored(session_id, leaf, new, await sql.fetchrow(_APPEND, *arguments))
+        await change_session(sql, session_id, changes)
+        return stored
+
+    def _append_arguments(self, session_id: str, leaf: int | None, new: Chain, *, release: bool) -> tuple[object, ...]:
+        bodies = [entry.body for entry in new.entries]
+        prompts = [
+            plain(body.message_id)
+            for body in bodies
+            if isinstance(body, User) or (isinstance(body, Custom) and body.message_id.startswith(WAKE))
+        ]
+        ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
+        return (
+            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, *new.counts, release),
+            *(ends_draft, prompts, new.hashes, new.datas, new.numbers),
+        )
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        self._unstored_ends[session_id] = leaf, chain([(entry, turn) for entry in end])
+
+    async def _store_end(self, sql: Sql, session_id: str) -> None:
+        """Store the last entries of a disowned turn. If that is impossible, make the turn look as if its owner had
+        died."""
+        unstored = self._unstored_ends.get(session_id)
+        if unstored is None:
+            return
+        leaf, end = unstored
+        try:
+            row = await sql.fetchrow(_APPEND, *self._append_arguments(session_id, leaf, end, release=True))
+            _stored(session_id, leaf, end, row)
+        except (LeafMoved, SessionBusy, NoSuchSession):
+            query = "UPDATE crow.sessions SET owner = $3 WHERE id = $1 AND owner = $2"
+            await sql.execute(query, session_id, self.owner, dead_twin(self.owner))
+
+    async def renew_lease(self, session_id: str) -> None:
+        """Do nothing: the store renews its own lease, for all its turns at once."""
+
+    @transaction
+    async def save_draft(
+        self, sql: Sql, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        added = await sql.fetchval(
+            "INSERT INTO crow.drafts (session, after_leaf, turn, message_id, piece, created_ms)"
+            " SELECT id, $2, $3, $4, $5, crow.now_ms() FROM crow.sessions"
+            " WHERE id = $1 AND deleted_ms IS NULL AND owner = $7 AND epoch = $6 RETURNING seq",
+            plain(session_id),
+            after_leaf,
+            turn,
+            plain(message_id),
+            to_json([mend(text), mend(thought)]),
+            self._epochs.get(session_id),
+            self.owner,
+        )
+        if added is None:
+            await session_values(sql, session_id, "1")
+            raise LeafMoved(f"Another process took over session {session_id}. Load it again, then retry.")
+
+    @transaction
+    async def move_leaf(self, sql: Sql, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        state = await SessionState.read(sql, session_id, self.owner, lock=True)
+        if state.is_running and state.owner != self.owner:
+            _refuse("busy" if state.is_owner_alive else "interrupted", session_id, leaf, state.leaf, state.owner)
+        if state.is_running and state.epoch != self._epochs.get(session_id, state.epoch):
+            _refuse("fenced", session_id, leaf, state.leaf, state.owner)
+        if state.leaf != leaf:
+            _refuse("moved", session_id, leaf, state.leaf, state.owner)
+        if to is not None:
+            found = await sql.fetchval("SELECT conversation FROM crow.entries WHERE id = $1", to)
+            if found != state.conversation:
+                raise ArgumentError(f"Entry {to} is not in the conversation of session {session_id}.")
+        await sql.execute(
+            "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
+            session_id,
+            leaf,
+            to,
+            plain(reason),
+            state.now_ms,
+        )
+        await sql.execute(
+            "UPDATE crow.sessions SET leaf = $2, updated_ms = $3 WHERE id = $1", session_id, to, state.now_ms
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionState:
+    """A session's row inside a transaction. `orphans` are the queued prompts of dead stores: seq, owner, parts and
+    message id. `waiting` are the texts in the inbox that are no prompts, except those of other living stores."""
+
+    session_id: str
+    conversation: int
+    leaf: int | None
+    turn: int
+    is_running: bool
+    owner: str
+    epoch: int
+    model: str
+    parent_id: str | None
+    now_ms: int
+    is_owner_alive: bool
+    is_owned: bool
+    orphans: Sequence[tuple[int, str, str, str]] = ()
+    waiting: tuple[QueuedPrompt, ...] = ()
+
+    @classmethod
+    async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
+        """Read the row for the store `owner`. :raises NoSuchSession: the session does not exist, or is deleted."""
+        columns = "conversation, leaf, turn, state, owner, epoch, model, parent_id"
+        row = await session_values(sql, session_id, columns, lock=lock)
+        now_ms, is_owner_alive = await sql.fetchrow(
+            "SELECT crow.now_ms(), $1 = 'running' AND ($2 = $3 OR crow.is_alive($2))", row[3], row[4], owner
+        )
+        inbox = await sql.fetch(
+            "SELECT seq, owner, parts, message_id FROM crow.inbox WHERE session = $1 AND (owner = $2"
+            " OR NOT crow.is_alive(owner)) ORDER BY seq",
+            session_id,
+            owner,
+        )
+        return cls(
+            session_id=session_id,
+            conversation=row[0],
+            leaf=row[1],
+            turn=row[2],
+            is_running=row[3] == "running",
+            owner=row[4],
+            epoch=row[5],
+            model=row[6],
+            parent_id=row[7],
+            now_ms=now_ms,
+            is_owner_alive=is_owner_alive,
+            is_owned=row[4] == owner,
+            orphans=[
+                (seq, sender, parts, message_id)
+                for seq, sender, parts, message_id in inbox
+                if sender != owner and not message_id.startswith(WAKE)
+            ],
+            waiting=tuple(
+                QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
+                for _, _, parts, message_id in inbox
+                if message_id.startswith(WAKE)
+            ),
+        )
+
+    @property
+    def needs_repair(self) -> bool:
+        """Whether a dead owner left a turn or a prompt behind, and no living owner runs a turn."""
+        return not self.is_owner_alive if self.is_running else bool(self.orphans)
+
+    async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
+        """Insert entries under the leaf, each with its turn. The last of them becomes the leaf."""
+        new = chain(entries)
+        ids = await sql.fetchval(
+            _ADD,
+            *(self.conversation, self.session_id, self.leaf, self.now_ms, new.rows, new.hashes, new.datas, new.numbers),
+        )
+        stored = new.stored(
+            ids, conversation=self.conversation, session=self.session_id, parent=self.leaf, now_ms=self.now_ms
+        )
+        self.leaf = ids[-1]
+        await sql.execute(
+            "SELECT crow.move_to_end(s, $2, $3, $4, $5, $6, false) FROM crow.sessions s WHERE s.id = $1",
+            *(self.session_id, ids, self.now_ms, *new.counts),
+        )
+        return stored
+
+
+async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
+    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the
+    appended entries."""
+    if not state.is_running and not state.orphans:
+        return []
+    added: list[tuple[NewEntry, int]] = []
+    if state.is_running:
+        answer = await _saved_draft(sql, state)
+        if answer is not None:
+            model, usage = await _estimated_usage(sql, state, answer)
+            added.append((NewEntry(body=answer, model=model, usage=usage), state.turn))
+        last = await sql.fetchrow("SELECT kind, turn FROM crow.entries WHERE id = $1", state.leaf)
+        if added or last is None or tuple(last) != ("turn_end", state.turn):
+            detail = f"{readable(state.owner)} ended in the middle of this turn"
+            added.append((NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn))
+    for seq, dead, parts, message_id in state.orphans:
+        state.turn += 1
+        detail = f"{readable(dead)} ended before it ran this prompt"
+        user = NewEntry(body=User(parts=decode_parts(parts), message_id=message_id), model=state.model)
+        added += [(user, state.turn), (NewEntry(body=TurnEnd(stop="interrupted", detail=detail)), state.turn)]
+        await sql.execute("DELETE FROM crow.inbox WHERE seq = $1", seq)
+    await sql.execute("DELETE FROM crow.drafts WHERE session = $1", state.session_id)
+    entries = await state.add(sql, added) if added else []
+    await sql.execute(
+        "UPDATE crow.sessions SET state = 'idle', owner = '', epoch = epoch + 1, turn = $2 WHERE id = $1",
+        state.session_id,
+        state.turn,
+    )
+    return entries
+
+
+async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
+    """Return the saved part of the unfinished answer, or None if nothing was saved."""
+    pieces = await sql.fetch(
+        "SELECT message_id, piece FROM crow.drafts WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2"
+        " ORDER BY seq",
+        state.session_id,
+        state.leaf,
+    )
+    newest = [json.loads(piece) for message_id, piece in pieces if message_id == pieces[-1][0]]
+    text, thought = "".join(piece[0] for piece in newest), "".join(piece[1] for piece in newest)
+    if not text and not thought:
+        return None
+    return Assistant(text=text, thought=thought, message_id=pieces[-1][0], finish="interrupted")
+
+
+async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
+    """Return the model of an unfinished answer, and the estimated usage of its request: the input is that of the
+    previous request plus its output, or unknown; the output is estimated from the text that was saved."""
+    row = await sql.fetchrow(
+        "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
+        " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
+        state.session_id,
+        state.conversation,
+    )
+    model, total = (state.model, None) if row is None else (str(row[0]), row[1])
+    sent = None if total is None else storable(int(total))
+    made = estimate_text(answer.text) + estimate_text(answer.thought)
+    usage = Usage(input_tokens=sent, output_tokens=made, is_input_estimated=sent is not None, is_output_estimated=True)
+    return model, usage
+
+
+def _stored(session_id: str, leaf: int | None, new: Chain, row: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """Return the appended entries.
+
+    :raises NoSuchSession: the session does not exist, or is deleted.
+    :raises SessionBusy: another living store runs a turn.
+    :raises LeafMoved: the session has another leaf, or was taken over.
+    """
+    if row["outcome"] != "ok":
+        _refuse(row["outcome"], session_id, leaf, row["was_leaf"], row["was_owner"])
+    values = {"conversation": row["in_conversation"], "session": session_id, "now_ms": row["at_ms"]}
+    return tuple(new.stored(row["ids"], parent=row["was_leaf"], **values))
+
+
+def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None, owner: str) -> None:
+    match outcome:
+        case "gone":
+            raise NoSuchSession(session_id)
+        case "busy":
+            raise SessionBusy(session_id, readable(owner))
+        case "interrupted":
+            raise LeafMoved(f"Session {session_id} was left in the middle of a turn. Load it again, then retry.")
+        case "fenced":
+            raise LeafMoved(
+                f"Another process took over session {session_id} because this one gave no sign of life. Nothing was"
+                " written; load it again, then retry."
+            )
+        case _:
+            raise LeafMoved(
+                f"Another process changed session {session_id}: its leaf is entry {current}, not {leaf}. Nothing was"
+                " written; load it again, then retry."
+            )
+
+
+def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
+    call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
+    cost = storable_cost(new.cost)
+    row: dict[str, object] = {
+        "turn": turn,
+        "kind": encoded.kind,
+        "model": plain(new.model),
+        "body": encoded.text,
+        "body_blob": encoded.spilled,
+        "call_entry": call.assistant if call else None,
+        "call_index": call.index if call else None,
+        **{name: getattr(usage, name, None) for name in (*USAGE_COLUMNS, "cache_write_tokens")},
+        "estimated": (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None,
+        "cost": str(cost) if cost is not None and math.isinf(cost) else cost,
+        "estimate": new.estimate,
+    }
+    text = searchable_text(encoded.body)
+    if text:
+        row["folded"] = folded(text)
+        row["trigrams"] = f"{{{','.join(map(str, trigrams(folded(text))))}}}"
+    return row
+
+
+def searchable_text(body: Body) -> str:
+    """Return the text that the search covers; empty for entries other than prompts and answers."""
+    match body:
+        case Assistant(text=text):
+            return text
+        case User(parts=parts):
+            return "\n".join(part.text for part in parts if isinstance(part, Text))
+        case _:
+            return ""
+
+
+def trigrams(text: str) -> list[int]:
+    """Return a number for each three characters that follow each other in a folded text."""
+    found = {text[start : start + 3] for start in range(len(text) - 2)}
+    return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})
+
+
+def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
+    """Return what entries add to the counters of their session."""
+    names = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
+    added = dict.fromkeys(names, 0)
+    cost, has_prompt = 0.0, False
+    for new, usage in entries:
+        added["entries"] += 1
+        # The result of a task repeats usage that the sub-agent's entries have already added.
+        if not isinstance(new.body, ToolResult):
+            cost += storable_cost(new.cost) or 0.0
+            if usage is not None:
+                added["tokens_in"] += usage.input_tokens or 0
+                added["tokens_out"] += usage.output_tokens or 0
+                added["tokens_cached"] += usage.cached_tokens or 0
+        match new.body:
+            case User():
+                has_prompt = True
+            case File():
+                added["files_changed"] += 1
+            case ToolResult(is_error=False, announcement=announcement):
+                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
+                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
+                    added["lines_added"] += (after - before).total()
+                    added["lines_removed"] += (before - after).total()
+    return {**{name: storable(count) for name, count in added.items()}, "cost": cost, "has_prompt": has_prompt}
+
+
+def _columns_of(counts: dict[str, object]) -> Counts:
+    *numbers, cost, has_prompt = counts.values()
+    return numbers, cost, has_prompt

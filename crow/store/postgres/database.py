@@ -1,0 +1,367 @@
+"""Connections to PostgreSQL, and transactions on them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import anyio
+import asyncpg
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
+from crow.store.codec import mend
+from crow.store.postgres.migrations import migrate
+from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, LOST, Presence
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="UsesDatabase")
+
+Sql: TypeAlias = Any
+"""An asyncpg connection inside a transaction."""
+
+_SCHEMES = ("postgresql", "postgres")
+_MOST_CONNECTIONS = 8
+_STATEMENT_TIMEOUT_S = 60.0
+_ATTEMPTS = 3
+_RESTART_S = 10.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
+_MOST_COMMITS = 2
+_MOST_SHARING = 128
+_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+
+def database_name(url: str) -> str:
+    """Return the name of the database at `url` for messages, without user and password.
+
+    :raises ArgumentError: `url` is not the URL of a PostgreSQL database.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ArgumentError(f"The database URL is not valid: {error}. {_EXAMPLE}") from None
+    if parts.scheme not in _SCHEMES:
+        raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
+    host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
+    return f"PostgreSQL database {unquote(parts.path.lstrip('/')) or 'postgres'} on {host}{f':{port}' if port else ''}"
+
+
+_EXAMPLE = "Expected a URL such as postgresql://crow@db.example/crow."
+
+
+class Database:
+    """A pool of connections for statements, and one connection of its own for the store's presence.
+
+    With `is_pooled`, the statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared
+    statement outlives its transaction. `lock_url` must lead to the server itself. Whoever opens it must close it.
+    """
+
+    def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
+        self.name = name
+        self.presence = presence
+        self._pool = pool
+        self._is_pooled = is_pooled
+        self._calls: deque[_Call] = deque()
+        self._commits: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._was_reached = False
+        self.timeout_s = _STATEMENT_TIMEOUT_S
+
+    @classmethod
+    async def open(cls, url: str, *, owner: str, lock: int, lock_url: str | None = None) -> Database:
+        """Connect, migrate the schema, and take the advisory lock number `lock` for the store `owner`. `lock_url` is
+        needed if `url` is that of a pooler.
+
+        :raises ArgumentError: a URL is not valid.
+        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        :raises StoreTooNew: a newer crow migrated the database.
+        """
+        name, is_pooled = database_name(url), lock_url is not None
+        if lock_url is not None:
+            database_name(lock_url)
+        options = {"statement_cache_size": 0} if is_pooled else {}
+        try:
+            pool = asyncpg.create_pool(
+                url,
+                min_size=0,
+                max_size=_MOST_CONNECTIONS,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=_STATEMENT_TIMEOUT_S,
+                reset=_roll_back,
+                **options,
+            )
+        except ValueError as error:  # asyncpg checks the options in the URL
+            raise ArgumentError(f"The URL of the {name} is not valid: {error}") from None
+        # If one connection has broken without a sign, others may have as well.
+        presence = Presence(lock_url or url, owner, lock, when_lost=pool.expire_connections)
+        database = cls(name, presence, pool, is_pooled=is_pooled)
+        try:
+            with database.failures():
+                await pool
+                await migrate(await database.presence.locked(), name)
+                await database.presence.start()
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    def failures(self) -> _Failures:
+        """Return a context manager that turns failures of the server into StoreUnavailable."""
+        return _Failures(self)
+
+    @asynccontextmanager
+    async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
+        """Run a transaction. A read sees one state of the database. A broken connection is replaced before the
+        first statement, and never later."""
+        isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
+        for attempt in range(_ATTEMPTS):
+            connection = await self._acquire(writes=not is_read)
+            try:
+                transaction = connection.transaction(isolation=isolation, readonly=readonly)
+                try:
+                    await transaction.start()
+                except LOST:
+                    with suppress(asyncpg.InterfaceError):  # it may be gone already
+                        connection.terminate()
+                    if attempt + 1 == _ATTEMPTS or self._is_closed:
+                        raise
+                    continue
+                try:
+                    yield connection
+                except BaseException:
+                    with suppress(*LOST):  # without its connection, the server rolls it back by itself
+                        await transaction.rollback()
+                    raise
+                await transaction.commit()
+                return
+            finally:
+                await self._pool.release(connection)
+
+    async def call(self, statement: str, *values: object) -> Any:
+        """Run one statement that writes, and return its only row. Statements of several callers share a commit. Once it
+        has begun, it is finished even if the caller is cancelled.
+
+        :raises StoreUnavailable: the server cannot be reached, or refuses.
+        """
+        await checkpoint_if_cancelled()
+        call = _Call(statement, values, asyncio.get_running_loop().create_future())
+        with anyio.CancelScope(shield=True), self.failures():
+            self._calls.append(call)
+            if len(self._commits) < _MOST_COMMITS:
+                task = asyncio.create_task(self._commit(), name="crow: commit to PostgreSQL")
+                self._commits.add(task)
+                task.add_done_callback(self._commits.discard)
+            try:
+                return await asyncio.shield(call.row)
+            except asyncio.CancelledError:  # by Task.cancel, which no scope can hold back
+                if call in self._calls:
+                    self._calls.remove(call)
+                else:
+                    # The caller's next statement must find what this one has done.
+                    await asyncio.wait([call.row])
+                    call.row.exception()
+                raise
+
+    async def _commit(self) -> None:
+        """Run the calls that wait, as many as possible at once, until none is left."""
+        while self._calls:
+            calls = [self._calls.popleft() for _ in range(min(len(self._calls), _MOST_SHARING))]
+            # All stores lock rows in the same order, so that they do not wait for each other in a circle.
+            calls.sort(key=lambda call: str(call.values[0]))
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    rows = await self._run(calls)
+            except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
+                if len(calls) == 1 and not isinstance(error, _AGAIN):
+                    calls[0].row.set_exception(error)
+                else:  # the server has undone all of them
+                    for call in calls:
+                        await self._run_alone(call)
+            except BaseException as error:
+                for call in calls:
+                    call.row.set_exception(error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for call, row in zip(calls, rows, strict=True):
+                    call.row.set_result(row)
+
+    async def _run_alone(self, call: _Call) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    (row,) = await self._run([call])
+            except Exception as error:  # noqa: BLE001  the caller gets it
+                if not isinstance(error, _AGAIN) or attempt + 1 == _ATTEMPTS:
+                    call.row.set_exception(error)
+                    return
+            else:
+                call.row.set_result(row)
+                return
+
+    async def _run(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """Run the same statement with the values of each call, in one transaction and one round trip."""
+        values = [call.values for call in calls]
+        if self._is_pooled:  # a pooler may change the server's connection between the steps of a lone statement
+            async with self.transaction(is_read=False) as sql:
+                rows: Sequence[Any] = await sql.fetchmany(calls[0].statement, values)
+                return rows
+        connection = await self._acquire(writes=True)
+        try:
+            return list(await connection.fetchmany(calls[0].statement, values))
+        finally:
+            await self._pool.release(connection)
+
+    async def _acquire(self, *, writes: bool) -> Any:
+        """Return a connection of the pool. If the server is restarting or being replaced, wait for a while."""
+        clock, pause_s = asyncio.get_running_loop().time, _SHORTEST_PAUSE_S
+        until = clock() + min(_RESTART_S, self.timeout_s)
+        while True:
+            try:
+                if writes:
+                    await self._check_lock()
+                connection = await self._pool.acquire()
+            except LOST:
+                if self._is_closed or not self._was_reached or clock() + pause_s > until:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                self._was_reached = True
+                return connection
+
+    async def _check_lock(self) -> None:
+        if not self.presence.is_locked:
+            if self._is_closed:
+                raise StoreUnavailable(f"The {self.name} is closed.")
+            await self.presence.locked()
+
+    def hurry(self) -> None:
+        """Let statements wait only briefly from now on."""
+        self.timeout_s = CLOSING_TIMEOUT_S
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    async def close(self) -> None:
+        """Close all connections, within a few seconds."""
+        self._is_closed = True
+        if self._commits:
+            await asyncio.wait(self._commits, timeout=CLOSING_TIMEOUT_S)
+        await self.presence.close()
+        try:
+            await asyncio.wait_for(self._pool.close(), CLOSING_TIMEOUT_S)
+        except FAILURES:
+            self._pool.terminate()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    statement: str
+    values: Sequence[object]
+    row: asyncio.Future[Any]
+
+
+class _Failures:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        if self._database.is_closed:
+            raise StoreUnavailable(f"The {self._database.name} is closed.")
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, FAILURES) and not isinstance(error, CrowError):
+            if self._database.is_closed:
+                raise StoreUnavailable(f"The {self._database.name} is closed.") from error
+            words = str(error) or type(error).__name__
+            if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in words:
+                words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
+            raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
+
+
+class UsesDatabase:
+    """A part of the store's methods. `owner` names the store in rows."""
+
+    def __init__(self, database: Database, owner: str) -> None:
+        self.database = database
+        self.owner = owner
+
+
+def _operation(
+    is_read: bool,
+) -> Callable[[Callable[..., Coroutine[Any, Any, Any]]], Callable[..., Coroutine[Any, Any, Any]]]:
+    def decorate(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+        changes_session = "session_id" in tuple(inspect.signature(method).parameters)[:3]
+
+        @functools.wraps(method)
+        async def run(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
+            if is_read:
+                return await attempts(self, *arguments, **options)
+            await checkpoint_if_cancelled()
+            result = await attempts(self, *arguments, **options)
+            if changes_session:
+                self.database.presence.changed(arguments[0])
+            return result
+
+        async def attempts(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    # A write that has begun is finished, so that the caller knows what was stored.
+                    with anyio.CancelScope(shield=not is_read), self.database.failures():
+                        async with (
+                            asyncio.timeout(self.database.timeout_s),
+                            self.database.transaction(is_read=is_read) as sql,
+                        ):
+                            return await method(self, sql, *arguments, **options)
+                except StoreUnavailable as error:
+                    # The server has rolled the transaction back, so nothing happens twice.
+                    if not isinstance(error.__cause__, _AGAIN) or attempt + 1 == _ATTEMPTS:
+                        raise
+            raise AssertionError("the last attempt returns or raises")
+
+        return run
+
+    return decorate
+
+
+def transaction(
+    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run the method in a write transaction; its second parameter is the connection. If the third one is `session_id`,
+    those who watch that session are told of the change."""
+    return _operation(False)(method)
+
+
+def snapshot(
+    method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Run the method in a read transaction; its second parameter is the connection."""
+    return _operation(True)(method)
+
+
+async def _roll_back(connection: Any) -> None:
+    """End a transaction that a cancelled task left open, before another task gets the connection."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")
+
+
+def plain(text: str) -> str:
+    """Return `text` without what a column of type text cannot hold: NUL and lone surrogates."""
+    return mend(text).replace("\0", "\ufffd")
+
+
+def folded(text: str) -> str:
+    """Return `text` as the search compares it."""
+    return mend(text).replace("\0", " ").lower()

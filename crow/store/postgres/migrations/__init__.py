@@ -1,0 +1,50 @@
+"""The PostgreSQL schema, as SQL files. Each file migrates the database by one version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncpg
+
+from crow.domain.errors import StoreTooNew
+
+FILES = ("0001_initial.sql", "0002_principals.sql")
+"""File number n migrates from version n - 1 to n. A file that was released never changes."""
+
+VERSION = len(FILES)
+
+_LOCK = int.from_bytes(b"crow", "big")
+"""The advisory lock that a migration holds."""
+
+
+async def migrate(connection: asyncpg.Connection, name: str) -> None:
+    """Bring the schema `crow` up to date. If several stores try at once, one runs the files and the others wait.
+
+    `name` names the database in errors. A user without the right to change the schema may open a database that is up to
+    date.
+
+    :raises StoreTooNew: a newer crow migrated the database.
+    """
+    if await _version(connection, name) == VERSION:
+        return
+    async with connection.transaction():
+        await connection.execute(f"SELECT pg_advisory_xact_lock({_LOCK})")
+        await connection.execute("CREATE SCHEMA IF NOT EXISTS crow")
+        await connection.execute(
+            "CREATE TABLE IF NOT EXISTS crow.migrations (version int PRIMARY KEY, file text NOT NULL)"
+        )
+        for version in range(await _version(connection, name) + 1, VERSION + 1):
+            file = FILES[version - 1]
+            await connection.execute((Path(__file__).parent / file).read_text(encoding="utf-8"))
+            await connection.execute("INSERT INTO crow.migrations VALUES ($1, $2)", version, file)
+
+
+async def _version(connection: asyncpg.Connection, name: str) -> int:
+    if await connection.fetchval("SELECT to_regclass('crow.migrations')") is None:
+        return 0
+    version = int(await connection.fetchval("SELECT coalesce(max(version), 0) FROM crow.migrations"))
+    if version > VERSION:
+        raise StoreTooNew(
+            f"{name} has version {version} of crow's schema; this crow knows versions up to {VERSION}. Update crow."
+        )
+    return version

@@ -1,0 +1,363 @@
+"""Reads entries, paths through the tree of entries, and branches."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from crow.domain.entries import CallRef, Checkpoint, Entry, Prompt, Restore, ToolResult
+from crow.domain.errors import NoSuchSession
+from crow.domain.rendering import short_output
+from crow.store import Move, Outline, SessionRow, Tail
+from crow.store.postgres.database import Sql, UsesDatabase, snapshot
+from crow.store.sqlite.paths import SESSION_COLUMNS, entry_of, outline_of, recorded_here, session_of
+from crow.store.watching import Look, News, Piece, follow
+
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+ENTRY_COLUMNS = (
+    "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(convert_to(e.body, 'UTF8'), b.data), e.model,"
+    " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
+    " e.body_blob, e.call_entry, e.call_index, NULL, e.cache_write_tokens, e.estimated"
+)
+"""The columns that `entry_of` expects. PostgreSQL has checksums of its own, so there is none for an entry."""
+
+_ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
+
+_LARGEST_ID = 2**63 - 1
+_PATH_BATCH = 256
+_PATH_BATCH_BYTES = 4 * 1024 * 1024
+_HISTORY_BATCH = 1_024
+_MOST_MOVES = 10_000
+
+_PATH = """
+    WITH RECURSIVE path (id, parent, kind, steps) AS (
+        SELECT id, parent, kind, 1 FROM crow.entries WHERE id = $1
+        UNION ALL
+        SELECT e.id, e.parent, e.kind, steps + 1 FROM path JOIN crow.entries e ON e.id = path.parent WHERE steps < $2
+    )
+    SELECT id, parent FROM path
+"""
+
+_LEFT_BEHIND = """
+    WITH RECURSIVE walk (a, b, dropped) AS (
+        SELECT $1::bigint, $2::bigint, NULL::bigint
+        UNION ALL
+        SELECT
+            CASE WHEN w.b IS NULL OR w.a > w.b THEN e.parent ELSE w.a END,
+            CASE WHEN w.b IS NULL OR w.a > w.b THEN w.b ELSE e.parent END,
+            CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a END
+        FROM walk w JOIN crow.entries e ON e.id = CASE WHEN w.b IS NULL OR w.a > w.b THEN w.a ELSE w.b END
+        WHERE w.a IS NOT NULL AND w.a IS DISTINCT FROM w.b
+    )
+    SELECT dropped FROM walk WHERE dropped IS NOT NULL
+"""
+"""The ids on the path to $1 that are not on the path to $2: of two paths, the newer end moves until they meet."""
+
+
+class PathMethods(UsesDatabase):
+    """Methods of the store that read paths and branches."""
+
+    @snapshot
+    async def session(self, sql: Sql, session_id: str) -> SessionRow:
+        return await session_row(sql, session_id)
+
+    @snapshot
+    async def tail(self, sql: Sql, session_id: str) -> Tail:
+        return await load_tail(sql, session_id)
+
+    async def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
+        row = await self.session(session_id)
+        newest_first = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
+        start = row.leaf
+        while start is not None:
+            ids, start = await self._path_batch(start)
+            newest_first.extend(ids)
+        newest_first.reverse()
+        most_bytes = None if result_bytes is None else result_bytes(len(newest_first))
+        done = 0
+        while done < len(newest_first):
+            entries = await self._entries_batch(list(newest_first[done : done + _PATH_BATCH]))
+            done += len(entries)
+            yield entries if most_bytes is None else [_with_excerpt(entry, most_bytes) for entry in entries]
+
+    @snapshot
+    async def _path_batch(self, sql: Sql, start: int) -> tuple[list[int], int | None]:
+        return await _path_batch(sql, start, _HISTORY_BATCH)
+
+    @snapshot
+    async def _entries_batch(self, sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
+        return await _first_entries(sql, ids)
+
+    @snapshot
+    async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        if not 0 < entry_id <= _LARGEST_ID:
+            return None
+        if session_id is not None and not await is_on_path(sql, (await session_row(sql, session_id)).leaf, entry_id):
+            return None
+        return next(iter(await select_entries(sql, [entry_id])), None)
+
+    @snapshot
+    async def result(self, sql: Sql, session_id: str, call: CallRef) -> Entry | None:
+        conversation = (await session_row(sql, session_id)).conversation
+        if not (0 < call.assistant <= _LARGEST_ID and 0 <= call.index <= _LARGEST_ID):
+            return None
+        query = (
+            "SELECT id FROM crow.entries WHERE kind = 'tool' AND call_entry = $1 AND call_index = $2"
+            " AND conversation = $3 ORDER BY id LIMIT 1"
+        )
+        found = await sql.fetchval(query, call.assistant, call.index, conversation)
+        return None if found is None else next(iter(await select_entries(sql, [found])), None)
+
+    async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        with self.database.presence.watching(session_id) as changed:
+
+            async def look(after: int, piece: int) -> Look:
+                changed.clear()
+                return await self._look(session_id, after, piece)
+
+            async for news in follow(look, changed.wait, lambda: self.database.is_closed, after=after):
+                yield news
+
+    @snapshot
+    async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
+        row = await session_row(sql, session_id)
+        ids: list[int] = []
+        if row.newest_entry > after:
+            query = (
+                "SELECT id FROM crow.entries WHERE conversation = $1 AND session = $2 AND id > $3 ORDER BY id LIMIT $4"
+            )
+            found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
+            ids = [entry_id for (entry_id,) in found]
+        entries = await _first_entries(sql, ids) if ids else ()
+        pieces = await sql.fetch(
+            "SELECT seq, message_id, CASE WHEN seq > $3 THEN piece END FROM crow.drafts"
+            " WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
+            session_id,
+            row.leaf,
+            piece,
+        )
+        query = "SELECT state = 'running' AND owner <> $2 AND NOT crow.is_alive(owner) FROM crow.sessions WHERE id = $1"
+        return Look(
+            row=row,
+            entries=entries,
+            has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
+            pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
+            has_draft=bool(pieces),
+            is_orphaned=bool(await sql.fetchval(query, session_id, self.owner)),
+        )
+
+    @snapshot
+    async def count_messages(self, sql: Sql, session_ids: Sequence[str]) -> dict[str, int]:
+        rows = await sql.fetch(
+            "WITH RECURSIVE path (session, id, parent, kind) AS ("
+            " SELECT s.id, e.id, e.parent, e.kind FROM crow.sessions s JOIN crow.entries e ON e.id = s.leaf"
+            " WHERE s.id = ANY ($1::text[])"
+            " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path"
+            " JOIN crow.entries e ON e.id = path.parent)"
+            " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
+            [name for name in session_ids if _is_storable(name)],
+        )
+        return {**dict.fromkeys(session_ids, 0), **dict(rows)}
+
+    @snapshot
+    async def moves(self, sql: Sql, session_id: str) -> tuple[Move, ...]:
+        if not _is_storable(session_id):
+            return ()
+        query = (
+            "SELECT from_leaf, to_leaf, reason, created_ms FROM crow.moves WHERE session = $1 ORDER BY id DESC LIMIT $2"
+        )
+        return tuple(Move(**dict(row)) for row in await sql.fetch(query, session_id, _MOST_MOVES))
+
+    @snapshot
+    async def left_behind(
+        self, sql: Sql, leaf: int | None, to: int | None, kinds: Collection[str]
+    ) -> tuple[Entry, ...]:
+        query = f"SELECT id FROM crow.entries WHERE kind = ANY ($3::text[]) AND id IN ({_LEFT_BEHIND})"
+        return await select_entries(sql, [row[0] for row in await sql.fetch(query, leaf, to, sorted(kinds))])
+
+    @snapshot
+    async def file_changes(self, sql: Sql, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        ids = [row[0] for row in await sql.fetch(_LEFT_BEHIND, leaf, to)]
+        query = (
+            "SELECT id FROM crow.entries WHERE id = ANY ($1::bigint[]) AND (kind = 'file' OR kind = 'tool' AND"
+            " (call_entry, call_index) IN (SELECT f.call_entry, f.call_index FROM crow.entries f"
+            " WHERE f.kind = 'file' AND f.id = ANY ($1::bigint[])))"
+        )
+        found = await select_entries(sql, [row[0] for row in await sql.fetch(query, ids)])
+        imported = (
+            "SELECT EXISTS (SELECT 1 FROM crow.imports i JOIN crow.entries e ON e.conversation = i.conversation"
+            " WHERE e.id = $1)"
+        )
+        return found if await sql.fetchval(imported, leaf) else recorded_here(found)
+
+    @snapshot
+    async def outline(self, sql: Sql, session_id: str) -> Outline:
+        leaf = (await session_row(sql, session_id)).leaf
+        left = await sql.fetch(
+            "SELECT from_leaf FROM crow.moves WHERE session = $1 AND from_leaf IS NOT NULL GROUP BY from_leaf"
+            " ORDER BY max(id) DESC",
+            session_id,
+        )
+        ends = dict.fromkeys([*([] if leaf is None else [leaf]), *(row[0] for row in left)])
+        tree = await sql.fetch(
+            "WITH RECURSIVE reached (id, parent, kind) AS ("
+            " SELECT id, parent, kind FROM crow.entries WHERE id = ANY ($1::bigint[])"
+            " UNION SELECT e.id, e.parent, e.kind FROM reached JOIN crow.entries e ON e.id = reached.parent)"
+            " SELECT id, parent, kind FROM reached ORDER BY id",
+            list(ends),
+        )
+        notes = [entry_id for entry_id, _, kind in tree if kind == "note"]
+        prompts = [entry_id for entry_id, _, kind in tree if kind == "user"]
+        texts = await _bodies(sql, [*notes, *prompts])
+        labels = {name: str(texts[name].get("value")) for name in notes if texts[name].get("about") == "label"}
+        return outline_of(
+            [tuple(row) for row in tree],
+            tuple(ends),
+            leaf,
+            labels,
+            {name: _prompt_text(texts[name]) for name in prompts},
+        )
+
+
+async def session_row(sql: Sql, session_id: str) -> SessionRow:
+    """:raises NoSuchSession: the session does not exist, or is deleted."""
+    return session_of(await session_values(sql, session_id, SESSION_COLUMNS))
+
+
+async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool = False) -> tuple[Any, ...]:
+    """Return columns of a session's row. With `lock`, no other transaction changes the row before this one ends.
+
+    :raises NoSuchSession: the session does not exist, or is deleted.
+    """
+    query = f"SELECT {columns} FROM crow.sessions WHERE id = $1 AND deleted_ms IS NULL{' FOR UPDATE' if lock else ''}"
+    row = await sql.fetchrow(query, session_id) if _is_storable(session_id) else None
+    if row is None:
+        raise NoSuchSession(session_id)
+    return tuple(row)
+
+
+async def load_tail(sql: Sql, session_id: str) -> Tail:
+    """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
+    row = await session_row(sql, session_id)
+    newest_first: list[Entry] = []
+    restored: set[int] = set()
+    first_kept: int | None = None
+    has_prompt = False
+    start = row.leaf
+    while start is not None:
+        ids, start = await _path_batch(sql, start, _PATH_BATCH)
+        for entry in reversed(await select_entries(sql, ids)):
+            if first_kept is not None and entry.id < first_kept:
+                start = None
+                break
+            newest_first.append(entry)
+            match entry.body:
+                case Prompt():
+                    has_prompt = True
+                case Restore(entry=checkpoint):
+                    restored.add(checkpoint)
+                case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
+                    first_kept = entry.id if kept is None else min(kept, entry.id)
+    if newest_first and not has_prompt:
+        newest_prompt = await newest_of_kind(sql, newest_first[-1].parent, "prompt")
+        if newest_prompt is not None:
+            newest_first += await select_entries(sql, [newest_prompt])
+    return Tail(row=row, entries=tuple(reversed(newest_first)))
+
+
+async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
+    """Return up to `limit` ids of the path that ends at `start`, newest first, and the id from which to continue."""
+    rows = sorted(await sql.fetch(_PATH, start, limit), reverse=True)
+    return [row[0] for row in rows], rows[-1][1] if rows else None
+
+
+async def path_ids(sql: Sql, leaf: int | None) -> list[int]:
+    """Return the ids of the whole path that ends at `leaf`, newest first."""
+    return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _LARGEST_ID >> 32), reverse=True)]
+
+
+async def is_on_path(sql: Sql, leaf: int | None, entry_id: int) -> bool:
+    """Whether the entry is on the path that ends at `leaf`."""
+    query = (
+        "WITH RECURSIVE path (id, parent) AS ("
+        " SELECT id, parent FROM crow.entries WHERE id = $1 AND id >= $2"
+        " UNION ALL SELECT e.id, e.parent FROM path JOIN crow.entries e ON e.id = path.parent WHERE e.id >= $2)"
+        " SELECT EXISTS (SELECT 1 FROM path WHERE id = $2)"
+    )
+    return bool(await sql.fetchval(query, leaf, entry_id))
+
+
+async def newest_of_kind(sql: Sql, start: int | None, kind: str) -> int | None:
+    """Return the id of the newest entry of this kind on the path that ends at `start`."""
+    query = (
+        "WITH RECURSIVE path (id, parent, kind) AS ("
+        " SELECT id, parent, kind FROM crow.entries WHERE id = $1"
+        " UNION ALL SELECT e.id, e.parent, e.kind FROM path JOIN crow.entries e ON e.id = path.parent"
+        " WHERE path.kind <> $2)"
+        " SELECT id FROM path WHERE kind = $2"
+    )
+    found: int | None = await sql.fetchval(query, start, kind)
+    return found
+
+
+async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
+    """Return these entries, oldest first."""
+    if not ids:
+        return ()
+    query = f"SELECT {ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id"
+    rows = [tuple(row) for row in await sql.fetch(query, ids)]
+    blobs = await sql.fetch(
+        "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
+        " WHERE r.entry = ANY ($1::bigint[])",
+        ids,
+    )
+    data = {name: bytes(content) for name, content in blobs}
+    return tuple(entry_of(row, data.get) for row in rows)
+
+
+async def _first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
+    """Return the entries for one batch from the start of `ids` (ascending), limited in bytes."""
+    sizes = await sql.fetch(
+        "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
+        " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
+        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
+        ids,
+    )
+    chosen: list[int] = []
+    total = 0
+    for entry_id, size in sizes:
+        chosen.append(entry_id)
+        total += int(size)
+        if total > _PATH_BATCH_BYTES:
+            break
+    return await select_entries(sql, chosen)
+
+
+async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
+    """Return the bodies of entries as JSON objects."""
+    body = "coalesce(convert_to(e.body, 'UTF8'), b.data)"
+    query = f"SELECT e.id, {body} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
+    return {entry_id: json.loads(body or b"{}") for entry_id, body in await sql.fetch(query, ids)}
+
+
+def _with_excerpt(entry: Entry, most_bytes: int) -> Entry:
+    """Return the entry. If it is a tool result, its text has at most about `most_bytes` bytes."""
+    if not isinstance(entry.body, ToolResult):
+        return entry
+    text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
+    return entry if text is entry.body.text else replace(entry, body=replace(entry.body, text=text))
+
+
+def _prompt_text(body: Mapping[str, Any]) -> str:
+    return "\n".join(str(part["text"]) for part in body.get("parts", ()) if part.get("type") == "text")[:200]
+
+
+def _is_storable(text: str) -> bool:
+    """Whether a column of type text can hold this text."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)

