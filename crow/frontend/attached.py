@@ -102,6 +102,8 @@ class Attachment:
                         logger.exception("An update could not be sent")
                         self._end("Internal error: an update could not be sent.")
                         return
+                    if self.is_detached:
+                        return  # meanwhile, and nothing waits any more
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
