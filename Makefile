@@ -125,6 +125,7 @@ soak-subagents: $(READY)
 # SOAK_CUTS faults (1000) of a connection to a server, from SOAK_SEED (1).
 soak-bridge: $(READY)
 	$(BIN)/python -m tests.soak.bridge
+
 # CLIENTS (10000) connections to one crow serve, and as many that never finish their request.
 soak-connections: $(READY)
 	$(BIN)/python -m tests.soak.connections

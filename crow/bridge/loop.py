@@ -38,7 +38,7 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """While more than this waits for a connection, the bridge reads nothing from the editor."""
 
-TEMPORARY = frozenset({GOING_AWAY, 1005, NO_CLOSE_FRAME, 1011, 1012, 1013, 1014})
+TEMPORARY = frozenset({NORMAL, GOING_AWAY, 1005, NO_CLOSE_FRAME, 1011, 1012, 1013, 1014})
 """Close codes after which the bridge connects again. The others say that this would not help."""
 
 

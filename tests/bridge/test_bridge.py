@@ -232,7 +232,7 @@ async def test_a_server_that_stays_away_ends_the_bridge_with_an_error_for_each_r
         (b"\x88\x01x", "invalid code"),
         (b"\x88\x02\x03\xee", "invalid code"),
         (b"\x88\x09\x03\xf0revoked", "revoked"),
-        (b"\x88\x02\x03\xe8", "for good"),
+        (b"\x88\x02\x03\xf0", "for good"),
     ],
 )
 async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeServer, sent: bytes, words: str) -> None:
@@ -246,7 +246,7 @@ async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeS
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("code", [1001, 1011, 1012, 1013])
+@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012, 1013])
 async def test_a_server_that_closes_for_a_while_is_found_again(server: FakeServer, code: int) -> None:
     async with BridgedEditor(server.path) as editor:
         session = await editor.new_session()

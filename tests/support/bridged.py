@@ -15,7 +15,7 @@ import anyio
 from crow.bridge.loop import Bridge, Times
 from crow.bridge.websocket import Address
 
-WAIT_S = 6.0
+WAIT_S = 60.0
 Message = dict[str, Any]
 
 
@@ -106,10 +106,10 @@ class BridgedEditor:
         with anyio.fail_after(WAIT_S):
             return await (await self.start(method, **params))
 
-    async def new_session(self) -> str:
+    async def new_session(self, cwd: str | Path = "/") -> str:
         """Initialize, and open a session."""
         assert "result" in await self.request("initialize", protocolVersion=1)
-        answer = await self.request("session/new", cwd="/", mcpServers=[])
+        answer = await self.request("session/new", cwd=str(cwd), mcpServers=[])
         return str(answer["result"]["sessionId"])
 
     async def start_prompt(self, session: str, text: str) -> asyncio.Future[Message]:
@@ -152,7 +152,7 @@ class BridgedEditor:
                 if future is not None:
                     future.set_result(message)
             elif message["method"] == "session/request_permission" and self.answers_asks:
-                outcome = {"outcome": {"outcome": "selected", "optionId": "yes"}}
+                outcome = {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
                 await self.send({"id": message["id"], "result": outcome})
             self._arrived.set()
 
