@@ -551,7 +551,15 @@ def _serve(options: argparse.Namespace) -> int:
             raise
         raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
     work = serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2, is_resident=options.user)
-    return _run_async(work)
+    try:
+        return _run_async(work)
+    except CrowError:
+        raise
+    except Exception as error:
+        import logging
+
+        logging.getLogger(__name__).exception("crow serve ended")
+        return _fail(f"internal error: {type(error).__name__}: {error}", 1)
 
 
 def _resident(options: argparse.Namespace) -> int:
