@@ -8,8 +8,9 @@ import importlib.metadata
 import logging
 import os
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,7 +32,7 @@ from crow.domain.errors import AuthError, CrowError
 from crow.frontend.agent import AcpAgent
 from crow.frontend.agent import serve as serve_connection
 from crow.frontend.endpoints import AuthState, Credentials, Provider
-from crow.frontend.sessions import ServerDependencies
+from crow.frontend.host import ServerDependencies
 from crow.frontend.transport import StdioTransport, claim_stdio
 from crow.llm import Model, ModelInfo
 from crow.log import start_logging
@@ -40,6 +41,7 @@ from crow.settings import OFFLINE, Loaded, Target, fallback_of, names_offered, t
 from crow.settings.endpoints import MAIN_PROVIDER, Gateways, provider_target
 from crow.settings.load import tokens_in_headers
 from crow.store import Store
+from crow.tools import SandboxStatus, Workspace
 
 if TYPE_CHECKING:
     from crow.trace.record import Recorder
@@ -83,8 +85,15 @@ class Wiring:
     """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
 
     def __init__(
-        self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
+        self,
+        loaded: Loaded,
+        *,
+        reload: Callable[[], Loaded] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self.is_bounded: Callable[[], bool] = lambda: False
+        """Whether the clients do not own this machine. Then sessions that are opened from now on cannot leave the
+        workspace and the sandbox."""
         self._loaded = loaded
         self._settings = loaded.settings
         self._reload = reload
@@ -122,7 +131,7 @@ class Wiring:
         return ServerDependencies(
             open_store=self._open_store,
             adapters=self.adapters,
-            workspace=partial(adapters.open_workspace, lambda: self._loaded),
+            workspace=self._open_workspace,
             check_model=lambda: self._check(self._default_model()),
             import_rest=self._imports.run,
             import_for_calls=self._call_imports.run,
@@ -159,6 +168,12 @@ class Wiring:
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
         )
+
+    async def finish_imports(self) -> None:
+        """Wait for imports that have begun. A thread that still imports when the interpreter ends may abort the
+        process; crow acp takes that risk, because an editor waits for its exit."""
+        for imports in (self._imports, self._call_imports):
+            await imports.settle()
 
     async def close(self) -> None:
         """Close the models' connections."""
@@ -282,6 +297,13 @@ class Wiring:
         taken = [spec.name for spec in COMMANDS]
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
+    def _open_workspace(self, cwd: str, directories: Sequence[str]) -> Workspace:
+        return adapters.open_workspace(lambda: self._loaded, cwd, directories, is_bounded=self.is_bounded())
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """What confines commands on this machine."""
+        return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
+
     async def _open_store(self) -> Store:
         self._store = await adapters.open_store(self._loaded)
         return self._store
@@ -393,6 +415,12 @@ class BackgroundImport:
             self._done.result()
         else:
             await asyncio.wrap_future(self._done)
+
+    async def settle(self) -> None:
+        """Wait for the import, if it has begun."""
+        if self._done is not None:
+            with suppress(ImportError):
+                await self.run()
 
     def _run(self, done: Future[None]) -> None:
         try:

@@ -1,18 +1,22 @@
-"""The log file of this user. Nothing is logged to stdout (the protocol uses it) or stderr (editors show it)."""
+"""The log. It is a file: the protocol uses stdout, and editors show stderr. Only `crow serve` logs to stderr."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import logging
 import logging.handlers
 import os
 from collections.abc import Iterable
 from io import TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
 from crow.domain.rendering import SecretMask
 from crow.domain.trace_context import current_trace_context
 
 _MAX_BYTES = 2_000_000
+_MAX_JSON_BYTES = 50_000_000
 _OLD_FILES = 2
 _MAX_ADDED = 200
 
@@ -22,10 +26,28 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
     earlier log handler is replaced.
 
     `secrets` are masked. The file has mode 0600 and is rotated at 2 MB. If the log cannot be written, logging stops
-    silently: it must never break a session.
+    silently: it must never break a session. After `log_as_json`, only the level and the secrets change.
     """
-    handler = _LogFile(file)
-    handler.setFormatter(_MaskingFormatter(secrets))
+    handlers = logging.getLogger().handlers
+    json_log = next((each for each in handlers if isinstance(each.formatter, _JsonFormatter)), None)
+    if json_log is None:
+        _install(_LogFile(file), _MaskingFormatter(secrets), level)
+    else:
+        json_log.setFormatter(_JsonFormatter(secrets))
+        logging.getLogger("crow").setLevel(level.upper())
+
+
+def log_as_json(file: Path | None, level: str, secrets: Iterable[str] = ()) -> None:
+    """Write the log as JSON, one object per line, to `file`, or to stderr if it is None. See `start_logging`.
+
+    The file is rotated at 50 MB.
+    """
+    handler = _StderrLog() if file is None else _LogFile(file, max_bytes=_MAX_JSON_BYTES)
+    _install(handler, _JsonFormatter(secrets), level)
+
+
+def _install(handler: logging.Handler, formatter: logging.Formatter, level: str) -> None:
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     old, root.handlers[:] = root.handlers[:], [handler]
     for each in old:
@@ -39,15 +61,22 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 def mask_in_log(secrets: Iterable[str]) -> None:
     """Mask further secrets from now on, such as the token of a login."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, _LogFile) and isinstance(handler.formatter, _MaskingFormatter):
+        if isinstance(handler.formatter, _MaskingFormatter):
             handler.formatter.add(secrets)
+
+
+class _StderrLog(logging.StreamHandler[TextIO]):
+    """Logs to stderr, and never fails: a closed stderr must not break a session."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class names it
+        """Do nothing."""
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
     """A log file that is created when the first record is written. A process that logs nothing creates no file."""
 
-    def __init__(self, file: Path) -> None:
-        super().__init__(file, maxBytes=_MAX_BYTES, backupCount=_OLD_FILES, delay=True)
+    def __init__(self, file: Path, *, max_bytes: int = _MAX_BYTES) -> None:
+        super().__init__(file, maxBytes=max_bytes, backupCount=_OLD_FILES, delay=True)
         self._is_broken = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -83,3 +112,27 @@ class _MaskingFormatter(logging.Formatter):
         """Format the record, with its secrets masked."""
         record.trace = "".join(f" {name}={value}" for name, value in current_trace_context().items())
         return self._mask(super().format(record))
+
+
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""The attributes that every log record has. All others come from `extra`."""
+
+
+class _JsonFormatter(_MaskingFormatter):
+    """Formats a record as one JSON object: time, level, logger, message, the trace context, and what `extra` adds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format the record, with its secrets masked."""
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        values = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in _PLAIN},
+            **current_trace_context(),
+        }
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        masked = {name: self._mask(value) if isinstance(value, str) else value for name, value in values.items()}
+        return json.dumps(masked, ensure_ascii=False, default=str)

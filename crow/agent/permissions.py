@@ -143,8 +143,12 @@ class Refuse:
 Decision: TypeAlias = Allow | Ask | Refuse
 
 
-def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> Decision:
-    """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`."""
+def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule], *, is_bounded: bool = False) -> Decision:
+    """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`.
+
+    With `is_bounded`, those who answer crow's questions do not own this machine. Then a call that leaves the workspace
+    or the sandbox is refused, unless a rule in config.toml allows it.
+    """
     name = call.rule_tool or name
     doubtful = None
     for rule in rules:
@@ -156,6 +160,11 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
     covering = [rule for rule in rules if rule.allows(name, call)]
     users = any(rule.is_users for rule in covering)
     is_read_command = call.access == "execute" and call.command_access == "read"
+    if is_bounded and not users:
+        if call.is_outside:
+            return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow it.")
+        if call.access == "execute" and call.command_access not in ("read", "write"):
+            return Refuse(words=NOT_CONFINED)
     if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
         return Refuse(words=reason)
     if call.access == "none" and not call.asks_once:
@@ -175,6 +184,12 @@ def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule]) -> De
     if (call.access == "write" and mode in ("accept-edits", "auto")) or (is_confined and mode == "auto"):
         return Allow(why=f"mode {mode}")
     return Ask()
+
+
+NOT_CONFINED = (
+    "On this server, commands run only if the sandbox confines them, and nobody can allow others. Ask for read or "
+    "write access, or do it without this command."
+)
 
 
 def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:

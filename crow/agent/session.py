@@ -149,6 +149,11 @@ class Session:
         return bool(self._queue)
 
     @property
+    def waiting_prompts(self) -> int:
+        """How many prompts wait for the end of the running one."""
+        return max(0, len(self._queue) - 1)
+
+    @property
     def busy(self) -> bool:
         """Whether a prompt runs or waits, or a sub-agent works in the background."""
         return self.has_turn or (self._runner is not None and bool(self._runner.subagents.running))
@@ -245,7 +250,7 @@ class Session:
                 return (Text(text=template.prompt(rest[0] if rest else "")), *prompt.parts[1:])
         return prompt.parts
 
-    async def steer(self, parts: Sequence[Part]) -> bool:
+    async def steer(self, parts: Sequence[Part], message_id: str | None = None) -> bool:
         """Give the running turn another prompt, which the model sees at its next step. Returns False if no turn runs.
 
         The prompt is in the inbox when this returns. If the turn ends before that step, the prompt still goes
@@ -253,7 +258,7 @@ class Session:
         """
         if self._turn is None:
             return False
-        message_id = new_message_id()
+        message_id = message_id or new_message_id()
         parts = await attach_files(parts, self.workspace, self._rules())
         mentions = self._mentions(parts)
         if mentions and self._runner is not None:

@@ -343,13 +343,15 @@ class Permissions:
         may."""
         row = self._branch.row
         plan = await self.complete(call, plan)
-        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
+        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return decision.words if isinstance(decision, Refuse) else ""
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
         """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
         row = self._branch.row
-        decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
+        rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
+        decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:

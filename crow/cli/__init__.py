@@ -99,6 +99,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
+    serving = add("serve", _serve, "serve the Agent Client Protocol over WebSocket to several clients", [settings])
+    if "serve" in arguments:
+        _add_serve_arguments(serving)
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -163,6 +166,22 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
 
 
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="HOST:PORT, or the path of a Unix socket (default: 127.0.0.1:7431)"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
+    parser.add_argument("--log-file", metavar="FILE", help="where the log goes, as JSON lines (default: stderr)")
+    parser.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
+    from crow.cli.tokens import add_token_commands
+
+    parser.set_defaults(token_command=None)
+    add_token_commands(parser)
+
+
 def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     from crow.cli import admin, sessions
 
@@ -174,7 +193,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add(name: str, run: sessions.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
+    def add(
+        name: str, run: sessions.Command | Callable[..., object], words: str, ids: str | None = None
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         if ids is not None:
@@ -257,6 +278,13 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
     )
     imported.set_defaults(creates_database=True)
+    copy = add("copy", admin.copy, "copy all sessions from one database to another, and verify the copy")
+    for flag, name, words in (
+        ("--from", "source", "a database: a file, or postgresql://USER@HOST/NAME; nothing is written there"),
+        ("--to", "target", "the other database; sessions that it has already are not changed"),
+    ):
+        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the one in use)")
+    copy.set_defaults(opens_databases=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
     rename = add("rename", admin.rename, "set the title of a session", "1")
@@ -264,6 +292,16 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    unshare = add("unshare", admin.share, "end that", "1")
+    for each in (share, unshare):
+        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.set_defaults(access=None)
+    accesses = share.add_mutually_exclusive_group(required=True)
+    words = "the other may read it and fork it"
+    accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
+    words = "the other may also prompt in it and change its title, model, mode and options"
+    accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
     prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
@@ -379,6 +417,10 @@ def _load(options: argparse.Namespace) -> Loaded:
             "model.base_url": "base_url",
             "permissions.mode": "mode",
             "log.level": "log_level",
+            "serve.listen": "listen",
+            "serve.tls_cert": "tls_cert",
+            "serve.tls_key": "tls_key",
+            "serve.log_file": "log_file",
         }
         given = {key: getattr(options, name, None) or "" for key, name in flags.items()}
         return load_settings(given, os.environ)
@@ -410,6 +452,28 @@ def _acp(options: argparse.Namespace) -> int:
         logging.getLogger(__name__).exception("crow acp ended")
         kind = type(error).__name__
         return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from crow.runtime import importing
+
+    if options.token_command is not None:
+        from crow.cli.tokens import run_token_command
+
+        return _run_async(run_token_command(_load(options), options))
+    if options.tls_cert or options.tls_key or options.log_file:
+        for name in ("tls_cert", "tls_key", "log_file"):
+            if getattr(options, name):  # the settings resolve relative paths against their own directory
+                setattr(options, name, os.path.abspath(getattr(options, name)))
+    loaded = _load(options)
+    try:
+        with importing():
+            from crow.serve.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in {"starlette", "uvicorn", "websockets"}:
+            raise
+        raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
+    return _run_async(serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -517,12 +581,12 @@ def _completion(options: argparse.Namespace) -> None:
 
 async def _session_names() -> list[tuple[str, str | None, str]]:
     """The id, alias and title of the newest sessions."""
-    from crow.adapters import SqliteStore
+    from crow.adapters import open_store_to_read
     from crow.cli.reference import MAX_SESSIONS
     from crow.domain.rendering import title_line
-    from crow.settings.load import find_paths
+    from crow.settings import load_settings
 
-    store = await SqliteStore.open_to_read(find_paths(os.environ).database)
+    store = await open_store_to_read(load_settings({}, os.environ))
     try:
         page = await store.sessions(limit=MAX_SESSIONS)
     finally:
@@ -543,7 +607,8 @@ def _config(options: argparse.Namespace) -> None:
         raise loaded.problem
     paths = loaded.paths
     print(f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}")
-    print(f"# sessions   {paths.database}\n# log        {paths.log_file}\n")
+    database = loaded.settings.database.shown()["url"] or paths.database
+    print(f"# sessions   {database}\n# log        {paths.log_file}\n")
     width = max(map(len, loaded.sources))
     for key, value in loaded.values().items():
         if value is None:

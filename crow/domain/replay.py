@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from crow.domain import entries
-from crow.domain.events import CallAnnounced, CallEnded, EntryStored, Event, TextShown, ThoughtShown
+from crow.domain.events import (
+    CallAnnounced,
+    CallEnded,
+    CallProgressed,
+    EntryStored,
+    Event,
+    SubagentLinked,
+    TextShown,
+    ThoughtShown,
+)
 from crow.domain.messages import ToolCall
 from crow.domain.rendering import EFFECTS_UNKNOWN, INTERRUPTED, NOT_RUN, interrupted_text
 
@@ -94,6 +103,81 @@ class Replay:
             events += result_events(earliest.call, earliest.result)
             del self._waiting[ref]
         return tuple(events)
+
+
+@dataclass(slots=True)
+class _RunningCall:
+    """An announced call that has not ended, and the newest event of each other kind about it."""
+
+    announced: CallAnnounced
+    started: EntryStored | None = None
+    linked: SubagentLinked | None = None
+    progress: CallProgressed | None = None
+
+
+@dataclass(slots=True)
+class _RunningMessage:
+    message_id: str = ""
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+
+
+class RunningTurn:
+    """The unfinished message and calls of a running turn, as far as clients have been shown them.
+
+    Feed all events of the session. `events` are for a client that joins now and has the stored history.
+    """
+
+    def __init__(self) -> None:
+        self._message = _RunningMessage()
+        self._calls: dict[entries.CallRef, _RunningCall] = {}
+
+    def feed(self, event: Event) -> None:
+        """Take the next event of the session."""
+        match event:
+            case TextShown(message_id=message_id, text=text):
+                self._open(message_id).texts.append(text)
+            case ThoughtShown(message_id=message_id, text=text):
+                self._open(message_id).thoughts.append(text)
+            case CallAnnounced(call=call):
+                self._calls[call] = _RunningCall(event)
+            case CallProgressed(call=call) if call in self._calls:
+                self._calls[call].progress = event
+            case CallEnded(call=call):
+                self._calls.pop(call, None)
+            case SubagentLinked(call_id=call_id):
+                for ref, running in self._calls.items():
+                    if ref.call_id == call_id:
+                        running.linked = event
+            case EntryStored(entry=entry):
+                self._store(event, entry.body)
+            case _:
+                pass
+
+    def events(self) -> tuple[Event, ...]:
+        """The events that lead to the present state, in order."""
+        message, thought, text = self._message, "".join(self._message.thoughts), "".join(self._message.texts)
+        shown: list[Event | None] = [ThoughtShown(message_id=message.message_id, text=thought)] if thought else []
+        shown += [TextShown(message_id=message.message_id, text=text)] if text else []
+        for call in self._calls.values():
+            shown += [call.announced, call.started, call.linked, call.progress]
+        return tuple(event for event in shown if event is not None)
+
+    def _open(self, message_id: str) -> _RunningMessage:
+        if self._message.message_id != message_id:
+            self._message = _RunningMessage(message_id)
+        return self._message
+
+    def _store(self, event: EntryStored, body: entries.Body) -> None:
+        match body:
+            case entries.Started(call=call) if call in self._calls:
+                self._calls[call].started = event
+            case entries.ToolResult(call=call):
+                self._calls.pop(call, None)
+            case entries.Assistant():
+                self._message = _RunningMessage()
+            case _:
+                pass
 
 
 def answer_events(body: entries.Assistant) -> tuple[Event, ...]:

@@ -14,8 +14,9 @@ import anyio
 import anyio.abc
 
 from crow import __version__
+from crow.agent import new_message_id
 from crow.domain.entries import Entry
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession
+from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -28,6 +29,7 @@ from crow.frontend.frames import (
     RequestError,
     RequestId,
 )
+from crow.frontend.host import PromptRun, ServerDependencies, SessionHost
 from crow.frontend.options import mode_named, option_value
 from crow.frontend.params import (
     ClientCapabilities,
@@ -43,7 +45,7 @@ from crow.frontend.params import (
     trace_context,
     wants_full_replay,
 )
-from crow.frontend.sessions import IdleTimer, OpenSession, OpenSessions, ServerDependencies, session_info
+from crow.frontend.sessions import OpenSession, OpenSessions, Requester, session_info
 from crow.frontend.subagents import Family
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import ReplayLimits, usage_object
@@ -61,6 +63,9 @@ ID_BYTES = 1_000
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
 """How long unfinished requests may still run after the end of stdin."""
+
+CHECK_SHARES_S = 2.0
+"""A client that may no longer see a session gets its updates for at most about this long."""
 
 SHORT_ENTRIES = 30
 """Closing a session does not cancel a load of at most this many entries, because that takes only a moment."""
@@ -101,19 +106,27 @@ async def serve(
     connection: ClientConnection,
     dependencies: ServerDependencies,
     *,
+    host: SessionHost | None = None,
+    requester: Requester | None = None,
     is_warmed: bool = True,
     agent_type: type[AcpAgent] | None = None,
 ) -> None:
     """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
+
+    With a shared `host`, sessions stay open, and `requester` says who uses the connection.
 
     With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
     not need this. `agent_type` serves the methods; the default is `AcpAgent`.
 
     Each session runs in this function's task group, not in the task of the request that opens the session.
     """
+    if host is not None:
+        await _serve_shared(connection, host, requester, agent_type or AcpAgent)
+        return
     async with anyio.create_task_group() as tasks:
-        agent = (agent_type or AcpAgent)(dependencies, connection, tasks)
-        tasks.start_soon(agent.idle.run)
+        host = SessionHost(dependencies, tasks)
+        agent = (agent_type or AcpAgent)(host, connection, tasks)
+        tasks.start_soon(host.idle.run)
         if is_warmed:
             tasks.start_soon(agent.warm_when_quiet)
         try:
@@ -125,19 +138,38 @@ async def serve(
     await connection.end()
 
 
+async def _serve_shared(
+    connection: ClientConnection, host: SessionHost, requester: Requester | None, agent_type: type[AcpAgent]
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        agent = agent_type(host, connection, tasks, requester)
+        if requester is not None and not requester.may_configure:
+            tasks.start_soon(agent.check_shares)
+        try:
+            await connection.run(agent.handle)
+        finally:
+            agent.leave()
+            tasks.cancel_scope.cancel()
+    await connection.end()
+
+
 class AcpAgent:
     """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
 
     sessions_type: type[OpenSessions] = OpenSessions
 
     def __init__(
-        self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
+        self,
+        host: SessionHost,
+        connection: ClientConnection,
+        tasks: anyio.abc.TaskGroup,
+        requester: Requester | None = None,
     ) -> None:
-        self._dependencies = dependencies
+        self._host = host
+        self._dependencies = host.dependencies
         self._connection = connection
         self._tasks = tasks
-        self._sessions = self.sessions_type(dependencies, connection, tasks)
-        self.idle = IdleTimer(self._sessions.tidy)
+        self._sessions = self.sessions_type(host, connection, tasks, requester)
         self._is_initialized = False
         self._is_logged_out = False
         self._told_auth_status: dict[str, Any] | None = None
@@ -177,17 +209,24 @@ class AcpAgent:
         if is_notification:
             match method, params:
                 case "session/cancel", _:
-                    with suppress(NoSuchSession):
+                    with suppress(CrowError):
+                        if self._host.is_shared:
+                            await self._sessions.require(params.get("sessionId"), "write")
                         self._sessions.cancel(params.get("sessionId"))
                 case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
                     self._cancel_by_id.get(request_id, lambda: None)()
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
+        if method.startswith("providers/") and not self._sessions.requester.may_configure:
+            raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": method})
         if method in UNSTABLE and not self._is_initialized:
             raise request_error(INVALID_REQUEST, f"{method} came before initialize; send initialize first.")
         use_trace_context(trace_context(params))
         try:
+            check = self._sessions.requester.check_params
+            if check is not None and method != "initialize":
+                await check(method, params, await self._sessions.store())
             return await self._answer(method, params)
         except CrowError as error:
             raise error_response(error) from error
@@ -203,22 +242,38 @@ class AcpAgent:
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
-        await self._sessions.warm()
+        await self._host.warm()
 
     async def close(self) -> None:
         """Closes every session and the store. Prompts are answered with `cancelled`, slow requests with an error."""
-        self.idle.stop()
-        self._sessions.hurry()
+        self._host.idle.stop()
+        self._host.hurry()
         if self._running:
             await asyncio.wait(self._running, timeout=DRAIN_S)
         self._is_closing = True
         for scope in tuple(self._running.values()):
             scope.cancel()
-        await self._sessions.close_all()
+        await self._host.close_all()
+
+    async def check_shares(self) -> None:
+        """Checks every few seconds whether the sessions of this connection are still shared with its user."""
+        while True:
+            await anyio.sleep(CHECK_SHARES_S)
+            try:
+                await self._sessions.check_again()
+            except StoreError as error:
+                logger.warning("Shares cannot be checked now: %s", error)
+
+    def leave(self) -> None:
+        """Leaves all sessions. Requests other than prompts end with an error."""
+        self._is_closing = True
+        for scope in tuple(self._running.values()):
+            scope.cancel()
+        self._sessions.detach_all()
 
     async def _answer(self, method: str, params: RequestParams) -> dict[str, Any]:
         answer = self._methods[method]
-        self._sessions.reload_settings()
+        self._host.reload_settings()
         self._connection.after_response(self._tell_auth_status)
         if method in OPENING and self._is_logged_out:
             raise AuthError(LOGGED_OUT)
@@ -256,7 +311,7 @@ class AcpAgent:
                 "mcpCapabilities": {"http": True, "sse": True},
                 "sessionCapabilities": {feature: {} for feature in features} | {"systemPrompt": SYSTEM_PROMPT_MODES},
                 "auth": {"logout": {}, "status": {}},
-                "providers": {},
+                **({"providers": {}} if self._sessions.requester.may_configure else {}),
             },
             "authMethods": auth_methods(self._sessions.caps),
             "_meta": {"steering": {"supported": True}},
@@ -282,7 +337,10 @@ class AcpAgent:
         return self._told_auth_status
 
     def _present_auth_status(self) -> dict[str, Any]:
-        return LOGGED_OUT_STATUS if self._is_logged_out else self._dependencies.endpoints.credentials().as_json()
+        if self._is_logged_out:
+            return LOGGED_OUT_STATUS
+        status = self._dependencies.endpoints.credentials().as_json()
+        return status if self._sessions.requester.may_configure else status | {"accounts": []}
 
     def _tell_auth_status(self) -> None:
         """Sends a changed authentication status to a client that has asked for the status before."""
@@ -295,12 +353,12 @@ class AcpAgent:
 
     async def _set_provider(self, params: RequestParams) -> dict[str, Any]:
         set_provider(self._dependencies.endpoints, params)
-        self._sessions.reload_settings()
+        self._host.reload_settings()
         return {}
 
     async def _disable_provider(self, params: RequestParams) -> dict[str, Any]:
         self._dependencies.endpoints.disable_provider(params["providerId"])
-        self._sessions.reload_settings()
+        self._host.reload_settings()
         return {}
 
     async def _new(self, params: RequestParams) -> dict[str, Any]:
@@ -380,7 +438,7 @@ class AcpAgent:
     async def _delete(self, params: RequestParams) -> dict[str, Any]:
         self._cancel_loading(params["sessionId"])
         await self._sessions.delete(params["sessionId"])
-        self.idle.tidy_soon()
+        self._host.idle.tidy_soon()
         return {}
 
     async def _archive(self, params: RequestParams) -> dict[str, Any]:
@@ -400,6 +458,8 @@ class AcpAgent:
         return {"title": title}
 
     async def _prompt(self, params: RequestParams) -> dict[str, Any]:
+        if self._host.is_shared:
+            return await self._prompt_shared(params)
         session, metadata = self._sessions.get(params["sessionId"]), session_metadata(params)
         is_first = session.branch.prompt is None
         # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
@@ -407,31 +467,67 @@ class AcpAgent:
         prompt = session.submit(parts, metadata)
         self._cancel_by_id[params.request_id] = lambda: session.withdraw(prompt)
         try:
-            with self.idle.turn():
+            with self._host.idle.turn():
                 response: dict[str, Any] = {"stopReason": await session.answer(prompt)}
                 return response | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
         finally:
             del self._cancel_by_id[params.request_id]
+
+    async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
+        """Runs a prompt in the host, and waits for the end of its turn.
+
+        A client that sends a prompt again after its connection broke gets the response to the first one.
+        """
+        opened = await self._writable(params["sessionId"])
+        key = (self._sessions.requester.connection_id, params.request_id)
+        run = self._host.prompt_again(self._connection, key)
+        if run is None or run.session.id != opened.session.id:
+            session, metadata = opened.session, session_metadata(params)
+            parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
+            run = PromptRun(session, session.submit(parts, metadata), self._connection)
+            opened.hosted.clients.note_origin(run.prompt.message_id, self._sessions.origin)
+            self._host.run_prompt(run, key)
+        self._cancel_by_id[params.request_id] = partial(run.session.withdraw, run.prompt)
+        try:
+            prompt = await run.wait()
+        except Exception:
+            await opened.flushed()
+            raise
+        finally:
+            del self._cancel_by_id[params.request_id]
+        await opened.flushed()
+        return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
+
+    async def _writable(self, session_id: object) -> OpenSession:
+        """An open session that this client may use. :raises CrowError: it may not."""
+        await self._sessions.require(session_id, "write")
+        opened = self._sessions.opened(session_id)
+        self._sessions.refuse_watcher(session_id)
+        return opened
 
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
         """Adds a prompt to the running turn; never starts a turn.
 
         A turn's updates may only be sent while a `session/prompt` request waits for its response.
         """
-        if await self._sessions.get(params["sessionId"]).steer(parts_from(params["prompt"])):
+        opened, message_id = await self._writable(params["sessionId"]), new_message_id()
+        if self._host.is_shared:
+            opened.hosted.clients.note_origin(message_id, self._sessions.origin)
+        if await opened.session.steer(parts_from(params["prompt"]), message_id):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
 
     async def _set_mode(self, params: RequestParams) -> dict[str, Any]:
         mode = mode_named(params["modeId"])
-        async with self._sessions.locked(params["sessionId"]) as session:
-            await session.branch.set_mode(mode)
+        async with self._sessions.locked(params["sessionId"]) as opened:
+            await opened.session.branch.set_mode(mode)
+            await opened.flushed()
         return {}
 
     async def _set_config_option(self, params: RequestParams) -> dict[str, Any]:
-        async with self._sessions.locked(params["sessionId"]) as session:
-            branch, option = session.branch, params["configId"]
-            value = option_value(option, params["value"], model=branch.row.model, models=self._sessions.models)
+        async with self._sessions.locked(params["sessionId"]) as opened:
+            branch, option = opened.session.branch, params["configId"]
+            value = option_value(option, params["value"], model=branch.row.model, models=self._host.models)
             match option:
                 case "mode":
                     await branch.set_mode(str(value))
@@ -439,7 +535,8 @@ class AcpAgent:
                     await branch.set_model(str(value))
                 case _:
                     await branch.set_option(option, value)
-            return {"configOptions": self._sessions.options(session)}
+            await opened.flushed()
+            return {"configOptions": self._sessions.options(opened.session)}
 
 
 def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeAlias, assert_never
@@ -11,17 +13,25 @@ from typing import Any, Protocol, TypeAlias, assert_never
 import anyio
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.session import PendingPrompt
 from crow.domain import events
-from crow.domain.entries import Assistant, CallRef, Entry, Started, ToolResult
+from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, ToolResult, User
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
 from crow.frontend import tool_calls
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
-from crow.frontend.subagents import MAX_REPLAYED, Family
+from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
-from crow.frontend.updates import LiveUpdates, ReplayLimits, ReplayUpdates, Update
+from crow.frontend.updates import (
+    LiveUpdates,
+    ReplayLimits,
+    ReplayUpdates,
+    Update,
+    command_updates,
+    prompt_updates,
+)
 from crow.store import Store
 from crow.tools.limits import FairLimiter
 
@@ -39,6 +49,9 @@ error response."""
 MESSAGE_BYTES = 8_000
 MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
+
+MAX_REMEMBERED = 1_000
+"""For at most this many of the last messages and calls of a replay, it is remembered that they were sent."""
 
 PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "allow_once": "allow_once",
@@ -74,8 +87,8 @@ class ClientConnection(Protocol):
         """Sends the pending messages, closes the connection and cancels the remaining handlers."""
         ...
 
-    def stop(self) -> None:
-        """Acts as if the client were gone."""
+    def stop(self, reason: str = "") -> None:
+        """Acts as if the client were gone. If it can be told the reason, it is."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:
@@ -135,6 +148,11 @@ class SessionClient:
         self._is_known = asyncio.Event()
         self._updating = asyncio.Lock()
         self._replayed_to = 0
+        self._replayed_messages: frozenset[str] = frozenset()
+        self._replayed_calls: frozenset[CallRef] = frozenset()
+        self._has_learned = False
+        self.sent_at = 0.0
+        """When the connection last took an update, on the monotonic clock."""
         self.is_closed = False
         self._parent: SessionClient | None = None
         self.subagents: dict[str, SessionClient] = {}
@@ -154,6 +172,19 @@ class SessionClient:
     def hold(self) -> None:
         """Makes new updates and questions wait until `open`."""
         self._is_known = asyncio.Event()
+
+    def learn(self, running: Sequence[Event]) -> None:
+        """Takes over what other clients have been shown of the running turn. See `crow.domain.replay.RunningTurn`."""
+        for event in running:
+            self._live.updates(event)
+        self._has_learned = True
+
+    async def catch_up(self) -> None:
+        """Sends the unfinished message and calls to a client that has joined a running turn without a replay."""
+        if self._has_learned:
+            self._has_learned = False
+            async with self._updating:
+                await self._send_all(self._live.catch_up())
 
     def has_call(self, call: CallRef | None) -> bool:
         """Whether the call was announced here and has not ended."""
@@ -181,10 +212,9 @@ class SessionClient:
         if client is not None:
             client.open()
 
-    def _note_state(self, event: events.SubagentChanged) -> None:
-        known = self._states.get(event.session_id, event)
-        title = known.title if event.title is None else event.title
-        self._states[event.session_id] = replace(event, title=title, state=event.state or known.state)
+    def note_state(self, event: events.SubagentChanged) -> None:
+        """Remembers what is known about a sub-agent."""
+        self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
 
     async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
         """Announces the session's sub-agents and sends their stored histories, before the history of the session.
@@ -249,26 +279,67 @@ class SessionClient:
         return client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips entries that the replay has sent."""
+        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips what the replay has sent."""
         if isinstance(event, events.CallProgressed) and (subagent := self._subagent_with(event.call)) is not None:
             await subagent.publish(event)
             return
         if isinstance(event, events.SubagentChanged) and self._caps.subagents:
-            self._note_state(event)
+            self.note_state(event)
         await self._is_known.wait()
         async with self._updating:
+            if self._is_replayed(event):
+                return
             extra: list[Update] = []
             match event:
-                # `Started` entries are never skipped, because a replay does not show that a call has started.
-                case events.EntryStored(entry=entry) if entry.id <= self._replayed_to and not isinstance(
-                    entry.body, Started
-                ):
-                    return
                 case events.ModeChanged() | events.OptionsChanged():
                     extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
                 case events.CommandsChanged():
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
             await self._send_all((*self._live.updates(event), *extra))
+
+    def _is_replayed(self, event: Event) -> bool:
+        match event:
+            case events.EntryStored(entry=Entry(body=Started(call=call))):
+                # A replay does not show that a call has started.
+                return call in self._replayed_calls
+            case events.EntryStored(entry=entry):
+                return entry.id <= self._replayed_to
+            case events.CallAnnounced(call=call):
+                return call in self._replayed_calls
+            case events.TextShown(message_id=message_id) | events.ThoughtShown(message_id=message_id):
+                return message_id in self._replayed_messages
+            case _:
+                return False
+
+    async def publish_shared(self, event: Event, *, is_own: bool) -> None:
+        """Sends an event of a session that has several clients. Prompts are shown, unless this client has sent them."""
+        match event:
+            case events.EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))) if not is_own:
+                await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
+        await self.publish(event)
+
+    async def show_turn(self, prompt: PendingPrompt, *, is_own: bool) -> None:
+        """A turn begins. Shows its prompt and that it runs, unless this client has sent the prompt."""
+        if is_own:
+            return
+        if prompt.command is not None:
+            await self._show_prompt_of_other(prompt.message_id, command_updates(prompt.message_id, prompt.text))
+        elif not prompt.needs_servers:  # otherwise the prompt is not complete yet
+            await self._show_prompt_of_other(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
+        await self.send(turn_state_update({"state": "running"}))
+
+    async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
+        """A turn has ended. Shows `state`, unless this client gets the response to the prompt."""
+        if not is_own:
+            await self._is_known.wait()
+            async with self._updating:
+                await self.send(turn_state_update(state))
+
+    async def _show_prompt_of_other(self, message_id: str, updates: Sequence[Update]) -> None:
+        await self._is_known.wait()
+        async with self._updating:
+            if message_id not in self._replayed_messages:
+                await self._send_all(updates)
 
     async def replay(
         self,
@@ -284,35 +355,47 @@ class SessionClient:
         message and calls are sent.
         """
         async with self._updating:
+            self._has_learned = False
             replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
-            ended: set[CallRef] = set()
-            message_id = ""
+            messages: deque[str] = deque(maxlen=MAX_REMEMBERED)
+            calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
             async for batch in history:
                 for entry in batch:
                     match entry.body:
-                        case Assistant(message_id=message_id):
-                            ended.clear()
+                        case Assistant(message_id=id_) | User(message_id=id_) | Command(message_id=id_):
+                            messages.append(id_)
                         case ToolResult(call=call):
-                            ended.add(call)
+                            calls.append(call)
                     for event in replay.feed(entry):
                         await self._send_all(updates.updates(event))
                     self._replayed_to = max(self._replayed_to, entry.id)
+            self._replayed_messages, self._replayed_calls = frozenset(messages), frozenset(calls)
             for event in replay.pause() if is_running else replay.end():
                 await self._send_all(updates.updates(event))
             if is_running:
-                await self._send_all(self._live.catch_up(ended=ended, message_id=message_id))
+                await self._send_all(self._live.catch_up(ended=calls, shown=self._replayed_messages))
         return updates
 
     async def send(self, update: Update) -> None:
         """Sends one update; does nothing once the editor is gone or the session closed."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
             await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
+            self.sent_at = time.monotonic()
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. A question that a server asks during a sub-agent's call is asked in the
-        sub-agent's session."""
+        """See :class:`crow.agent.Client`."""
+        try:
+            return await self.ask_shared(question)
+        except ConnectionError:
+            return "cancelled"
+
+    async def ask_shared(self, question: PermissionQuestion) -> PermissionAnswer:
+        """See `ask`. A question that a server asks during a sub-agent's call is asked in the sub-agent's session.
+
+        :raises ConnectionError: the client is gone.
+        """
         if (subagent := self._subagent_with(question.call)) is not None:
-            return await subagent.ask(question)
+            return await subagent.ask_shared(question)
         if not self.has_call(question.call):
             return "cannot_ask"  # from a sub-agent that the editor cannot show
         await self._is_known.wait()
@@ -330,8 +413,6 @@ class SessionClient:
                 return permission_answer(await self._request("session/request_permission", params), offered)
         except TimeoutError:
             return "unanswered"
-        except ConnectionError:
-            return "cancelled"
         except RequestError as error:
             logger.warning("The editor could not ask for permission: %s", error)
             return "cannot_ask"
@@ -347,9 +428,21 @@ class SessionClient:
         return self._caps.question_kinds
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """See :class:`crow.agent.Client`. A question during a sub-agent's call is asked in the sub-agent's session."""
+        """See :class:`crow.agent.Client`."""
+        try:
+            return await self.elicit_shared(question)
+        except (RequestError, ConnectionError, TimeoutError) as error:
+            logger.warning("The editor could not ask the user: %s", error)
+            return ElicitationAnswer(action="cancel")
+
+    async def elicit_shared(self, question: Elicitation) -> ElicitationAnswer:
+        """See `elicit`. A question during a sub-agent's call is asked in the sub-agent's session.
+
+        :raises ConnectionError: the client is gone. :raises RequestError: it cannot ask. :raises TimeoutError: its user
+            did not answer.
+        """
         if (subagent := self._subagent_with(question.call)) is not None:
-            return await subagent.elicit(question)
+            return await subagent.elicit_shared(question)
         if question.call is not None and not self.has_call(question.call):
             return ElicitationAnswer(action="cancel")  # from a sub-agent that the editor cannot show
         params = elicitation_params(self._session_id, question)
@@ -375,12 +468,8 @@ class SessionClient:
     async def _elicit(self, params: dict[str, Any]) -> ElicitationAnswer:
         if params["mode"] == "url":
             self._page_ids.add(params["elicitationId"])
-        try:
-            with anyio.fail_after(self._user_timeout_s):
-                return elicitation_answer(await self._request("elicitation/create", params))
-        except (RequestError, ConnectionError, TimeoutError) as error:
-            logger.warning("The editor could not ask the user: %s", error)
-            return ElicitationAnswer(action="cancel")
+        with anyio.fail_after(self._user_timeout_s):
+            return elicitation_answer(await self._request("elicitation/create", params))
 
     async def finish_question(self, question_id: str) -> None:
         """See :class:`crow.agent.Client`."""
@@ -394,6 +483,12 @@ class SessionClient:
     async def _send_all(self, updates: Sequence[Update]) -> None:
         for update in updates:
             await self.send(update)
+
+
+def turn_state_update(state: Mapping[str, Any]) -> Update:
+    """What a turn of another client does, for a client of version 1, which otherwise only learns it from the response
+    to its own prompt."""
+    return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from crow.frontend.client import Handler, RequestParams, request_error
 from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
-from crow.frontend.transport import StdioTransport
+from crow.frontend.transport import Transport
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """Values that replace null in these parameters before validation, since the SDK's models reject null."""
@@ -99,17 +99,19 @@ class EditorConnection:
     its response in the same task, so this class uses the task to tell which request a response belongs to.
     """
 
-    def __init__(self, transport: StdioTransport) -> None:
+    def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
         self.checks_parameters = True
         """Whether the parameters of requests are checked against `MODELS`."""
         self._transport = transport
+        self._ends_on_signals = ends_on_signals
         self._unanswered: set[RequestId] = set()
         self._after_response: dict[asyncio.Task[Any] | None, list[Callable[[], object]]] = {}
         self._sent_ids: dict[asyncio.Task[Any] | None, int | str] = {}
 
     async def run(self, handle: Handler) -> None:
-        """See `ClientConnection`. SIGTERM, SIGINT and SIGHUP have the same effect as the end of stdin."""
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        """See `ClientConnection`. With `ends_on_signals`, SIGTERM, SIGINT and SIGHUP have the same effect as the end of
+        stdin."""
+        for name in ("SIGTERM", "SIGINT", "SIGHUP") if self._ends_on_signals else ():
             if hasattr(signal, name):
                 with suppress(NotImplementedError):  # event loops on Windows do not support signal handlers
                     asyncio.get_running_loop().add_signal_handler(getattr(signal, name), self.stop)
@@ -120,9 +122,9 @@ class EditorConnection:
         """See `ClientConnection`."""
         await self._rpc.close()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """See `ClientConnection`."""
-        self._transport.stop()
+        self._transport.stop(reason)
 
     def after_response(self, action: Callable[[], object]) -> None:
         """See `ClientConnection`."""

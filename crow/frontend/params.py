@@ -82,7 +82,8 @@ class OpenRequest:
     """A request that opens a session.
 
     If `model` is None, the session's stored model is used, else the configured one. `config` changes the session's
-    stored configuration; None removes a member. `metadata` is merged into the session's metadata.
+    stored configuration; None removes a member. `metadata` is merged into the session's metadata. `is_watcher`: the
+    client only wants to watch a session that others may use.
     """
 
     cwd: str
@@ -91,6 +92,7 @@ class OpenRequest:
     model: str | None = None
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
+    is_watcher: bool = False
 
 
 def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
@@ -114,6 +116,7 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
             **_max_turns(options.get("maxTurns")),
         },
         metadata=session_metadata(params),
+        is_watcher=_crow_meta(params).get("watch") is True,
     )
 
 

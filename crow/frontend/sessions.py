@@ -1,29 +1,22 @@
-"""The sessions that are open in this process, and what the front end gets from the composition root."""
+"""The sessions that one connection has opened, and the requests that open, change and close sessions."""
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
-from weakref import WeakValueDictionary
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
-from crow.agent import Adapters, config_of_own, new_session_id
+from crow.agent import config_of_own, new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
-from crow.agent.commands import COMMANDS
-from crow.agent.permissions import bind_rules, may_attach
+from crow.agent.permissions import bind_rules
 from crow.agent.session import Session
-from crow.agent.templates import hint_of
-from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox, notice_of_workspace
+from crow.agent.workspace import WorkspaceContents, notice_of_workspace
 from crow.domain.entries import NewEntry, Note
 from crow.domain.errors import (
     ArgumentError,
@@ -31,167 +24,161 @@ from crow.domain.errors import (
     LeafMoved,
     NoSuchSession,
     SessionBusy,
-    StoreError,
     StoreUnavailable,
 )
-from crow.domain.events import NoticeShown, OptionsChanged, TitleChanged
+from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
-from crow.domain.trace_context import use_trace_context
+from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
-from crow.frontend.endpoints import Endpoints
+from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
-from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
-from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 3.0
-"""The store is tidied this long after the last turn, usually while the user is still reading the answer."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerDependencies:
-    """What the composition root gives the front end.
+class Requester:
+    """Who uses a connection to a shared host.
 
-    - `open_store` raises StoreError.
-    - `check_model` raises AuthError or ConfigError if crow could not answer any prompt. The check is cheap.
-    - `import_rest` imports what the model request of a prompt needs, outside the event loop. `import_for_calls` imports
-      what tool calls need in addition.
-    - `trim` returns free memory to the system; it blocks.
-    - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
-    - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
-    - `endpoints` are what the client may see and set of the endpoints.
-    - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
-    - `auto_compact` is the default of the session option.
-    - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
-    - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
-    - `has_network`: whether confined commands with the access `write` may use the network.
-    - `servers` are the user's own MCP servers, for every session.
-    - `log_hint` is a sentence that says where the log is.
+    `view` returns the part of the store that they may see. If it has a method `require`, that method is called with a
+    session's id and `read`, `write` or `own` before anything is done with the session; it raises an error if they may
+    not do it. `check` raises an error if a request to open a session asks for something that they may not have;
+    `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
+    `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
+    they may change what concerns the whole process, such as endpoints.
     """
 
-    open_store: Callable[[], Awaitable[Store]]
-    adapters: Callable[[Store], Adapters]
-    workspace: Callable[[str, Sequence[str]], Workspace]
-    check_model: Callable[[], None]
-    import_rest: Callable[[], Awaitable[None]]
-    import_for_calls: Callable[[], Awaitable[None]]
-    trim: Callable[[], None]
-    more_models: Callable[[], Awaitable[Sequence[str]]]
-    reload: Callable[[], ServerDependencies | None]
-    endpoints: Endpoints
-    models: Sequence[str]
-    model: str
-    mode: str
-    auto_compact: bool
-    editor_terminals: bool
-    log_hint: str
-    editor_timeout_s: float
-    user_timeout_s: float
-    has_network: bool = False
-    hidden_variables: Callable[[], Sequence[str]] = tuple
-    servers: Sequence[McpServer] = ()
+    view: Callable[[Store], Store] = lambda store: store
+    check: Callable[[OpenRequest], None] = lambda _request: None
+    check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
+    connection_id: str = ""
+    may_configure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """An open session and the client object that sends its updates to the editor. `contents` describes the session's
-    directory if the user has not worked there before, else it is None."""
+    """A session that a connection has opened, and the client object that sends its updates over this connection.
+
+    `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
+    is set if the host is shared.
+    """
 
     session: Session
     client: SessionClient
+    hosted: HostedSession
     contents: WorkspaceContents | None = None
+    attachment: Attachment | None = None
+
+    async def flushed(self) -> None:
+        """Waits until the client has been sent everything that was published until now."""
+        if self.attachment is not None:
+            await self.attachment.flushed()
 
 
 class OpenSessions:
-    """The open sessions by id, and the store.
+    """The sessions that one connection has opened, by id. The host runs them.
 
-    Requests that open, close or delete the same session wait for each other. Each session runs as a task in `tasks`.
+    On a shared host, other connections may have opened the same sessions, and a session stays open without connections.
     """
 
     client_type: type[SessionClient] = SessionClient
 
     def __init__(
-        self, dependencies: ServerDependencies, connection: ClientConnection, tasks: anyio.abc.TaskGroup
+        self,
+        host: SessionHost,
+        connection: ClientConnection,
+        tasks: anyio.abc.TaskGroup,
+        requester: Requester | None = None,
     ) -> None:
         self.caps = ClientCapabilities()
         """The client's capabilities, set at `initialize`."""
-        self.models: tuple[str, ...] = tuple(dependencies.models)
-        """The names of the models to offer."""
-        self._dependencies = dependencies
+        self.is_used = False
+        """Whether a request has needed the store yet."""
+        self.host = host
         self._connection = connection
         self._tasks = tasks
-        self._open: dict[str, OpenSession] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._store: Store | None = None
-        self._adapters: Adapters | None = None
-        self._opening_store = asyncio.Lock()
-        self._known_directories: set[str] = set()
-        self._has_checked_sandbox = False
-        self._is_warm = False
+        self.requester = requester or Requester()
+        self._view: Store | None = None
+        self._opened: dict[str, OpenSession] = {}
 
     @property
-    def is_used(self) -> bool:
-        """Whether any request has needed the store yet."""
-        return self._store is not None or self._opening_store.locked()
+    def origin(self) -> Origin:
+        """Identifies the client of this connection."""
+        return self.requester.connection_id or self._connection
 
     async def store(self) -> Store:
-        """The store, opened by the first call. :raises StoreError: it cannot be used."""
-        async with self._opening_store:
-            if self._store is None:
-                self._store = await self._dependencies.open_store()
-                self._adapters = self._dependencies.adapters(self._store)
-            return self._store
+        """The store, as far as this connection may see it. :raises StoreError: it cannot be used."""
+        self.is_used = True
+        store = await self.host.store()
+        if self._view is None:
+            self._view = self.requester.view(store)
+        return self._view
 
-    def get(self, session_id: object) -> Session:
-        """The open session with this id. :raises NoSuchSession: it is not open, or is being closed."""
-        opened = self._open.get(session_id) if isinstance(session_id, str) else None
+    async def require(self, session_id: object, access: Access) -> None:
+        """:raises NoSuchSession: the connection may not see the session. :raises ArgumentError: it may not do that."""
+        require = getattr(await self.store(), "require", None) if self.host.is_shared else None
+        if require is not None and isinstance(session_id, str):
+            await require(session_id, access)
+
+    def opened(self, session_id: object) -> OpenSession:
+        """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
+        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
         if opened is None or opened.session.closing:
             raise NoSuchSession(str(session_id))
-        return opened.session
+        return opened
+
+    def get(self, session_id: object) -> Session:
+        """The open session with this id. :raises NoSuchSession: see `opened`."""
+        return self.opened(session_id).session
 
     def cancel(self, session_id: object) -> None:
         """Cancels what runs in an open session, or the work of a sub-agent that runs in one.
 
         :raises NoSuchSession: neither has this id.
         """
-        for opened in self._open.values():
-            if isinstance(session_id, str) and opened.session.cancel_subagent(session_id):
+        for opened in self._opened.values():
+            if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
                 return
-        self.get(session_id).cancel()
+        if self._may_write(opened := self.opened(session_id)):
+            opened.session.cancel()
 
-    def _refuse_if_running(self, session_id: str) -> None:
-        """:raises ArgumentError: the session is a sub-agent that works for an open session."""
-        for opened in self._open.values():
-            if opened.session.has_subagent(session_id):
-                raise ArgumentError(
-                    f"{session_id} is a sub-agent that works for session {opened.session.id}. Cancel it with "
-                    "session/cancel, or wait until it is idle."
-                )
+    def refuse_watcher(self, session_id: object) -> None:
+        """:raises ArgumentError: this connection only watches the session."""
+        if not self._may_write(self.opened(session_id)):
+            raise ArgumentError(
+                f"This client only watches session {session_id}. To take part, load it without _meta.crow.watch."
+            )
+
+    def _may_write(self, opened: OpenSession) -> bool:
+        return opened.attachment is None or opened.attachment.may_write
 
     @asynccontextmanager
-    async def locked(self, session_id: str) -> AsyncIterator[Session]:
-        """The open session with this id, kept open during the block. :raises NoSuchSession: see `get`."""
-        async with self._lock(session_id):
-            yield self.get(session_id)
+    async def locked(self, session_id: str) -> AsyncIterator[OpenSession]:
+        """The open session with this id, kept open during the block. :raises NoSuchSession: see `opened`."""
+        await self.require(session_id, "write")
+        async with self.host.lock(session_id):
+            self.refuse_watcher(session_id)
+            yield self.opened(session_id)
 
     async def create(self, request: OpenRequest, *, alias: str | None = None) -> OpenSession:
         """Creates and opens a session. If a session already has the alias, opens that session instead."""
+        self.requester.check(request)
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
-            contents = await self._inspect_if_new(store, request)
+            contents = await self.host.inspect_if_new(store, request)
             new = NewSession(
                 id=new_session_id(),
                 cwd=request.cwd,
-                model=request.model or self._dependencies.model,
-                mode=self._dependencies.mode,
+                model=request.model or self.host.dependencies.model,
+                mode=self.host.dependencies.mode,
                 additional_directories=request.directories,
                 alias=alias,
                 config=changed_config({}, request.config),
@@ -209,10 +196,12 @@ class OpenSessions:
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
         """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
+        self.requester.check(request)
         store = await self.store()
-        self._refuse_if_running(session_id)
-        contents = await self._inspect_if_new(store, request)
-        async with self._lock(session_id):
+        await self.require(session_id, "read")  # a stranger must not learn what is open here, nor wait for its lock
+        self.host.refuse_if_running(session_id)
+        contents = await self.host.inspect_if_new(store, request)
+        async with self.host.lock(session_id):
             row = await store.fork_session(
                 session_id,
                 new_session_id(),
@@ -223,7 +212,7 @@ class OpenSessions:
             )
             if entry is not None:
                 original = await store.session(session_id)
-                options = usable_options(await options_at(store, original, original.leaf, entry), self.models)
+                options = usable_options(await options_at(store, original, original.leaf, entry), self.host.models)
                 if options:
                     row = await store.update_session(row.id, option_changes(row, options))
             if (config := changed_config(config_of_own(row.config), request.config)) != row.config:
@@ -237,58 +226,130 @@ class OpenSessions:
         A session that is already open in this process is closed and opened again, unless it is busy or has a result
         that could not be stored yet.
         """
-        store = await self.store()
-        async with self._lock(session_id):
-            self._refuse_if_running(session_id)
-            live = self._open.get(session_id)
-            has_unstored = live is not None and not await live.session.settle()
-            if request.metadata:
-                if live is None:
-                    await store.merge_metadata(session_id, request.metadata)
-                else:
-                    await live.session.branch.merge_metadata(request.metadata)
-            if live is not None:
-                known = live.session.branch.row.config
-                if (config := changed_config(known, request.config)) != known:
-                    await live.session.branch.change(SessionChanges(config=config))
+        self.requester.check(request)
+        store, host = await self.store(), self.host
+        await self.require(session_id, "read")
+        async with host.lock(session_id):
+            host.refuse_if_running(session_id)
+            hosted = host.open.get(session_id)
+            has_unstored = hosted is not None and not await hosted.session.settle()
+            if hosted is not None and self._view is not None:
+                await self._view.session(session_id)  # raises an error if this connection may not see it
+            access = await self._access(session_id)
+            if access != "own":  # only the owner can move a session or give it servers
+                row = await store.session(session_id)
+                request = replace(request, cwd=row.cwd, directories=row.additional_directories, servers=())
+            is_watcher = request.is_watcher or access == "read"
+            if not is_watcher:
+                await self._apply(store, hosted, session_id, request)
 
             def stays_open() -> bool:
-                return live is not None and (has_unstored or live.session.busy)
+                is_watched = hosted is not None and hosted.is_watched_without(self.origin)
+                return hosted is not None and (has_unstored or hosted.session.busy or is_watched or is_watcher)
 
-            if not stays_open():
-                contents = await self._inspect_if_new(store, request)
+            if not stays_open() and is_watcher:
+                contents, tail = None, await (await host.store()).open_session(session_id)
+                request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
+            elif not stays_open():
+                contents = await host.inspect_if_new(store, request)
                 tail = await self._update(store, await store.open_session(session_id), request)
-            if live is not None and stays_open():  # a prompt may have arrived during the awaits above
-                yield live
-                self._warn_about_cwd(live, request)
+            if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
+                async with self._joined(hosted, is_watcher=is_watcher) as opened:
+                    yield opened
+                self._warn_about_cwd(opened, request)
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
-            opened = self._start(tail, request, contents)
-            if live is not None:
+            known = self._opened.get(session_id)
+            opened = self._start(tail, request, contents, is_watcher=is_watcher, is_own=access == "own")
+            if hosted is not None:
                 with anyio.CancelScope(shield=True):
-                    await self._close(live)
+                    await host.close(hosted)
             try:
                 yield opened
             except BaseException:
-                if live is None:
-                    self._tasks.start_soon(self._close, opened)
+                if known is None:
+                    self._opened.pop(session_id, None)
+                    host.tasks.start_soon(host.close, opened.hosted)
                 else:
                     opened.client.open()  # the client already knows the session and may get updates
                 raise
 
+    @asynccontextmanager
+    async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
+        """A session that is open already, now also on this connection. If the block fails, it is as before."""
+        known = self._opened.get(hosted.session.id)
+        opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
+        try:
+            yield opened
+        except BaseException:
+            if known is None:
+                self.detach(opened)
+            raise
+
+    async def _access(self, session_id: str) -> Access | None:
+        """What the user of this connection may do with a session. If nobody is kept out, that is everything."""
+        access = getattr(await self.store(), "access", None)
+        found: Access | None = "own" if access is None else await access(session_id)
+        return found
+
+    async def check_again(self) -> None:
+        """Leaves the sessions that are no longer shared with the user of this connection, and stops writing to those
+        that are shared only for reading now."""
+        for opened in tuple(self._opened.values()):
+            access = await self._access(opened.session.id)
+            if access is None:
+                self.detach(opened)
+            elif access == "read" and opened.attachment is not None:
+                opened.attachment.may_write = False
+
+    async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
+        """Stores the metadata of `request`, and its configuration if the session is open."""
+        if request.metadata:
+            if hosted is None:
+                await store.merge_metadata(session_id, request.metadata)
+            else:
+                await hosted.session.branch.merge_metadata(request.metadata)
+        if hosted is not None:
+            known = hosted.session.branch.row.config
+            if (config := changed_config(known, request.config)) != known:
+                await hosted.session.branch.change(SessionChanges(config=config))
+
     async def close(self, session_id: str) -> None:
-        """Cancels what runs in a session and closes it. :raises NoSuchSession: it is not open here."""
-        async with self.locked(session_id):
-            await self._close(self._open[session_id])
+        """Cancels what runs in a session and closes it. If other clients have opened it too, only leaves it.
+
+        :raises NoSuchSession: this connection has not opened it.
+        """
+        self.opened(session_id)
+        async with self.host.lock(session_id):
+            opened = self.opened(session_id)
+            if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):
+                self.detach(opened)
+            else:
+                self._opened.pop(session_id, None)
+                await self.host.close(opened.hosted)
+
+    def detach(self, opened: OpenSession) -> None:
+        """Leaves a session, which stays open."""
+        if self._opened.get(opened.session.id) is opened:
+            del self._opened[opened.session.id]
+        if opened.attachment is not None:
+            opened.hosted.clients.detach(opened.attachment)
+            self.host.close_when_idle(opened.hosted)
+
+    def detach_all(self) -> None:
+        """Leaves all sessions, because the connection has ended."""
+        for opened in tuple(self._opened.values()):
+            self.detach(opened)
 
     async def delete(self, session_id: str) -> None:
         """Closes a session if it is open, and deletes it. Unknown sessions are ignored."""
         store = await self.store()
-        async with self._lock(session_id):
-            self._refuse_if_running(session_id)
-            if session_id in self._open:
-                await self._close(self._open[session_id])
-            await store.delete_session(session_id)
+        with suppress(NoSuchSession):
+            await self.require(session_id, "own")
+            async with self.host.lock(session_id):
+                self.host.refuse_if_running(session_id)
+                await self._close_everywhere(store, session_id)
+                await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
         """Closes a session if it is open, and leaves it out of lists from now on.
@@ -296,79 +357,51 @@ class OpenSessions:
         :raises NoSuchSession: it does not exist.
         """
         store = await self.store()
-        async with self._lock(session_id):
-            self._refuse_if_running(session_id)
+        await self.require(session_id, "own")
+        async with self.host.lock(session_id):
+            self.host.refuse_if_running(session_id)
             row = await store.session(session_id)
-            if session_id in self._open:
-                await self._close(self._open[session_id])
+            await self._close_everywhere(store, session_id)
             if not row.archived:
                 await store.update_session(session_id, SessionChanges(archived=True))
 
     async def unarchive(self, session_id: str) -> None:
         """Puts an archived session back on the list. :raises NoSuchSession: it does not exist."""
         store = await self.store()
-        async with self._lock(session_id):
+        await self.require(session_id, "own")
+        async with self.host.lock(session_id):
             if (await store.session(session_id)).archived:
-                await self._change(session_id, SessionChanges(archived=False))
+                await self.host.change(session_id, SessionChanges(archived=False))
 
     async def set_title(self, session_id: str, title: str) -> None:
         """Stores a title that crow does not replace. :raises NoSuchSession: the session does not exist."""
-        await self.store()
-        async with self._lock(session_id):
-            await self._change(session_id, SessionChanges(title=title, title_by_user=True))
-            if session_id in self._open:
-                await self._open[session_id].session.branch.publish(TitleChanged(title=title))
+        store = await self.store()
+        await self.require(session_id, "write")
+        if session_id in self._opened:
+            self.refuse_watcher(session_id)
+        async with self.host.lock(session_id):
+            if self.host.is_shared:
+                await store.session(session_id)
+            await self.host.change(session_id, SessionChanges(title=title, title_by_user=True))
+            if session_id in self.host.open:
+                await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
 
     async def status(self, session_id: str) -> Literal["open", "saved"]:
         """Whether a session is open in this process. Changes nothing. :raises NoSuchSession: it does not exist."""
-        opened = self._open.get(session_id)
-        if opened is not None and not opened.session.closing:
-            return "open"
-        await (await self.store()).session(session_id)
-        return "saved"
+        hosted = self.host.open.get(session_id)
+        is_open = hosted is not None and not hosted.session.closing
+        if self.host.is_shared or not is_open:
+            await (await self.store()).session(session_id)
+        return "open" if is_open else "saved"
 
-    async def close_all(self) -> None:
-        """Closes every session, then the store."""
-        async with anyio.create_task_group() as tasks:
-            for opened in self._open.values():
-                tasks.start_soon(opened.session.close)
-        if self._store is not None:
-            await self._store.close()
-
-    def hurry(self) -> None:
-        """Shortens the wait for a database that another process has locked, because this process is about to end."""
-        if self._store is not None:
-            self._store.hurry()
-
-    async def tidy(self) -> None:
-        """Returns memory to the system, and removes what deleted sessions left behind.
-
-        :raises StoreError: the removal failed.
-        """
-        await anyio.to_thread.run_sync(self._dependencies.trim)
-        if self._store is not None:
-            await self._store.tidy()
-
-    async def warm(self) -> None:
-        """Prepares the first prompt of every session, also of later sessions, and asks the endpoint for more models."""
-        await self._dependencies.import_rest()
-        self._is_warm = True
-        for opened in self._open.values():
-            opened.session.warm()
-        # A running turn imports the packages for tool calls itself, while the model answers.
-        if not any(opened.session.busy for opened in self._open.values()):
-            await self._dependencies.import_for_calls()
-        await self._warn_about_sandbox()
-        await self._add_models()
-
-    def reload_settings(self) -> None:
-        """Applies changed settings to sessions that are opened from now on, and offers new models in all sessions."""
-        dependencies = self._dependencies.reload()
-        if dependencies is not None:
-            self._dependencies = dependencies
-            self._set_models(tuple(dependencies.models))
-            if self._is_warm:
-                self._tasks.start_soon(self._add_models)
+    async def _close_everywhere(self, store: Store, session_id: str) -> None:
+        """Closes a session on all connections, if it is open. :raises NoSuchSession: this connection may not see it."""
+        hosted = self.host.open.get(session_id)
+        if hosted is not None:
+            if self.host.is_shared:
+                await store.session(session_id)
+            self._opened.pop(session_id, None)
+            await self.host.close(hosted)
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
         """The modes and config options, for the response to the request that has just opened a session.
@@ -382,63 +415,79 @@ class OpenSessions:
     def options(self, session: Session) -> list[dict[str, Any]]:
         """All config options of a session."""
         row, caps = session.branch.row, self.caps
-        model = row.model or self._dependencies.model
-        config = {"auto_compact": self._dependencies.auto_compact, **row.config}
+        model = row.model or self.host.dependencies.model
+        config = {"auto_compact": self.host.dependencies.auto_compact, **row.config}
         return config_options(
-            mode=row.mode, model=model, models=self.models, config=config, booleans=caps.boolean_options
+            mode=row.mode, model=model, models=self.host.models, config=config, booleans=caps.boolean_options
         )
 
-    def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
-        assert self._adapters is not None, "the store is open"
-        row, dependencies, caps = tail.row, self._dependencies, self.caps
-        client = self.client_type(
-            row.id,
-            self._connection,
-            caps,
-            cwd=row.cwd,
-            options=lambda: self.options(session),
-            commands=lambda: self._commands(session),
-            user_timeout_s=dependencies.user_timeout_s,
-            has_network=dependencies.has_network,
-        )
+    def _start(
+        self,
+        tail: Tail,
+        request: OpenRequest,
+        contents: WorkspaceContents | None,
+        *,
+        is_watcher: bool = False,
+        is_own: bool = True,
+    ) -> OpenSession:
+        """Opens a session in the host, and on this connection. Does not wait. If the session belongs to somebody else,
+        it does not use the editor of this connection."""
+        host, row, dependencies, caps = self.host, tail.row, self.host.dependencies, self.caps
         workspace = dependencies.workspace(row.cwd, row.additional_directories)
         in_terminals = dependencies.editor_terminals and caps.terminals
-        if caps.reads_files or caps.writes_files or in_terminals:
+        if is_own and not is_watcher and (caps.reads_files or caps.writes_files or in_terminals):
             editor = EditorRequests(row.id, self._connection.request, answer_s=dependencies.editor_timeout_s)
             hidden = dependencies.hidden_variables() if in_terminals else None
             workspace = EditorWorkspace(workspace, editor, caps, hidden)
         servers = _merge_servers(dependencies.servers, request.servers)
-        session = Session(self._adapters, client, workspace, servers, tail)
+        if host.is_shared:
+            clients = AttachedClients(host.tasks, wait_s=dependencies.user_timeout_s)
+            session = Session(host.adapters_for(row), clients, workspace, servers, tail)
+            session.listener = clients
+            hosted = HostedSession(session=session, client=clients)
+            opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
+        else:
+            client = self._client(row.id, row.cwd, lambda: session)
+            session = Session(host.adapters_for(row), client, workspace, servers, tail)
+            self._bind(client, session)
+            hosted = HostedSession(session=session, client=client)
+            opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
+        self._opened[row.id] = opened
         if contents is not None and contents.concerns_agents and not caps.notices:
             session.remark_later(notice_of_workspace(contents))
-        self._open[row.id] = opened = OpenSession(session=session, client=client, contents=contents)
-        self._tasks.start_soon(self._run, opened)
+        host.run(hosted)
         return opened
 
-    async def _run(self, opened: OpenSession) -> None:
-        use_trace_context({})  # the session outlives the request that opened it
-        try:
-            await opened.session.run()
-        except Exception:
-            logger.exception("Session %s failed", opened.session.id)
-            self._forget(opened)
+    def _attach(
+        self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
+    ) -> OpenSession:
+        """Adds a client to a session of a shared host. The client sends nothing until `introduce`."""
+        session = hosted.session
+        client = self._client(session.id, session.branch.row.cwd, lambda: session)
+        self._bind(client, session)
+        attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
+        self._opened[session.id] = opened
+        return opened
 
-    async def _close(self, opened: OpenSession) -> None:
-        await opened.session.close()
-        opened.client.close()
-        self._forget(opened)
+    def _client(self, session_id: str, cwd: str, session: Callable[[], Session]) -> SessionClient:
+        return self.client_type(
+            session_id,
+            self._connection,
+            self.caps,
+            cwd=cwd,
+            options=lambda: self.options(session()),
+            commands=lambda: self.host.commands(session()),
+            user_timeout_s=self.host.dependencies.user_timeout_s,
+            has_network=self.host.dependencies.has_network,
+        )
 
-    async def _change(self, session_id: str, changes: SessionChanges) -> None:
-        """Changes the row of a session, which may be open. The caller holds the session's lock."""
-        assert self._store is not None, "the caller has opened it"
-        if session_id in self._open:
-            await self._open[session_id].session.branch.change(changes)
-        else:
-            await self._store.update_session(session_id, changes)
+    def _bind(self, client: SessionClient, session: Session) -> None:
+        """Called when a client and its session are made."""
 
-    def _forget(self, opened: OpenSession) -> None:
-        if self._open.get(opened.session.id) is opened:
-            del self._open[opened.session.id]
+    def _drop(self, reason: str) -> None:
+        logger.warning("A client is dropped: %s", reason)
+        self._connection.stop(reason)
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
         """Store the directories, model and configuration of `request`, and return the changed session. A change of the
@@ -454,11 +503,13 @@ class OpenSessions:
             row = await store.update_session(row.id, SessionChanges(config=config))
             tail = replace(tail, row=row)
         cwd, directories = request.cwd, request.directories
-        model = request.model or row.model or self._dependencies.model
+        model = request.model or row.model or self.host.dependencies.model
         if (row.cwd, row.additional_directories, row.model) == (cwd, directories, model):
             return tail
         rules = bind_rules(row.permissions, row.cwd) if cwd != row.cwd else row.permissions
-        changes = SessionChanges(cwd=cwd, additional_directories=directories, model=model, permissions=rules)
+        changes = SessionChanges(model=model)
+        if (row.cwd, row.additional_directories) != (cwd, directories):
+            changes |= SessionChanges(cwd=cwd, additional_directories=directories, permissions=rules)
         try:
             if row.model not in ("", model) and tail.entries:
                 with suppress(LeafMoved, SessionBusy):
@@ -471,36 +522,6 @@ class OpenSessions:
             logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
             row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return replace(tail, row=row)
-
-    async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """What is in the directory; None if the user has worked there before or this process has inspected it."""
-        cwd = request.cwd
-        if cwd in self._known_directories:
-            return None
-        self._known_directories.add(cwd)
-        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
-        if await store.is_known_directory(paths):
-            return None
-        assert self._adapters is not None, "the store is open"
-        workspace = self._dependencies.workspace(cwd, request.directories)
-        may_read = partial(may_attach, workspace=workspace, rules=self._adapters.settings().rules)
-        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
-
-    async def _warn_about_sandbox(self) -> None:
-        """Warns once per process, in the first session, if commands are not confined.
-
-        If the editor shows no notices, the warning goes into the history of the session, but only of a new session.
-        """
-        opened = next(iter(self._open.values()), None)
-        if opened is None or self._has_checked_sandbox:
-            return
-        self._has_checked_sandbox = True
-        is_new = opened.session.branch.leaf is None
-        notice = notice_of_sandbox(await opened.session.workspace.sandbox_status())
-        if notice is not None and opened.client.takes_notices:
-            await opened.client.publish(notice)
-        elif notice is not None and is_new:
-            opened.session.remark_later(notice)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
         """Tells the user, after the response, that a running session cannot move to another directory."""
@@ -515,7 +536,7 @@ class OpenSessions:
 
     async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
-        commands = self._commands(session)
+        commands = self.host.commands(session)
         await client.send({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         try:
             await client.send(usage_update(await session.measured()))
@@ -526,92 +547,13 @@ class OpenSessions:
             title = {"title": title_line(row.title), "updatedAt": _iso_time(row.updated_ms)}
             await client.send({"sessionUpdate": "session_info_update", **title})
         await client.tell_subagents()
+        await client.catch_up()
         client.open()
         if opened.contents is not None and client.takes_notices:
             await client.publish(notice_of_workspace(opened.contents))
-        if self._is_warm:
+        if self.host.is_warm:
             session.warm()
-            await self._warn_about_sandbox()
-
-    def _commands(self, session: Session) -> list[dict[str, Any]]:
-        """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
-        assert self._adapters is not None, "the store is open"
-        commands = [
-            *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
-            *((template.name, template.description, template.hint) for template in self._adapters.templates()),
-            *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
-        ]
-        return [
-            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
-            for name, text, hint in commands
-        ]
-
-    async def _add_models(self) -> None:
-        more = await self._dependencies.more_models()
-        self._set_models(tuple(dict.fromkeys([*self.models, *more])))
-
-    def _set_models(self, models: tuple[str, ...]) -> None:
-        if models != self.models:
-            self.models = models
-            for opened in self._open.values():
-                self._tasks.start_soon(opened.client.publish, OptionsChanged())
-
-    def _lock(self, session_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(session_id, asyncio.Lock())
-
-
-class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels it when a turn begins.
-
-    The caller must run `run` as a task.
-    """
-
-    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
-        self._tidy = tidy
-        self._after_s = after_s
-        self._turns = 0
-        self._delay_s = 0.0
-        self._wanted = anyio.Event()
-        self._waiting = anyio.CancelScope()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """A context manager around each turn."""
-        self._turns += 1
-        self._waiting.cancel()
-        try:
-            yield
-        finally:
-            self._turns -= 1
-            self._schedule(self._after_s)
-
-    def tidy_soon(self) -> None:
-        """Tidies at once if no turn is running, otherwise after the last running turn."""
-        self._schedule(0.0)
-
-    def stop(self) -> None:
-        """Cancels tidying for good; the store is about to close."""
-        self._turns += 1
-        self._waiting.cancel()
-
-    async def run(self) -> None:
-        """Waits for each scheduled time, then tidies. Runs until cancelled."""
-        while True:
-            await self._wanted.wait()
-            self._wanted = anyio.Event()
-            with anyio.CancelScope() as self._waiting:
-                await anyio.sleep(self._delay_s)
-                if self._turns:  # the end of the turn schedules the tidying again
-                    continue
-                try:
-                    await self._tidy()
-                except StoreError as error:
-                    logger.warning("Tidying failed: %s", error)
-
-    def _schedule(self, delay_s: float) -> None:
-        self._delay_s = delay_s
-        self._waiting.cancel()
-        self._wanted.set()
+            await self.host.warn_about_sandbox()
 
 
 def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, assert_never
 
 from crow.domain.entries import CallRef, ToolResult
@@ -42,6 +42,14 @@ class Family:
         """The sub-agent that carried out a call, if the client knows it."""
         named = task_of(result) if result is not None else None
         return self.tasks.get(call.call_id) or (named if named in self.known else None)
+
+
+def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> SubagentChanged:
+    """What is known about a sub-agent after `event`."""
+    if known is None:
+        return event
+    title = known.title if event.title is None else event.title
+    return replace(event, title=title, state=event.state or known.state)
 
 
 def link(session_id: str) -> Fields:

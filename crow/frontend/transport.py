@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from crow.domain.errors import EditorError
 from crow.frontend import frames
@@ -78,6 +78,93 @@ def claim_stdio() -> Iterator[tuple[int, int]]:
         os.close(sink)
 
 
+class Transport(Protocol):
+    """The SDK's `Transport`, and a way to stop it."""
+
+    async def receive(self) -> Message | None:
+        """The next message, or None if the client is gone. Never raises for an invalid message."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Sends a message; waits while the client does not keep up. Responses and notifications to a client that is
+        gone are dropped.
+
+        :raises ConnectionError: `message` is a request, and the client is gone.
+        """
+        ...
+
+    def stop(self, reason: str = "") -> None:
+        """Acts as if the client were gone; still sends pending output. A transport that can tells the client the
+        reason."""
+        ...
+
+    async def close(self) -> None:
+        """Sends pending output, within time limits, and closes the connection."""
+        ...
+
+
+class Wire:
+    """Converts between messages and lines of JSON, and finds the request that a response answers."""
+
+    def __init__(self, observe: Observer | None = None) -> None:
+        self._observe: Observer = observe or (lambda _direction, _line: None)
+        self._open_requests: set[int | str] = set()
+
+    def encode(self, message: Message) -> bytes:
+        """`message` as a line. :raises TypeError: :raises RecursionError: a request or notification is no JSON."""
+        if "method" in message and "id" in message:
+            self._open_requests.add(message["id"])
+        try:
+            line = frames.encode(message)
+        except (TypeError, RecursionError):
+            if "method" in message or "id" not in message:
+                raise
+            # Every request is answered, even if a bug in crow makes its result impossible to encode.
+            logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
+            error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
+            line = frames.encode(error.response())
+        self._observe("out", line[:-1])
+        return line
+
+    def decode(self, line: bytes | FrameError) -> Message | FrameError | None:
+        """The message in `line`, or None if the line needs no handling. An invalid line is to be answered with the
+        error."""
+        if isinstance(line, bytes):
+            self._observe("in", line)
+        message = frames.parse(line) if isinstance(line, bytes) else line
+        return self._match_response(message) if isinstance(message, dict) and "method" not in message else message
+
+    def _match_response(self, response: Message) -> Message | FrameError | None:
+        """The response with the exact id of its request: some clients return a number as a string."""
+        given = response["id"]
+        number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
+        for request_id in (given, number):
+            if request_id in self._open_requests:
+                self._open_requests.discard(request_id)
+                return response | {"id": request_id}
+        if "result" in response or "error" in response:
+            return None
+        return FrameError(frames.INVALID_REQUEST, "The object has no method.", given)
+
+
+class FairSending:
+    """Gives other tasks a turn when one task sends many messages without ever waiting."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    async def rest(self) -> None:
+        """Call this after each message that was sent without waiting."""
+        if self._since is None:
+            self._since = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._reset)
+        elif time.monotonic() - self._since > FAIR_S:
+            await asyncio.sleep(0)
+
+    def _reset(self) -> None:
+        self._since = None
+
+
 class StdioTransport:
     """The SDK's `Transport` over two descriptors of any kind, which stay open. Create it inside the event loop.
 
@@ -96,14 +183,13 @@ class StdioTransport:
     ) -> None:
         self._source = _open_source(source)
         self._sink = Sink(sink, on_gone=self._source.end, max_waiting_bytes=max_waiting_bytes)
-        self._observe: Observer = observe or (lambda _direction, _line: None)
+        self._wire = Wire(observe)
         self._splitter = LineSplitter(limit=max_line_bytes)
         self._lines: deque[bytes | FrameError] = deque()
         self._reading: asyncio.Task[bytes] | None = None
         self._at_end = False
         self._stopped = False
-        self._open_requests: set[int | str] = set()
-        self._sending_since: float | None = None
+        self._sending = FairSending()
 
     async def receive(self) -> Message | None:
         """The next message; None when stdin has ended or the editor stopped reading. Never raises for a bad line."""
@@ -130,20 +216,15 @@ class StdioTransport:
 
         :raises ConnectionError: `message` is a request, and the editor is gone.
         """
-        if "method" in message and "id" in message:
-            if self._sink.is_gone:
-                raise ConnectionError("The editor has closed the connection.")
-            self._open_requests.add(message["id"])
+        if "method" in message and "id" in message and self._sink.is_gone:
+            raise ConnectionError("The editor has closed the connection.")
         waiting = self._write(message)
         if waiting is not None:
             await waiting
-        elif self._sending_since is None:
-            self._sending_since = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._reset_sending)
-        elif time.monotonic() - self._sending_since > FAIR_S:
-            await asyncio.sleep(0)
+        else:
+            await self._sending.rest()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:  # noqa: ARG002 - editors get no reason
         """Acts as if stdin had ended; still writes pending output. May be called from the loop's signal handlers."""
         self._stopped = True
         self._source.end()
@@ -176,45 +257,16 @@ class StdioTransport:
         data, self._reading = self._reading.result(), None
         return data
 
-    def _reset_sending(self) -> None:
-        self._sending_since = None
-
     def _write(self, message: Message) -> asyncio.Future[None] | None:
-        try:
-            line = frames.encode(message)
-        except (TypeError, RecursionError):
-            if "method" in message or "id" not in message:
-                raise
-            # Every request is answered, even if a bug in crow makes its result impossible to encode.
-            logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
-            error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
-            line = frames.encode(error.response())
-        self._observe("out", line[:-1])
-        return self._sink.write(line, is_response="method" not in message)
+        return self._sink.write(self._wire.encode(message), is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
         """The message in `line`, or None if the line needs no handling. Answers an invalid line with an error."""
-        if isinstance(line, bytes):
-            self._observe("in", line)
-        message = frames.parse(line) if isinstance(line, bytes) else line
-        if isinstance(message, dict) and "method" not in message:
-            message = self._match_response(message)
+        message = self._wire.decode(line)
         if isinstance(message, FrameError):
             self._write(message.response())
             return None
         return message
-
-    def _match_response(self, response: Message) -> Message | FrameError | None:
-        """The response with the exact id of its request: some clients return a number as a string."""
-        given = response["id"]
-        number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
-        for request_id in (given, number):
-            if request_id in self._open_requests:
-                self._open_requests.discard(request_id)
-                return response | {"id": request_id}
-        if "result" in response or "error" in response:
-            return None
-        return FrameError(frames.INVALID_REQUEST, "The object has no method.", given)
 
 
 @dataclass(slots=True, eq=False)

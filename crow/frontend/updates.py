@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, assert_never
 
@@ -156,16 +156,16 @@ class LiveUpdates:
         """Whether the call was announced here and has not ended."""
         return call in self._calls
 
-    def catch_up(self, *, ended: Collection[CallRef], message_id: str) -> tuple[Update, ...]:
+    def catch_up(self, *, ended: Iterable[CallRef] = (), shown: Collection[str] = ()) -> tuple[Update, ...]:
         """The unfinished message and calls, for a client that has just received the stored history.
 
-        Leaves out the calls that `ended` in that history. Also leaves out the message if its id is `message_id`, the id
-        of the last message in that history.
+        Leaves out the calls that `ended` in that history, and the message if its id is among the messages `shown`
+        there.
         """
         for call in ended:
             self._calls.pop(call, None)
         updates: list[Update] = []
-        if self._message.message_id != message_id:
+        if self._message.message_id not in shown:
             updates += _thought_updates(self._message.message_id, "".join(self._message.thought))
             updates += _text_updates(self._message.message_id, "".join(self._message.text))
         for call, opened in self._calls.items():

@@ -7,11 +7,11 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from crow import __version__
 from crow.agent.session import PendingPrompt, Session
-from crow.agent.workspace import WorkspaceContents
 from crow.domain.entries import Command, Entry, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind, EntryStored, Event
@@ -19,12 +19,12 @@ from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_method
 from crow.frontend.client import ClientConnection, RequestParams, SessionClient, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
+from crow.frontend.host import PromptRun
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
 from crow.frontend.sessions import OpenSession, OpenSessions
 from crow.frontend.subagents import Family
 from crow.frontend.updates import ReplayLimits, ReplayUpdates, Update, command_updates, prompt_updates
 from crow.frontend.v2_updates import FINAL_STATUSES, Wording, commands, config_options, permission_params
-from crow.store import Tail
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,24 @@ class SessionClientV2(SessionClient):
         """Returns the future message id of a prompt. It is set when the prompt has become part of the conversation."""
         self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
         return future
+
+    def learn(self, running: Sequence[Event]) -> None:
+        """See `SessionClient.learn`."""
+        super().learn(running)
+        if self.session.has_turn:
+            self._state = RUNNING
+
+    async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
+        """See `SessionClient.publish_shared`. In version 2, clients are shown their own prompts, too."""
+        await self.publish(event)
+
+    async def show_turn(self, prompt: PendingPrompt, *, is_own: bool) -> None:  # noqa: ARG002
+        """See `SessionClient.show_turn`."""
+        await self.turn_began(prompt)
+
+    async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
+        """See `SessionClient.show_turn_end`."""
+        await self.turn_ended(prompt)
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See `TurnListener`."""
@@ -160,7 +178,8 @@ class SessionClientV2(SessionClient):
             await self._show_prompt(message_id, updates)
 
     async def _show_prompt(self, message_id: str, updates: Sequence[Update]) -> None:
-        await self._send_all(updates)
+        if message_id not in self._replayed_messages:
+            await self._send_all(updates)
         future = self._insertions.pop(message_id, None)
         if future is not None and not future.done():
             future.set_result(updates[0]["messageId"])
@@ -217,24 +236,39 @@ class VersionedSessions(OpenSessions):
 
     def find(self, session_id: str) -> Session | None:
         """The open session with this id, if there is one."""
-        opened = self._open.get(session_id)
+        opened = self._opened.get(session_id)
         return None if opened is None else opened.session
+
+    async def find_to_cancel(self, session_id: object) -> Session | None:
+        """The open session with this id, if this client may cancel what others have prompted there."""
+        opened = self._opened.get(session_id) if isinstance(session_id, str) else None
+        if opened is None or not self._may_write(opened):
+            return None
+        try:
+            await self.require(session_id, "write")
+        except CrowError:
+            return None
+        return opened.session
+
+    def is_watched_by_others(self, session_id: str) -> bool:
+        """Whether other clients have opened the session, too."""
+        opened = self._opened.get(session_id)
+        return opened is not None and opened.hosted.is_watched_without(self.origin)
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
         """See `OpenSessions.introduce`. In version 2, the commands are added, and the mode is only a config option."""
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
-        offered = self._commands(opened.session)
+        offered = self.host.commands(opened.session)
         client_of(opened).known_commands = offered
         return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
 
-    def _start(self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None) -> OpenSession:
-        opened = super()._start(tail, request, contents)
-        if self.is_v2:
-            client = client_of(opened)
-            client.session, opened.session.listener = opened.session, client
-        return opened
+    def _bind(self, client: SessionClient, session: Session) -> None:
+        if isinstance(client, SessionClientV2):
+            client.session = session
+            if not self.host.is_shared:
+                session.listener = client
 
 
 class NegotiatingAgent(AcpAgent):
@@ -249,8 +283,7 @@ class NegotiatingAgent(AcpAgent):
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
         """See `AcpAgent.handle`. In version 2, `session/cancel` also takes back the waiting prompts."""
         if is_notification and method == "session/cancel" and self._sessions.is_v2:
-            session_id = params.get("sessionId")
-            revoke_waiting(self._sessions.find(session_id) if isinstance(session_id, str) else None)
+            revoke_waiting(await self._sessions.find_to_cancel(params.get("sessionId")))
         return await super().handle(method, params, is_notification)
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
@@ -331,7 +364,8 @@ class NegotiatingAgent(AcpAgent):
         session_id = text_in(params, "sessionId")
         session = self._sessions.find(session_id)
         if session is not None:
-            revoke_waiting(session)
+            if not self._sessions.is_watched_by_others(session_id):
+                revoke_waiting(await self._sessions.find_to_cancel(session_id))
             try:
                 await self._sessions.close(session_id)
             except NoSuchSession:
@@ -339,7 +373,10 @@ class NegotiatingAgent(AcpAgent):
         return {}
 
     async def _delete_v2(self, params: RequestParams) -> dict[str, Any]:
-        revoke_waiting(self._sessions.find(text_in(params, "sessionId")))
+        session_id = text_in(params, "sessionId")
+        with suppress(NoSuchSession):
+            await self._sessions.require(session_id, "own")
+            revoke_waiting(self._sessions.find(session_id))
         return await self._delete(params)
 
     async def _set_config_option_v2(self, params: RequestParams) -> dict[str, Any]:
@@ -355,8 +392,8 @@ class NegotiatingAgent(AcpAgent):
         return {"configOptions": config_options(answer["configOptions"])}
 
     async def _cancel_call(self, params: RequestParams) -> dict[str, Any]:
-        session, call_id = self._sessions.get(text_in(params, "sessionId")), text_in(params, "toolCallId")
-        scope = session.running_calls.get(call_id)
+        opened, call_id = await self._writable(text_in(params, "sessionId")), text_in(params, "toolCallId")
+        scope = opened.session.running_calls.get(call_id)
         if scope is None:
             raise ArgumentError(f"toolCallId is {describe(call_id)}; no call with this id can be cancelled now.")
         scope.cancel()
@@ -364,32 +401,38 @@ class NegotiatingAgent(AcpAgent):
 
     async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
         """Answers when the prompt has become part of the conversation. `state_update` reports the rest of its turn."""
-        session, metadata = self._sessions.get(text_in(params, "sessionId")), session_metadata(params)
+        # On stdio nothing waits before the prompt is submitted, so a cancellation sent right after it takes effect.
+        opened = await self._writable(text_in(params, "sessionId"))
+        key = (self._sessions.requester.connection_id, params.request_id)
+        known = self._host.prompt_again(self._connection, key)
+        if known is not None:
+            return {"messageId": known.prompt.message_id}
+        session, metadata = opened.session, session_metadata(params)
         is_first = session.branch.prompt is None
-        # Submit the prompt before the first await, so that a cancellation sent right after it takes effect.
         parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
         prompt = session.submit(parts, metadata)
-        inserted = cast(SessionClientV2, session.client).expect(prompt)
+        inserted = client_of(opened).expect(prompt)
         self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
-        self._tasks.start_soon(self._follow, session, prompt, inserted)
+        run = PromptRun(session, prompt, self._connection)
+        self._host.run_prompt(run, key)
+        self._host.tasks.start_soon(self._follow, run, inserted)
         try:
             return {"messageId": await inserted}
         finally:
             del self._cancel_by_id[params.request_id]
 
-    async def _follow(self, session: Session, prompt: PendingPrompt, inserted: asyncio.Future[str]) -> None:
+    async def _follow(self, run: PromptRun, inserted: asyncio.Future[str]) -> None:
         """Waits for the end of a prompt's turn. If the prompt was not inserted, its request gets an error."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
         try:
-            with self.idle.turn():
-                await session.answer(prompt)
+            await run.wait()
         except Exception as error:
             if not isinstance(error, CrowError):
                 logger.exception("session/prompt failed")
             problem = turn_error(error)
         if not inserted.done():
-            if prompt.in_inbox and not self._is_closing:
-                await drop(session, prompt)
+            if run.prompt.in_inbox and not self._is_closing:
+                await drop(run.session, run.prompt)
             inserted.set_exception(problem)
 
 

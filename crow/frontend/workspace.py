@@ -78,6 +78,7 @@ class EditorWorkspace:
         self._writes = caps.writes_files
         self._terminals = EditorTerminals(editor, hidden or ())
         self._in_terminals = hidden is not None
+        self.is_bounded = disk.is_bounded
         self.cwd = disk.cwd
         self.directories = disk.directories
         self.resolve = disk.resolve

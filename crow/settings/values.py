@@ -8,8 +8,9 @@ evaluate them a second time at every start.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
@@ -41,10 +42,17 @@ def _ascii_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _database_url(url: SecretStr) -> SecretStr:
+    if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        raise ValueError
+    return url
+
+
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Switch = Annotated[bool, Expected("true or false")]
 Tokens = Annotated[int, Field(ge=1), Expected("a whole number of tokens, such as 4000")]
+Count = Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 100")]
 Window = Annotated[int, Field(ge=2000), Expected("a whole number of tokens, such as 128000")]
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False), Expected("US dollars per million tokens, such as 2.5")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Expected("a number of seconds above 0, such as 30")]
@@ -54,6 +62,11 @@ Url = Annotated[
     Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
 ]
 Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
+DatabaseUrl = Annotated[
+    SecretStr,
+    AfterValidator(_database_url),
+    Expected("the URL of a PostgreSQL database, such as postgresql://crow@db.example/crow"),
+]
 Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
 Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
@@ -423,6 +436,25 @@ class EditorSettings(Section):
     """Seconds that a question to the user (a permission, a form or a link) stays open."""
 
 
+class DatabaseSettings(Section):
+    """Where sessions are stored."""
+
+    url: DatabaseUrl | None = None
+    """URL of a PostgreSQL database in which to store sessions; needs `crow-acp[postgres]`. If unset, sessions are in
+    a file of this user. Environment: CROW_DATABASE_URL."""
+    direct_url: DatabaseUrl | None = None
+    """URL that leads to the server itself. Needed if `url` leads to a pooler in transaction mode, such as PgBouncer."""
+
+    def secrets(self) -> tuple[str, ...]:
+        """The URLs and the passwords in them."""
+        urls = [url.get_secret_value() for url in (self.url, self.direct_url) if url is not None]
+        return tuple(secret for url in urls for secret in (url, *database_passwords(url)))
+
+    def shown(self) -> dict[str, object]:
+        """The values for printing: the URLs without passwords."""
+        return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -430,6 +462,52 @@ class LogSettings(Section):
         Literal["debug", "info", "warning", "error"], Expected('"debug", "info", "warning" or "error"')
     ] = "warning"
     """The lowest level that is logged. Environment: CROW_LOG."""
+
+
+PRINCIPAL_PART = "{principal}"
+"""What stands for a principal's name in `serve.roots`."""
+
+
+def static_part(root: str) -> Path:
+    """The part of an entry of `serve.roots` that is the same for all principals."""
+    parts = Path(root).parts
+    return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
+
+
+class ServeSettings(Section):
+    """`crow serve`."""
+
+    listen: Annotated[
+        NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
+    ] = "127.0.0.1:7431"
+    """Where the server listens. `crow serve --listen` takes precedence."""
+    tls_cert: Annotated[NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
+    """The certificate for TLS. A relative path is resolved against the directory of config.toml."""
+    tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
+    """The private key of the certificate."""
+    hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
+    """Names under which clients reach the server, besides localhost and addresses. Requests for other names are
+    refused."""
+    origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
+    """Web pages that may connect. Other pages are refused; programs that are no browsers send no origin."""
+    operators: Annotated[Strings, Expected('a list of principals, such as ["prometheus"]')] = ()
+    """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
+    trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
+    """Proxies whose X-Forwarded-For header tells the address of the client."""
+    roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/work/{principal}"]')] = ()
+    """Directories below which the workspaces of principals must be, with links resolved. `{principal}` stands for the
+    name of the principal. A server with tokens needs at least one."""
+    client_servers: Switch = False
+    """Whether principals may bring MCP servers of their own: programs that start on this machine unconfined, and URLs
+    that it calls. Turn this on only for principals whom you would give a shell."""
+    max_connections: Count = 1000
+    """How many clients may be connected at once."""
+    max_connections_each: Count = 100
+    """How many of them may belong to one principal."""
+    drain_timeout_s: Seconds = 60.0
+    """Seconds that running turns get to finish after SIGTERM. Then they are cancelled and stored."""
+    log_file: Annotated[NonEmpty, Expected("the path of a file")] | None = None
+    """Where the server's log goes, one JSON object per line. If unset, to stderr."""
 
 
 class Settings(Section):
@@ -451,7 +529,9 @@ class Settings(Section):
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     log: LogSettings = Field(default_factory=LogSettings)
+    serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],
         Expected("a table for each server: [mcp_servers.NAME] with command or url"),
@@ -464,8 +544,34 @@ class Settings(Section):
 
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in a log, an error or an export."""
-        tables = (self.model, *self.providers.values(), *self.mcp_servers.values())
+        tables = (self.model, self.database, *self.providers.values(), *self.mcp_servers.values())
         return tuple(secret for table in tables for secret in table.secrets())
+
+
+_PASSWORD = re.compile(r"(?<=://).*@|(?<=[?&])((?:ssl)?password)=[^&#]*", re.IGNORECASE | re.DOTALL)
+"""Matches the user and password of a database URL, and the passwords among its options. A password may contain
+characters that should have been escaped."""
+
+
+def database_passwords(url: str) -> tuple[str, ...]:
+    """Return the passwords in the URL of a database, as they are written there and as they are meant."""
+    found = []
+    for match in _PASSWORD.finditer(url):
+        text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
+        found += [text, unquote(text)]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def without_passwords(url: str) -> str:
+    """Return the URL of a database with `…` in place of its passwords."""
+
+    def mask(match: re.Match[str]) -> str:
+        if match[1]:
+            return f"{match[1]}=…"
+        user, colon, _ = match[0][:-1].partition(":")
+        return f"{user}{colon and ':…'}@"
+
+    return _PASSWORD.sub(mask, url)
 
 
 def expand_variables(

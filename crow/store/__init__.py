@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypedDict
+from typing import Literal, Protocol, TypeAlias, TypedDict
 
 from crow.domain.entries import CallRef, Entry, NewEntry
 from crow.domain.messages import JsonObject, Part
@@ -18,7 +18,7 @@ from crow.domain.messages import JsonObject, Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork."""
+    only for a fork. A sub-agent gets the principal and the shares of its parent, whatever `principal` says."""
 
     id: str
     cwd: str
@@ -33,6 +33,7 @@ class NewSession:
     leaf: int | None = None
     title: str | None = None
     alias: str | None = None
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,8 @@ class SessionRow:
     """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
 
     Token estimates are multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`. `owner` names the
-    process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are listed.
+    process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are listed. `principal` is
+    the user of `crow serve` to whom the session belongs, or None for the local user.
     """
 
     id: str
@@ -71,6 +73,7 @@ class SessionRow:
     created_ms: int = 0
     updated_ms: int = 0
     archived: bool = False
+    principal: str | None = None
 
 
 class SessionChanges(TypedDict, total=False):
@@ -249,6 +252,36 @@ class UsageTotal:
     cost: float | None
 
 
+ShareAccess: TypeAlias = Literal["read", "write"]
+
+Access: TypeAlias = Literal["own", "write", "read"]
+"""What a principal may do with a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A session that another principal may read, or read and write."""
+
+    session: str
+    principal: str
+    access: ShareAccess
+    created_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token for `crow serve`. `hash` is the sha256 (hex) of its secret. Times are Unix milliseconds."""
+
+    id: str
+    principal: str
+    hash: str
+    label: str = ""
+    created_ms: int = 0
+    expires_ms: int | None = None
+    used_ms: int | None = None
+    revoked_ms: int | None = None
+
+
 class Store(Protocol):
     """Durable sessions and their conversations.
 
@@ -276,17 +309,19 @@ class Store(Protocol):
         cwd: str,
         additional_directories: tuple[str, ...],
         metadata: JsonObject | None = None,
+        principal: str | None = None,
     ) -> SessionRow:
         """Insert a session that points to `entry`, or to the original session's leaf if `entry` is None.
 
         No entries are copied. The fork gets the original session's model, mode, configuration and metadata, but not its
-        permissions. `metadata` is merged into the fork's metadata. The fork's title is "... (fork N)".
+        permissions and shares. `metadata` is merged into the fork's metadata. The fork's title is "... (fork N)". The
+        fork belongs to `principal`, or if that is None, to the original session's principal.
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
 
-    async def session_by_alias(self, alias: str) -> SessionRow | None:
-        """Return the session with this alias, or None."""
+    async def session_by_alias(self, alias: str, *, principal: str | None = None) -> SessionRow | None:
+        """Return the session of this principal with this alias, or None. Each principal has its own aliases."""
 
     async def move_alias(self, session_id: str, to: str) -> None:
         """Take the alias from one session and give it to another.
@@ -298,10 +333,17 @@ class Store(Protocol):
         """Return the current row."""
 
     async def sessions(
-        self, *, cwd: str | None = None, cursor: str | None = None, limit: int = 50, archived: bool | None = False
+        self,
+        *,
+        cwd: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+        archived: bool | None = False,
+        seen_by: str | None = None,
     ) -> SessionPage:
         """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
-        With `archived`, return only archived sessions, without it only the others, and with None both.
+        With `archived`, return only archived sessions, without it only the others, and with None both. With `seen_by`,
+        return only what that principal owns and what is shared with it.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
@@ -311,9 +353,9 @@ class Store(Protocol):
         """Return the sub-agents of a session, oldest first. Archived ones are included. There are none if the session
         does not exist."""
 
-    async def is_known_directory(self, paths: Sequence[str]) -> bool:
+    async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
         """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
-        a session with a prompt. Imported conversations do not count."""
+        a session with a prompt. Imported conversations do not count. With `principal`, only its own sessions count."""
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
@@ -451,11 +493,18 @@ class Store(Protocol):
         """Append a piece of the streamed answer to the session's draft. This also renews the lease."""
 
     async def search(
-        self, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+        self,
+        query: str,
+        *,
+        session_id: str | None = None,
+        scope: Scope | None = None,
+        limit: int = 20,
+        seen_by: str | None = None,
     ) -> tuple[Hit, ...]:
         """Search titles, prompts and answers in any script with the full-text index; all words must match. With
         `session_id`, search only that session's title and path. Without words, find all prompts and answers in the
-        period that `scope` sets, or nothing if it sets none."""
+        period that `scope` sets, or nothing if it sets none. With `seen_by`, search only what that principal owns and
+        what is shared with it."""
 
     async def scan(
         self,
@@ -480,6 +529,41 @@ class Store(Protocol):
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
         """Merge new facts about an endpoint into the stored ones. A top-level key replaces the stored key of the same
         name."""
+
+    async def access_of(self, session_id: str, principal: str) -> Access | None:
+        """Return what a principal may do with a session. None if that is nothing, also if there is no such session:
+        both take the same statement."""
+
+    async def sees_entries(
+        self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
+    ) -> bool:
+        """Return whether a principal sees all these entries. It sees what a session that it may read has written, and
+        all paths that such a session has or once had. With `session_id`, only that session counts; with the principal
+        None, every session counts. False for unknown entries."""
+
+    async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
+        """Let a principal read a session, or read and write it; with None, neither. Its sub-agents follow.
+
+        :raises ~crow.domain.errors.ArgumentError: the session is a sub-agent, or belongs to this principal.
+        """
+
+    async def shares(self, session_id: str) -> tuple[Share, ...]:
+        """Return with whom a session is shared, sorted by name; empty if it does not exist."""
+
+    async def add_token(self, token: Token) -> None:
+        """Store a new token. :raises ~crow.domain.errors.ArgumentError: its id is taken."""
+
+    async def token(self, token_id: str) -> Token | None:
+        """Return a token, also one that has expired or is revoked."""
+
+    async def tokens(self) -> tuple[Token, ...]:
+        """Return all tokens, oldest first."""
+
+    async def note_token_use(self, token_id: str, used_ms: int) -> None:
+        """Store when a token was used. An unknown id is ignored."""
+
+    async def revoke_token(self, token_id: str) -> bool:
+        """Revoke a token for good. Return false if there is none with this id, or if it was revoked before."""
 
     async def tidy(self) -> None:
         """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""

@@ -7,6 +7,7 @@ reminders are left out, because a person does not need them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, assert_never
 
@@ -15,7 +16,7 @@ from crow.domain.diff import diff_text
 from crow.domain.entries import Assistant, Entry, ToolResult
 from crow.domain.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage
 from crow.domain.rendering import interrupted_text, on_one_line, parts_text
-from crow.store import SessionRow
+from crow.store import SessionRow, Share
 from crow.store.codec import tags_of
 
 _RESULT_LINES = 12
@@ -28,8 +29,8 @@ class Transcript:
     def __init__(self, *, is_full: bool) -> None:
         self._is_full = is_full
 
-    def head(self, row: SessionRow) -> str:
-        """Return the title and a list of facts about the session."""
+    def head(self, row: SessionRow, shares: Sequence[Share] = ()) -> str:
+        """Return the title and a list of facts about the session. `shares` says with whom it is shared."""
         title, directory = on_one_line(row.title or "Untitled session"), on_one_line(row.cwd)
         created, changed = time_text(row.created_ms), time_text(row.updated_ms)
         facts = (
@@ -37,6 +38,10 @@ class Transcript:
         )
         if tags := tags_of(row.metadata):
             facts += f"\n- tags: {on_one_line(', '.join(tags))}"
+        if row.principal is not None:
+            facts += f"\n- principal: {on_one_line(row.principal)}"
+        if shares:
+            facts += f"\n- shared with: {', '.join(f'{on_one_line(one.principal)} ({one.access})' for one in shares)}"
         return f"# {title}\n\n{facts}\n\n"
 
     def feed(self, entry: Entry) -> str:

@@ -338,6 +338,11 @@ class Workspace(Protocol):
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether tools can touch nothing outside the workspace, whatever anybody allows. Paths outside have the
+        protection `never`."""
+
+    @property
     def confines(self) -> bool:
         """Whether commands with the access `read` or `write` are confined by the kernel. If not, every command has full
         access. Valid only after `sandbox_status` was called."""

@@ -118,7 +118,7 @@ class DiskWorkspace:
     Commands do not get the `keys` of endpoints in their environment. `own` are crow's files; paths that begin with one
     of them are crow's too, such as the log files beside a database. `own_folders` are crow's folders. `own_readable`
     are folders of crow that tools can read; tools can read no other files of crow. Without a `confiner`, all commands
-    have full access.
+    have full access. If the workspace `is_bounded`, tools can touch nothing outside of it, whatever anybody allows.
     """
 
     def __init__(
@@ -131,7 +131,10 @@ class DiskWorkspace:
         own_folders: Sequence[Path] = (),
         own_readable: Sequence[Path] = (),
         confiner: Confiner | None = None,
+        is_bounded: bool = False,
     ) -> None:
+        self.is_bounded = is_bounded
+        """See :meth:`crow.tools.Workspace.is_bounded`."""
         self.cwd = Path(cwd)
         """Where relative paths and commands start, as given: links are not resolved."""
         self.directories = (self.cwd, *map(Path, additional_directories))
@@ -161,14 +164,14 @@ class DiskWorkspace:
 
     def protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.protection`."""
-        if f"{path}/".casefold().startswith(self._own):
+        if f"{path}/".casefold().startswith(self._own) or self._is_out_of_bounds(path):
             return "never"
         return "ask" if is_protected(path) else "none"
 
     def read_protection(self, path: Path) -> Protection:
         """See :meth:`crow.tools.Workspace.read_protection`."""
         name = f"{path}/".casefold()
-        if name.startswith(self._own) and not name.startswith(self._own_readable):
+        if not name.startswith(self._own_readable) and (name.startswith(self._own) or self._is_out_of_bounds(path)):
             return "never"
         if is_secret(path):
             return "ask"
@@ -178,6 +181,9 @@ class DiskWorkspace:
         if any(inode == file_id(Path(f"{file}{end}")) for file in self._own_files for end in ("", "-wal", "-shm")):
             return "never"
         return "ask" if names_in(secret_places(), {inode: 1}, MAX_SECRET_ENTRIES)[inode] else "none"
+
+    def _is_out_of_bounds(self, path: Path) -> bool:
+        return self.is_bounded and not self.contains(path)
 
     async def find_names(
         self, paths: Collection[Path], places: Sequence[str] = ()
@@ -208,6 +214,8 @@ class DiskWorkspace:
         await anyio.to_thread.run_sync(self._replace, path, content)
 
     def _replace(self, path: Path, content: bytes | None) -> None:
+        if self._is_out_of_bounds(path):
+            raise PermissionError(errno.EACCES, "outside the workspace, which nothing may leave here", str(path))
         if content is None:
             path.unlink()
         else:

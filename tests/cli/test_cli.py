@@ -256,7 +256,7 @@ def in_bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]
         (["run", "--file", "a"], ["a file.txt"]),
         (["run", "--cwd", ""], ["folder"]),
         (["run", "--allow", "a"], [""]),
-        (["session", "un"], ["unarchive"]),
+        (["session", "un"], ["unarchive", "unshare"]),
         (["sessions", "export", "--format", ""], ["jsonl", "markdown", "html"]),
         (["sessions", "--json", "lis"], ["list"]),
         (["sessions", "--cwd", "--al"], ["--all"]),

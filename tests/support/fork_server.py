@@ -173,6 +173,7 @@ def _import_all() -> None:
     import crow.frontend.connection
     import crow.llm.chat_completions
     import crow.llm.offline
+    import crow.serve.server
     import crow.store.sqlite.store
     import crow.tools.mcp.client
     import crow.tools.workspace  # noqa: F401

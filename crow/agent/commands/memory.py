@@ -232,6 +232,11 @@ async def remember(context: CommandContext, argument: str) -> str:
             "each commit.` The text is added to AGENTS.md in this directory. `/remember --user TEXT` adds it to "
             "your own AGENTS.md, for all workspaces."
         )
+    if is_users and context.workspace.is_bounded:
+        raise ArgumentError(
+            f"The user's own {INSTRUCTION_FILE} belongs to the operator of this server and counts for everybody. "
+            "`/remember TEXT` adds a note to this workspace."
+        )
     try:
         addition = await (addition_to_users if is_users else addition_to_workspace)(context, note)
     except OSError as error:

@@ -114,6 +114,8 @@ async def mode(context: CommandContext, argument: str) -> str:
     if not argument:
         return f"The mode is `{context.branch.row.mode}`. {choices(MODES)}"
     name = choose("mode", argument, MODES)
+    if name == "auto" and context.workspace.is_bounded and not (await context.workspace.sandbox_status()).name:
+        raise ArgumentError("Mode auto is not available: nothing confines commands on this server.")
     await context.set_mode(name)
     return f"The mode is `{name}`."
 

@@ -42,6 +42,7 @@ class _Query:
     likes: Sequence[str]
     trigrams: Sequence[int]
     scope: Scope
+    seen_by: str | None
 
     @property
     def limits(self) -> tuple[str | None, int, int]:
@@ -58,7 +59,14 @@ class SearchMethods(UsesDatabase):
 
     @snapshot
     async def search(
-        self, sql: Sql, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+        self,
+        sql: Sql,
+        query: str,
+        *,
+        session_id: str | None = None,
+        scope: Scope | None = None,
+        limit: int = 20,
+        seen_by: str | None = None,
     ) -> tuple[Hit, ...]:
         leaf = (await session_row(sql, session_id)).leaf if session_id is not None else None
         words, scope = folded(query).split(), scope or Scope()
@@ -69,6 +77,7 @@ class SearchMethods(UsesDatabase):
             likes=[f"%{_escaped(word)}%" for word in words],
             trigrams=sorted({number for word in words for number in trigrams(word)}),
             scope=scope,
+            seen_by=None if seen_by is None else plain(seen_by),
         )
         patterns = patterns_of(words)
         hits = [hit_of(*row, patterns) for row in (await _titles(sql, asked, session_id, limit) if words else ())]
@@ -82,7 +91,7 @@ class SearchMethods(UsesDatabase):
             entries = {entry.id: entry for entry in await select_entries(sql, [row[0] for row in rows])}
             for entry_id, conversation, session, is_there in rows:
                 found = session if is_there else session_id
-                found = found or await _session_with(sql, conversation, entry_id, scope.cwd)
+                found = found or await _session_with(sql, conversation, entry_id, asked)
                 if found is not None and len(hits) < limit:
                     entry = entries[entry_id]
                     text = searchable_text(entry.body)
@@ -148,13 +157,14 @@ async def _titles(
         "SELECT newest_entry, id, 'title', updated_ms, title FROM crow.sessions"
         " WHERE folded_title LIKE ALL ($1::text[]) AND deleted_ms IS NULL AND ($2::text IS NULL OR id = $2)"
         " AND ($3::text IS NULL OR cwd = $3) AND ($4::text IS NULL OR position(lower($4) IN lower(model)) > 0)"
-        " AND updated_ms >= $5 AND created_ms < $6"
+        " AND updated_ms >= $5 AND created_ms < $6 AND crow.sees($8::text, principal, id)"
         " ORDER BY newest_entry DESC LIMIT $7",
         asked.likes,
         session_id,
         None if asked.scope.cwd is None else plain(asked.scope.cwd),
         *asked.limits,
         limit,
+        asked.seen_by,
     )
     return [tuple(row) for row in rows]
 
@@ -163,13 +173,13 @@ async def _entries(
     sql: Sql, asked: _Query, path: Sequence[int] | None, before: int
 ) -> Sequence[tuple[int, int, str, bool]]:
     """Return the newest entries below `before` that match, each with its conversation, its session, and whether that
-    session is still there."""
+    session is still there and may be seen."""
     match = (
         "EXISTS (SELECT 1 FROM crow.texts t WHERE t.entry = e.id)"
         if not asked.words
         else (
-            "e.id IN (SELECT t.entry FROM crow.texts t WHERE t.trigrams @> $7::int[]"
-            " AND t.folded LIKE ALL ($8::text[]))"
+            "e.id IN (SELECT t.entry FROM crow.texts t WHERE t.trigrams @> $8::int[]"
+            " AND t.folded LIKE ALL ($9::text[]))"
         )
     )
     values = (asked.trigrams, asked.likes) if asked.words else ()
@@ -177,25 +187,31 @@ async def _entries(
         "SELECT e.id, e.conversation, e.session, s.id IS NOT NULL FROM crow.entries e"
         # An imported session may have the same id as a deleted one whose entries are still used by a fork.
         " LEFT JOIN crow.sessions s ON s.id = e.session AND s.conversation = e.conversation AND s.deleted_ms IS NULL"
-        f" WHERE {match} AND {_IN_SCOPE} AND ($4::text IS NULL OR coalesce(s.cwd, $4) = $4)"
+        " AND crow.sees($7::text, s.principal, s.id)"
+        f" WHERE {match} AND ($7::text IS NULL OR EXISTS (SELECT 1 FROM crow.sessions v"
+        " WHERE v.conversation = e.conversation AND v.deleted_ms IS NULL AND crow.sees($7::text, v.principal, v.id)))"
+        f" AND {_IN_SCOPE} AND ($4::text IS NULL OR coalesce(s.cwd, $4) = $4)"
         f" AND ($5::bigint[] IS NULL OR e.id = ANY ($5)) AND e.id < $6 ORDER BY e.id DESC LIMIT {_BATCH}",
         *asked.limits,
         None if asked.scope.cwd is None else plain(asked.scope.cwd),
         path,
         before,
+        asked.seen_by,
         *values,
     )
     return [tuple(row) for row in rows]
 
 
-async def _session_with(sql: Sql, conversation: int, entry_id: int, cwd: str | None) -> str | None:
-    """Find a session for an entry whose own session was deleted: the oldest one that still has the entry on its
-    path. With `cwd`, only sessions of that directory count."""
+async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
+    """Find a session for an entry whose own session was deleted or is hidden: the oldest one that still has the entry
+    on its path. With `cwd`, only sessions of that directory count."""
+    cwd = asked.scope.cwd
     rows = await sql.fetch(
         "SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL"
-        " AND ($2::text IS NULL OR cwd = $2) ORDER BY number",
+        " AND ($2::text IS NULL OR cwd = $2) AND crow.sees($3::text, principal, id) ORDER BY number",
         conversation,
         None if cwd is None else plain(cwd),
+        asked.seen_by,
     )
     for session_id, leaf in rows:
         if await is_on_path(sql, leaf, entry_id):

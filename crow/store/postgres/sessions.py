@@ -41,10 +41,13 @@ class SessionMethods(UsesDatabase):
         cwd: str,
         additional_directories: tuple[str, ...],
         metadata: JsonObject | None = None,
+        principal: str | None = None,
     ) -> SessionRow:
         await session_values(sql, session_id, "1", lock=True)
         row = await session_row(sql, session_id)
-        titles = await sql.fetch("SELECT title FROM crow.sessions WHERE conversation = $1", row.conversation)
+        principal = row.principal if principal is None else principal
+        query = "SELECT title FROM crow.sessions WHERE conversation = $1 AND principal IS NOT DISTINCT FROM $2"
+        titles = await sql.fetch(query, row.conversation, principal)
         fork = NewSession(
             id=new_id,
             cwd=cwd,
@@ -52,6 +55,7 @@ class SessionMethods(UsesDatabase):
             forked_from=session_id,
             leaf=row.leaf if entry is None else entry,
             title=title_of_fork(row.title, [title for (title,) in titles]),
+            principal=principal,
             metadata=merged_metadata(row.metadata, metadata or {}),
             **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
         )
@@ -61,9 +65,9 @@ class SessionMethods(UsesDatabase):
         return await session_row(sql, new_id)
 
     @snapshot
-    async def session_by_alias(self, sql: Sql, alias: str) -> SessionRow | None:
-        query = f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE alias = $1 AND deleted_ms IS NULL"
-        row = await sql.fetchrow(query, plain(alias))
+    async def session_by_alias(self, sql: Sql, alias: str, *, principal: str | None = None) -> SessionRow | None:
+        query = f"SELECT {SESSION_COLUMNS} FROM crow.sessions WHERE {_HAS_ALIAS} AND deleted_ms IS NULL"
+        row = await sql.fetchrow(query, principal or "", plain(alias))
         return session_of(tuple(row)) if row else None
 
     @transaction
@@ -84,6 +88,7 @@ class SessionMethods(UsesDatabase):
         cursor: str | None = None,
         limit: int = 50,
         archived: bool | None = False,
+        seen_by: str | None = None,
     ) -> SessionPage:
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
@@ -93,6 +98,11 @@ class SessionMethods(UsesDatabase):
             f" AND archived {'IN (true, false)' if archived is None else f'= {bool(archived)}'}"
             " AND ($1::text IS NULL OR cwd = $1)"
         )
+        if seen_by is not None:  # found by index, so what others have costs nothing
+            listed += (
+                " AND number IN (SELECT number FROM crow.sessions WHERE principal = $5 AND deleted_ms IS NULL UNION ALL"
+                " SELECT s.number FROM crow.shares h JOIN crow.sessions s ON s.id = h.session WHERE h.principal = $5)"
+            )
         rows = await sql.fetch(
             f"({listed} AND listed IS NOT NULL AND ($2::bigint IS NULL OR (listed, id) < ($2, $3::text))"
             " ORDER BY listed DESC, id DESC LIMIT $4) UNION ALL"
@@ -102,6 +112,7 @@ class SessionMethods(UsesDatabase):
             newest,
             None if after is None else plain(after),
             limit + 1,
+            *(() if seen_by is None else (plain(seen_by),)),
         )
         found = tuple(session_of(tuple(row)) for row in rows[:limit])
         return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
@@ -116,13 +127,14 @@ class SessionMethods(UsesDatabase):
         return tuple(session_of(tuple(row)) for row in rows)
 
     @snapshot
-    async def is_known_directory(self, sql: Sql, paths: Sequence[str]) -> bool:
+    async def is_known_directory(self, sql: Sql, paths: Sequence[str], *, principal: str | None = None) -> bool:
         query = (
             "SELECT EXISTS (SELECT 1 FROM crow.sessions s WHERE cwd = ANY ($1::text[]) AND has_prompt"
             " AND parent_id IS NULL AND deleted_ms IS NULL"
-            " AND NOT EXISTS (SELECT 1 FROM crow.imports i WHERE i.conversation = s.conversation))"
+            " AND NOT EXISTS (SELECT 1 FROM crow.imports i WHERE i.conversation = s.conversation)"
+            " AND ($2::text IS NULL OR principal = $2))"
         )
-        return bool(await sql.fetchval(query, [plain(path) for path in paths]))
+        return bool(await sql.fetchval(query, [plain(path) for path in paths], principal))
 
     @transaction
     async def update_session(self, sql: Sql, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -246,7 +258,8 @@ async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> 
         values["folded_title"] = None if changes["title"] is None else folded(changes["title"])
     alias = values.get("alias")
     if alias is not None:
-        await _check_alias(sql, str(alias), session_id)
+        (principal,) = await session_values(sql, session_id, "principal")
+        await _check_alias(sql, str(alias), session_id, principal)
     assignments = ", ".join(f"{name} = ${number}" for number, name in enumerate(values, start=2))
     if changes.keys() != {"archived"}:
         assignments += ", updated_ms = crow.now_ms()"
@@ -266,8 +279,13 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         raise ArgumentError(f"Session id {new.id!r} has characters that the database cannot store.")
     if await sql.fetchval("SELECT 1 FROM crow.sessions WHERE id = $1", new.id):
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
+    principal = new.principal
+    if new.parent_id is not None:
+        query = "SELECT principal FROM crow.sessions WHERE id = $1"
+        parent = await sql.fetchrow(query, plain(new.parent_id))
+        principal = parent[0] if parent else principal
     if new.alias is not None:
-        await _check_alias(sql, plain(new.alias), new.id)
+        await _check_alias(sql, plain(new.alias), new.id, principal)
     now, turn, has_prompt, conversation = await sql.fetchval("SELECT crow.now_ms()"), 0, False, new.conversation
     if conversation is None:
         query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
@@ -281,6 +299,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         turn, has_prompt = found[1], await newest_of_kind(sql, new.leaf, "user") is not None
     row = {field.name: _column(field.name, getattr(new, field.name)) for field in fields(new)} | {
         "conversation": conversation,
+        "principal": principal,
         "folded_title": None if new.title is None else folded(new.title),
         "turn": turn,
         "has_prompt": has_prompt,
@@ -294,10 +313,18 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
     except asyncpg.UniqueViolationError as error:
         what = "alias" if "alias" in str(error.constraint_name) else "id"
         raise ArgumentError(f"The {what} of session {new.id} was just taken; choose another.") from None
+    if new.parent_id is not None:
+        await sql.execute(
+            "INSERT INTO crow.shares (principal, session, access, created_ms)"
+            " SELECT principal, $1, access, created_ms FROM crow.shares WHERE session = $2",
+            new.id,
+            plain(new.parent_id),
+        )
 
 
-async def _check_alias(sql: Sql, alias: str, session_id: str) -> None:
-    other = await sql.fetchval("SELECT id FROM crow.sessions WHERE alias = $1 AND id <> $2", alias, session_id)
+async def _check_alias(sql: Sql, alias: str, session_id: str, principal: str | None) -> None:
+    query = f"SELECT id FROM crow.sessions WHERE {_HAS_ALIAS} AND id <> $3"
+    other = await sql.fetchval(query, principal or "", alias, session_id)
     if other:
         raise ArgumentError(f'Alias "{alias}" belongs to session {other}; choose another.')
 
@@ -307,6 +334,8 @@ def _column(name: str, value: object) -> object:
         return to_json(value)
     return plain(value) if isinstance(value, str) else value
 
+
+_HAS_ALIAS = "coalesce(principal, '') = $1 AND alias = $2"
 
 _EMPTY = """
     s.leaf IS NULL AND NOT s.has_prompt AND s.entries = 0 AND s.newest_entry = 0

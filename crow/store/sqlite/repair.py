@@ -51,9 +51,9 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
-_ENTRY_COLUMNS_OF_VERSION_1 = 18
-"""An entry had this many columns in version 1. Later versions added columns, but old rows keep their number of
-columns."""
+_OLD_COLUMNS = {"entries": 18, "sessions": 35}
+"""Rows of these tables had this many columns in version 1. Later versions added columns, but old rows keep their number
+of columns."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
@@ -329,7 +329,7 @@ class _Recovery:
         for table, types in self._types.items():
             if not _fits(row, types):
                 continue
-            least = _ENTRY_COLUMNS_OF_VERSION_1 if table == "entries" else len(types)
+            least = _OLD_COLUMNS.get(table, len(types))
             values: dict[str, Any] = dict(zip(types, row.values, strict=False))
             if not row.is_whole or len(values) < least:
                 is_intact = False
@@ -505,6 +505,9 @@ class _Recovery:
             " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"
             " GROUP BY conversation"
         )
+        # Shares and tokens are not read from damaged pages: what was revoked must stay so.
+        if self._new.execute("SELECT 1 FROM sessions WHERE principal IS NOT NULL").fetchone():
+            self._lost.append("all shares, and all tokens for crow serve; share the sessions and add tokens again")
         _index_words(self._new)
 
 

@@ -14,18 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from sqlite3 import Connection
-from typing import Literal, TypeAlias
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
 from crow.store import Hit, Scan, Scope, UsageTotal
+from crow.store.admin import GROUPS, Group
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
-
-Group: TypeAlias = Literal["session", "model", "day"]
-
-GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 _GROUP_COLUMNS = {
     "session": "coalesce(p.id, s.id, '')",
@@ -50,7 +46,14 @@ class SearchMethods(UsesDatabase):
 
     @snapshot()
     def search(
-        self, sql: Connection, query: str, *, session_id: str | None = None, scope: Scope | None = None, limit: int = 20
+        self,
+        sql: Connection,
+        query: str,
+        *,
+        session_id: str | None = None,
+        scope: Scope | None = None,
+        limit: int = 20,
+        seen_by: str | None = None,
     ) -> tuple[Hit, ...]:
         leaf = session_row(sql, session_id).leaf if session_id is not None else None
         words, scope = query.replace("\0", " ").split(), scope or Scope()
@@ -62,7 +65,7 @@ class SearchMethods(UsesDatabase):
         # The index and `re` may disagree about the case of a rare letter. So words that matched in the index are not
         # checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
-        limits = asdict(scope)
+        limits = {**asdict(scope), "seen_by": seen_by}
         if session_id is None:
             ids = _indexed(sql, match, limits) if match else _all_messages(sql, limits)
         else:
@@ -106,13 +109,7 @@ class UsageMethods(UsesDatabase):
 
     @snapshot()
     def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Return sums of tokens and cost, grouped by the keys in `by`. Without keys, return one sum of everything. If
-        grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
-
-        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to the
-        parent session, and the copy in the task's result is ignored. Days are in local time. Usage in conversations
-        whose sessions are all deleted is not counted.
-        """
+        """See :meth:`crow.store.admin.Admin.totals`."""
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
         names = [*SUM_NAMES, *keys]
@@ -164,6 +161,22 @@ _IN_SCOPE = (
     " AND (:since_ms IS NULL OR e.created_ms >= :since_ms) AND (:before_ms IS NULL OR e.created_ms < :before_ms)"
 )
 
+
+def seen_in(table: str) -> str:
+    """The condition that the principal `:seen_by` sees a session in this table; NULL sees all."""
+    return (
+        f"(:seen_by IS NULL OR {table}.principal = :seen_by OR EXISTS"
+        f" (SELECT 1 FROM shares WHERE shares.principal = :seen_by AND shares.session = {table}.id))"
+    )
+
+
+# Skips conversations that are none of the principal's business. Does not skip hidden sessions: a fork may contain their
+# entries.
+_MAYBE_SEEN = (
+    "(:seen_by IS NULL OR EXISTS (SELECT 1 FROM sessions v WHERE v.conversation = e.conversation"
+    f" AND v.deleted_ms IS NULL AND {seen_in('v')}))"
+)
+
 # Skips entries of other directories without reading their texts. Does not skip those of deleted sessions: a fork may
 # still contain them.
 _MAYBE_IN_DIRECTORY = (
@@ -183,7 +196,7 @@ def _titles(sql: Connection, match: str, session_id: str | None, limits: dict[st
         " AND deleted_ms IS NULL AND (:session IS NULL OR id = :session)"
         " AND (:cwd IS NULL OR cwd = :cwd) AND (:model IS NULL OR instr(lower(model), lower(:model)) > 0)"
         " AND (:since_ms IS NULL OR updated_ms >= :since_ms) AND (:before_ms IS NULL OR created_ms < :before_ms)"
-        " ORDER BY newest_entry DESC",
+        f" AND {seen_in('sessions')} ORDER BY newest_entry DESC",
         {"match": match, "session": session_id, **limits},
     )
 
@@ -194,7 +207,7 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
             " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session"
             # An imported session may have the same id as a deleted one whose entries are still used by a fork.
-            " AND s.conversation = e.conversation AND s.deleted_ms IS NULL"
+            f" AND s.conversation = e.conversation AND s.deleted_ms IS NULL AND {seen_in('s')}"
             " WHERE t.id = :id AND t.text <> '' AND (:cwd IS NULL OR coalesce(s.cwd, :cwd) = :cwd)"
             f" AND {_IN_SCOPE}",
             {"id": entry_id, **limits},
@@ -205,18 +218,18 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
         for _, reason in unreadable_entries(sql, "e.id = ?", (entry_id,)):
             text = f"[Entry {entry_id} ({kind}) could not be read: {reason}.]"
         if not is_there:
-            session = session_id or _session_with(sql, conversation, entry_id, limits["cwd"])
+            session = session_id or _session_with(sql, conversation, entry_id, limits)
         if session is not None:
             yield entry_id, session, kind, created_ms, text
 
 
-def _session_with(sql: Connection, conversation: int, entry_id: int, cwd: object) -> str | None:
-    """Find a session for an entry whose own session was deleted: the oldest one that still has the entry on its path.
-    With `cwd`, only sessions of that directory count."""
+def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Mapping[str, object]) -> str | None:
+    """Find a session for an entry whose own session was deleted or is hidden from the principal: the oldest one that
+    still has the entry on its path. With `cwd`, only sessions of that directory count."""
     rows = sql.execute(
-        "SELECT id, leaf FROM sessions WHERE conversation = ? AND deleted_ms IS NULL AND coalesce(?, cwd) = cwd"
-        " ORDER BY number",
-        (conversation, cwd),
+        "SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL"
+        f" AND coalesce(:cwd, cwd) = cwd AND {seen_in('sessions')} ORDER BY number",
+        {"conversation": conversation, **limits},
     ).fetchall()
     return next((str(session_id) for session_id, leaf in rows if is_on_path(sql, leaf, entry_id)), None)
 
@@ -225,15 +238,16 @@ def _indexed(sql: Connection, match: str, limits: Mapping[str, object]) -> Itera
     """Return the entries that match in the index, newest first."""
     query = (
         "SELECT f.rowid FROM entries_fts f JOIN entries e ON e.id = f.rowid"
-        f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} ORDER BY f.rowid DESC"
+        f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} AND {_MAYBE_SEEN}"
+        " ORDER BY f.rowid DESC"
     )
     return (row[0] for row in sql.execute(query, {"match": match, **limits}))
 
 
 def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int]:
     query = (
-        f"SELECT e.id FROM entries e WHERE e.kind IN ('user', 'assistant') AND {_MAYBE_IN_DIRECTORY} AND {_IN_SCOPE}"
-        " ORDER BY e.id DESC"
+        f"SELECT e.id FROM entries e WHERE e.kind IN ('user', 'assistant') AND {_MAYBE_IN_DIRECTORY} AND {_MAYBE_SEEN}"
+        f" AND {_IN_SCOPE} ORDER BY e.id DESC"
     )
     return (row[0] for row in sql.execute(query, limits))
 

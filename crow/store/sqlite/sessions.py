@@ -73,9 +73,12 @@ class SessionMethods(UsesDatabase):
         cwd: str,
         additional_directories: tuple[str, ...],
         metadata: JsonObject | None = None,
+        principal: str | None = None,
     ) -> SessionRow:
         row = session_row(sql, session_id)
-        titles = sql.execute("SELECT title FROM sessions WHERE conversation = ?", (row.conversation,))
+        principal = row.principal if principal is None else principal
+        query = "SELECT title FROM sessions WHERE conversation = ? AND principal IS ?"
+        titles = sql.execute(query, (row.conversation, principal))
         fork = NewSession(
             id=new_id,
             cwd=cwd,
@@ -83,6 +86,7 @@ class SessionMethods(UsesDatabase):
             forked_from=session_id,
             leaf=row.leaf if entry is None else entry,
             title=title_of_fork(row.title, [title for (title,) in titles]),
+            principal=principal,
             metadata=merged_metadata(row.metadata, metadata or {}),
             **{name: getattr(row, name) for name in ("conversation", "model", "mode", "config")},
         )
@@ -92,9 +96,9 @@ class SessionMethods(UsesDatabase):
         return session_row(sql, new_id)
 
     @snapshot(raise_if_moved=True)
-    def session_by_alias(self, sql: Connection, alias: str) -> SessionRow | None:
-        query = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE alias = ? AND deleted_ms IS NULL"
-        row = sql.execute(query, (alias,)).fetchone()
+    def session_by_alias(self, sql: Connection, alias: str, *, principal: str | None = None) -> SessionRow | None:
+        query = f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {_HAS_ALIAS} AND deleted_ms IS NULL"
+        row = sql.execute(query, {"alias": alias, "principal": principal}).fetchone()
         return session_of(row) if row else None
 
     @transaction()
@@ -114,24 +118,31 @@ class SessionMethods(UsesDatabase):
         cursor: str | None = None,
         limit: int = 50,
         archived: bool | None = False,
+        seen_by: str | None = None,
     ) -> SessionPage:
         if limit < 1:
             raise ArgumentError(f"limit is {limit}; expected 1 or more.")
         where = "has_prompt = 1 AND parent_id IS NULL AND deleted_ms IS NULL"
-        values: list[object] = []
+        values: dict[str, object] = {"limit": limit + 1}
         if archived is not None:
-            where += " AND archived = ?"
-            values.append(archived)
+            where += " AND archived = :archived"
+            values["archived"] = archived
         if cwd is not None:
-            where += " AND cwd = ?"
-            values.append(cwd)
+            where += " AND cwd = :cwd"
+            values["cwd"] = cwd
         if cursor is not None:
-            where += " AND (newest_entry, id) < (?, ?)"
-            values.extend(parse_cursor(cursor))
-        rows = sql.execute(
-            f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} ORDER BY newest_entry DESC, id DESC LIMIT ?",
-            (*values, limit + 1),
-        ).fetchall()
+            where += " AND (newest_entry, id) < (:newest, :after)"
+            values["newest"], values["after"] = parse_cursor(cursor)
+        order = "ORDER BY newest_entry DESC, id DESC LIMIT :limit"
+        if seen_by is not None:
+            # Two searches by index. What others have costs nothing, so it cannot be told from the time either.
+            values["seen_by"] = seen_by
+            where = (
+                f"number IN (SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where}"
+                f" {order}) UNION SELECT number FROM sessions WHERE id IN"
+                f" (SELECT session FROM shares WHERE principal = :seen_by) AND {where})"
+            )
+        rows = sql.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} {order}", values).fetchall()
         found = tuple(session_of(row) for row in rows[:limit])
         return SessionPage(rows=found, cursor=cursor_after(found[-1]) if len(rows) > limit else None)
 
@@ -145,13 +156,14 @@ class SessionMethods(UsesDatabase):
         return tuple(map(session_of, rows))
 
     @snapshot(raise_if_moved=True)
-    def is_known_directory(self, sql: Connection, paths: Sequence[str]) -> bool:
+    def is_known_directory(self, sql: Connection, paths: Sequence[str], *, principal: str | None = None) -> bool:
         query = (
-            "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(?)) AND has_prompt = 1"
+            "SELECT 1 FROM sessions WHERE cwd IN (SELECT value FROM json_each(:paths)) AND has_prompt = 1"
             " AND parent_id IS NULL AND deleted_ms IS NULL AND conversation NOT IN (SELECT conversation FROM imports)"
-            " LIMIT 1"
+            " AND (:principal IS NULL OR principal = :principal) LIMIT 1"
         )
-        return sql.execute(query, (json.dumps(list(paths)),)).fetchone() is not None
+        values = {"paths": json.dumps(list(paths)), "principal": principal}
+        return sql.execute(query, values).fetchone() is not None
 
     @transaction()
     def update_session(self, sql: Connection, session_id: str, changes: SessionChanges) -> SessionRow:
@@ -321,7 +333,8 @@ def change_session(sql: Connection, session_id: str, changes: SessionChanges) ->
         return
     alias = changes.get("alias")
     if alias is not None:
-        _check_alias(sql, alias, session_id)
+        (principal,) = session_values(sql, session_id, "principal")
+        _check_alias(sql, alias, session_id, principal)
     if "title" in changes:
         set_title(sql, session_id, changes["title"])
     values = {name: to_json(value) if name in JSON_COLUMNS else value for name, value in changes.items()}
@@ -361,8 +374,12 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
     """:raises ArgumentError: the id or the alias is taken, or the fork's leaf is not in its conversation."""
     if sql.execute("SELECT 1 FROM sessions WHERE id = ?", (new.id,)).fetchone():
         raise ArgumentError(f"Session id {new.id} is taken; ids are never used twice.")
+    principal = new.principal
+    if new.parent_id is not None:
+        parent = sql.execute("SELECT principal FROM sessions WHERE id = ?", (new.parent_id,)).fetchone()
+        principal = parent[0] if parent else principal
     if new.alias is not None:
-        _check_alias(sql, new.alias, new.id)
+        _check_alias(sql, new.alias, new.id, principal)
     now, turn, has_prompt, conversation = now_ms(), 0, False, new.conversation
     if conversation is None:
         conversation = insert(sql, "conversations", {"created_ms": now})
@@ -373,6 +390,7 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
         turn, has_prompt = found[1], has_user(sql, new.leaf)
     row = {field.name: getattr(new, field.name) for field in fields(new) if field.name != "title"} | {
         "conversation": conversation,
+        "principal": principal,
         "additional_directories": to_json(new.additional_directories),
         "config": to_json(new.config),
         "metadata": to_json(new.metadata),
@@ -383,18 +401,25 @@ def _insert_session(sql: Connection, new: NewSession) -> None:
         "updated_ms": now,
     }
     insert(sql, "sessions", row)
+    if new.parent_id is not None:
+        sql.execute(
+            "INSERT INTO shares (principal, session, access, created_ms)"
+            " SELECT principal, ?, access, ? FROM shares WHERE session = ?",
+            (new.id, now, new.parent_id),
+        )
     if new.title is not None:
         set_title(sql, new.id, new.title)
 
 
-def _check_alias(sql: Connection, alias: str, session_id: str) -> None:
-    other = sql.execute("SELECT id FROM sessions WHERE alias = ? AND id <> ?", (alias, session_id)).fetchone()
+def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | None) -> None:
+    values = {"alias": alias, "id": session_id, "principal": principal}
+    other = sql.execute(f"SELECT id FROM sessions WHERE {_HAS_ALIAS} AND id <> :id", values).fetchone()
     if other:
         raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
 
 
 def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
-    """Return the title with the next number that is free among the titles of the conversation, or None if the session
+    """Return the title with the next number that is free among these titles of the conversation, or None if the session
     has no title."""
     if title is None:
         return None
@@ -431,6 +456,8 @@ def _living(sql: Connection, conversation: int) -> str:
     ).fetchall()
     return json.dumps(rows)
 
+
+_HAS_ALIAS = "coalesce(principal, '') = coalesce(:principal, '') AND alias = :alias"
 
 _EMPTY = """
     SELECT 1 FROM sessions s

@@ -13,6 +13,7 @@ from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.database import Database, JournalMode, transaction
 from crow.store.sqlite.lease import Owner, open_stores
+from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
 from crow.store.sqlite.watch import WatchMethods
@@ -21,7 +22,9 @@ from crow.store.watching import Watcher
 logger = logging.getLogger(__name__)
 
 
-class SqliteStore(TurnMethods, SessionMethods, SearchMethods, UsageMethods, WatchMethods, Store, Watcher):
+class SqliteStore(
+    TurnMethods, SessionMethods, SearchMethods, UsageMethods, PrincipalMethods, WatchMethods, Store, Watcher
+):
     """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
 
     def __init__(self, database: Database, owner: str) -> None:

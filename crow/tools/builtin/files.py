@@ -294,7 +294,8 @@ async def plan_change(
         fault = None
     if protection == "never" or target.read_protection == "never":
         diff = None
-        fault = f"{target.name} belongs to crow itself; ask the user to change it"
+        own = f"{target.name} belongs to crow itself; ask the user to change it"
+        fault = target.refusal if target.is_out_of_bounds else own
     planned = target.plan(title, "edit", "write", line=line, diffs=() if diff is None else (diff,))
     return replace(
         planned,

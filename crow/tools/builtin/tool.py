@@ -38,6 +38,7 @@ TOO_DEEP = f"the arguments are nested too deeply; expected at most {MAX_DEPTH} l
 
 
 OWN_FILE = "belongs to crow itself and cannot be read; use recall for this session, and ask the user about settings"
+OUT_OF_BOUNDS = "is outside the workspace; on this server, tools cannot leave the workspace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class ToolInvocation:
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
             raise ArgumentError(f"{path} now leads to {target.path}, which was not allowed; repeat the call to use it")
         if target.read_protection == "never":
-            raise ArgumentError(f"{target.name} {OWN_FILE}")
+            raise ArgumentError(target.refusal)
         return target
 
 
@@ -130,6 +131,7 @@ class PathTarget:
     directory, even if that path is a link. `rule_names` are the names by which permission rules can refer to the file.
     `given_names` are the names before links were resolved, which only deny rules use. `read_protection` says whether
     the file may be read freely, only after asking the user, or never. `has_hard_links`: the file has several names.
+    `is_out_of_bounds`: the workspace is bounded, and the file is outside of it.
     """
 
     path: Path
@@ -140,6 +142,7 @@ class PathTarget:
     given_names: tuple[str, ...] = ()
     read_protection: Protection = "none"
     has_hard_links: bool = False
+    is_out_of_bounds: bool = False
 
     @classmethod
     def at(cls, workspace: Workspace, path: Path) -> PathTarget:
@@ -154,7 +157,13 @@ class PathTarget:
             is_outside=not workspace.contains(path),
             read_protection=workspace.read_protection(path),
             has_hard_links=shared_inode(path) is not None,
+            is_out_of_bounds=workspace.is_bounded and not workspace.contains(path),
         )
+
+    @property
+    def refusal(self) -> str:
+        """Why a target with the protection `never` cannot be used."""
+        return f"{self.name} {OUT_OF_BOUNDS if self.is_out_of_bounds else OWN_FILE}"
 
     def plan(
         self, title: str, kind: CallKind, access: Access, *, line: int | None = None, diffs: tuple[Diff, ...] = ()
@@ -169,7 +178,7 @@ class PathTarget:
             rule_paths=self.rule_names,
             other_paths=tuple(name for name in self.given_names if name not in self.rule_names),
             has_hard_links=self.has_hard_links,
-            fault=f"{self.name} {OWN_FILE}" if self.read_protection == "never" else None,
+            fault=self.refusal if self.read_protection == "never" else None,
         )
 
 

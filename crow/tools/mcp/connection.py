@@ -158,6 +158,7 @@ class ServerConnection:
             self.elicitation,
             self.sampler,
             is_starting=lambda: self._client is None,
+            may_log_in=not self.workspace.is_bounded,
         )
         if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
             self._auth = ServerAuth(

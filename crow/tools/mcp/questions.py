@@ -25,7 +25,8 @@ class ServerQuestions:
     """Passes the questions of one server on. A question is taken back when the call that it belongs to has ended.
 
     Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
-    returns whether the server cannot be used yet.
+    returns whether the server cannot be used yet. Logins are kept for everybody who uses this crow. With `may_log_in`
+    false, the user does not own this machine, so only the operator logs in, with `crow mcp login`.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ServerQuestions:
         sampler: Sampler | None,
         *,
         is_starting: Callable[[], bool],
+        may_log_in: bool = True,
     ) -> None:
         self._server = server
         self._prefix = prefix
@@ -44,6 +46,7 @@ class ServerQuestions:
         self._elicitation = elicitation
         self._sampler = sampler
         self._is_starting = is_starting
+        self._may_log_in = may_log_in
         self._running: list[RunningCall] = []
         self._open: dict[anyio.CancelScope, str] = {}
         """Maps each open question to the id of its call. The id is empty if the call is not certain."""
@@ -116,7 +119,8 @@ class ServerQuestions:
     @property
     def can_ask(self) -> bool:
         """See :class:`crow.tools.servers.LoginAsker`."""
-        return self._elicitation is not None and "url" in self._elicitation.question_kinds
+        has_pages = self._elicitation is not None and "url" in self._elicitation.question_kinds
+        return has_pages and self._may_log_in
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
         """Ask the user, through the editor, to log in. See :class:`crow.tools.servers.LoginAsker`."""

@@ -110,7 +110,8 @@ REMOVED = (
 class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places.
 
-    `own` are crow's files and directories, which no confined command can see. In `caches`, each workspace gets a
+    `own` are crow's files and directories, which no confined command can see. `masked` are more directories whose other
+    contents no command can see, besides those in `MASKED`. In `caches`, each workspace gets a
     directory for the caches of its commands. If `caches` is None, these caches last only as long as the session.
     """
 
@@ -119,6 +120,7 @@ class SandboxOptions:
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
+    masked: tuple[Path, ...] = ()
     caches: Path | None = None
 
 
@@ -292,7 +294,8 @@ class Policy:
 
     def _masked(self, home: Path | None) -> tuple[Path, ...]:
         temporary = {Path(os.path.realpath(path)) for path in TEMPORARY}
-        places = [Path(os.path.realpath(path)) for path in MASKED if os.path.isdir(path)]
+        candidates = (*map(Path, MASKED), *self.options.masked)
+        places = [Path(os.path.realpath(path)) for path in candidates if os.path.isdir(path)]
         if home is not None and home not in SYSTEM:
             places.append(home)
         kept = (
@@ -374,7 +377,8 @@ class Policy:
         such as ~/.config, or of a directory that belongs to the system or to several users."""
         if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
             return False
-        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in MASKED):
+        masked = (*map(Path, MASKED), *self.options.masked)
+        if any(Path(os.path.realpath(path)).is_relative_to(tree) for path in masked):
             return False
         try:
             owners = {os.geteuid(), 0, root.stat().st_uid}

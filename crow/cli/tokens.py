@@ -1,0 +1,142 @@
+"""`crow serve token`: adds, lists and revokes the tokens that clients of `crow serve` show."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from crow import adapters
+from crow.cli.output import Column, in_terminal, print_json, print_table
+from crow.cli.sessions import parse_day
+from crow.domain.errors import ArgumentError
+from crow.domain.rendering import on_one_line
+from crow.settings import Loaded
+from crow.store import Store, Token
+from crow.store.transcript import time_text
+
+TokenCommand = Callable[[Store, argparse.Namespace], Awaitable[None]]
+
+
+def add_token_commands(parser: argparse.ArgumentParser) -> None:
+    """Add `token add`, `token list` and `token revoke` to the parser of `crow serve`."""
+    words = "add, list and revoke tokens for crow serve"
+    below = parser.add_subparsers(metavar="COMMAND").add_parser(
+        "token", help=words, description=f"{words.capitalize()}."
+    )
+    commands = below.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: TokenCommand, words: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(token_command=run)
+        added.add_argument("--json", action="store_true", help="print JSON lines")
+        return added
+
+    adding = add("add", add_token, "make a token for a principal, and print it once")
+    adding.add_argument("principal", metavar="PRINCIPAL", help="who the token is for, such as ann")
+    adding.add_argument("--label", metavar="TEXT", default="", help="what the token is for, such as laptop")
+    adding.add_argument("--expires", metavar="WHEN", help="when it ends: after 12h, 90d, 8w or 1y, or on 2027-01-31")
+    listing = add("list", list_tokens, "list tokens; their secrets are stored nowhere")
+    listing.add_argument("--all", action="store_true", help="also those that are revoked or have expired")
+    revoking = add("revoke", revoke_tokens, "revoke tokens, and end the connections that use them")
+    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id that crow serve token list shows")
+
+
+async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
+    """Run one of these commands, and return the exit code."""
+    store = await adapters.open_store(loaded)
+    try:
+        await options.token_command(store, options)
+    finally:
+        await store.close()
+    return 0
+
+
+async def add_token(store: Store, options: argparse.Namespace) -> None:
+    """`crow serve token add`."""
+    from crow.serve.tokens import new_token
+
+    expires_ms = None if options.expires is None else parse_expiry(options.expires, now=datetime.now().astimezone())
+    text, token = new_token(options.principal, label=options.label, expires_ms=expires_ms)
+    await store.add_token(token)
+    if options.json:
+        print_json([{**_values(token), "token": text}])
+        return
+    sys.stdout.write(f"{text}\n")
+    if in_terminal():
+        until = "" if expires_ms is None else f", valid until {time_text(expires_ms)[:16]}"
+        sys.stderr.write(f"Token {token.id} for {token.principal}{until}. It is shown only now; keep it secret.\n")
+
+
+async def list_tokens(store: Store, options: argparse.Namespace) -> None:
+    """`crow serve token list`."""
+    now_ms = time.time_ns() // 1_000_000
+    tokens = [token for token in await store.tokens() if options.all or _state(token, now_ms) == "valid"]
+    if options.json:
+        print_json({**_values(token), "state": _state(token, now_ms)} for token in tokens)
+        return
+    print_table(
+        (Column("Id"), Column("Principal"), Column("Label"), Column("State"), Column("Created"), Column("Last used")),
+        [
+            (
+                token.id,
+                token.principal,
+                on_one_line(token.label),
+                _state(token, now_ms)
+                + ("" if token.expires_ms is None else f" (until {time_text(token.expires_ms)[:10]})"),
+                time_text(token.created_ms)[:10],
+                "never" if token.used_ms is None else time_text(token.used_ms)[:16],
+            )
+            for token in tokens
+        ],
+        empty='There are no tokens. "crow serve token add PRINCIPAL" makes one.',
+    )
+
+
+async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
+    """`crow serve token revoke`: revoke all of the named tokens, or none."""
+    known = {token.id for token in await store.tokens()}
+    unknown = [name for name in options.ids if name not in known]
+    if unknown:
+        raise ArgumentError(f'There is no token "{unknown[0]}". "crow serve token list --all" shows their ids.')
+    for name in options.ids:
+        was_valid = await store.revoke_token(name)
+        if options.json:
+            print_json([{"id": name, "revoked": was_valid}])
+        else:
+            sys.stdout.write(f"{name}: {'revoked' if was_valid else 'was revoked before'}\n")
+
+
+def parse_expiry(text: str, *, now: datetime) -> int:
+    """A time from now (`12h`, `90d`, `8w`, `1y`) or a date, as Unix ms. :raises ArgumentError: it is neither."""
+    match = re.fullmatch(r"([0-9]{1,5})([hdwy])", text)
+    if match is None:
+        return parse_day("--expires", text, days_later=1)
+    unit = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1), "y": timedelta(days=365)}[
+        match[2]
+    ]
+    try:
+        return round((now + int(match[1]) * unit).timestamp() * 1000)
+    except (OverflowError, ValueError, OSError):
+        raise ArgumentError(f'--expires is "{text}"; expected at most a few hundred years.') from None
+
+
+def _state(token: Token, now_ms: int) -> str:
+    if token.revoked_ms is not None:
+        return "revoked"
+    return "expired" if token.expires_ms is not None and token.expires_ms <= now_ms else "valid"
+
+
+def _values(token: Token) -> dict[str, object]:
+    """A token for a program: all but the hash."""
+    times = {"created": token.created_ms, "expires": token.expires_ms, "used": token.used_ms}
+    return {
+        "id": token.id,
+        "principal": token.principal,
+        "label": token.label,
+        **{name: None if ms is None else time_text(ms, "seconds") for name, ms in times.items()},
+        "revoked": None if token.revoked_ms is None else time_text(token.revoked_ms, "seconds"),
+    }

@@ -1,0 +1,493 @@
+"""The clients of one shared session: each gets every event, and those who may answer get every question."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import anyio
+import anyio.abc
+
+from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.session import PendingPrompt
+from crow.domain.entries import Assistant, CallRef, ToolResult, User
+from crow.domain.events import (
+    CallProgressed,
+    Elicitation,
+    ElicitationAnswer,
+    ElicitationKind,
+    EntryStored,
+    Event,
+    FormQuestion,
+    SubagentChanged,
+    SummaryShown,
+    TextShown,
+    ThoughtShown,
+)
+from crow.domain.replay import RunningTurn
+from crow.frontend.client import SessionClient
+from crow.frontend.frames import RequestError
+from crow.frontend.subagents import merged_state
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""A client is dropped if about this much waits for it to read."""
+
+STALLED_S = 60.0
+"""A client is dropped if it has read nothing for this long while something waits for it."""
+
+EVENT_BYTES = 500
+"""A waiting event counts as this many bytes more than its text."""
+
+MAX_ORIGINS = 200
+"""For this many of the newest prompts of a session, crow remembers which client has sent them."""
+
+Answer = TypeVar("Answer")
+Origin = object
+"""Identifies a client, also after it has connected again: its connection id, or the connection itself."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingItem:
+    """Something that waits to be sent to a client. `size` is about how much memory it takes, in bytes."""
+
+    send: Callable[[], Awaitable[None]]
+    size: int
+    is_begun: bool = False
+
+
+class Attachment:
+    """One client of a shared session, what waits for it, and the task that sends it.
+
+    A client that does not read never makes the session or another client wait. It is dropped if too much waits for it.
+    `may_write`: whether the client may prompt and answer questions.
+    """
+
+    def __init__(self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]) -> None:
+        self.client = client
+        self.origin = origin
+        self.may_write = may_write
+        self.is_detached = False
+        self._drop = drop
+        self._items: deque[WaitingItem] = deque()
+        self._bytes = 0
+        self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
+        self._moved_at = 0.0
+        self._wake = asyncio.Event()
+        self._scope = anyio.CancelScope()
+        self._flushes: set[asyncio.Future[None]] = set()
+
+    async def run(self) -> None:
+        """Sends what waits, in order, until `detach`."""
+        with self._scope:
+            while True:
+                while self._items:
+                    item = self._items[0]
+                    item.is_begun = True
+                    try:
+                        await item.send()
+                    except Exception:
+                        logger.exception("An update could not be sent")
+                        self._end("Internal error: an update could not be sent.")
+                        return
+                    self._items.popleft()
+                    self._bytes -= item.size
+                    self._moved_at = time.monotonic()
+                self._wake.clear()
+                await self._wake.wait()
+
+    def put(self, send: Callable[[], Awaitable[None]], size: int = EVENT_BYTES) -> WaitingItem | None:
+        """Calls `send` when everything before it has been sent."""
+        if self.is_detached:
+            return None
+        now = time.monotonic()
+        if not self._items:
+            self._moved_at = now
+        if self._bytes + size > MAX_WAITING_BYTES and self._items:
+            self._end(f"The client did not read: {self._bytes // 2**20} MiB waited for it.")
+            return None
+        if now - max(self._moved_at, self.client.sent_at) > STALLED_S:
+            self._end(f"The client read nothing for {STALLED_S:.0f} s.")
+            return None
+        item = WaitingItem(send, size)
+        self._items.append(item)
+        self._bytes += size
+        self._wake.set()
+        return item
+
+    def publish(self, client: SessionClient, event: Event, *, is_own: bool) -> None:
+        """Sends an event to `client`, which is the attached client or its client for a sub-agent."""
+        if isinstance(event, CallProgressed):
+            # Progress holds the whole output so far, so newer progress replaces progress that still waits.
+            waiting = self._progress.get(event.call)
+            if waiting is not None and not waiting[0].is_begun:
+                waiting[1][0] = event
+                return
+            holder = [event]
+            item = self.put(lambda: client.publish(holder[0]), _size(event))
+            if item is not None:
+                self._progress[event.call] = (item, holder)
+            return
+        if isinstance(event, EntryStored) and isinstance(event.entry.body, ToolResult):
+            self._progress.pop(event.entry.body.call, None)
+        self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
+
+    async def flushed(self) -> None:
+        """Waits until everything that waits now has been sent, or the client is detached."""
+        if self.is_detached or not self._items:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flushes.add(done)
+        self.put(partial(self._finish, done), 0)
+        try:
+            await done
+        finally:
+            self._flushes.discard(done)
+
+    def detach(self) -> None:
+        """Sends nothing more."""
+        self.is_detached = True
+        self.client.close()
+        self._scope.cancel()
+        self._items.clear()
+        self._progress.clear()
+        for done in self._flushes:
+            if not done.done():
+                done.set_result(None)
+
+    def _end(self, reason: str) -> None:
+        if not self.is_detached:
+            self.detach()
+            self._drop(reason)
+
+    async def _finish(self, done: asyncio.Future[None]) -> None:
+        if not done.done():
+            done.set_result(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Generic[Answer]):
+    """The client could not ask its user. If no other client can, `answer` is the answer to the question."""
+
+    answer: Answer
+
+
+class OpenQuestion(Generic[Answer]):
+    """A question that is asked of every client that may answer. The first answer counts.
+
+    `ask` asks one client. It returns a `Failure` if that client's user could not be asked.
+    """
+
+    def __init__(
+        self,
+        group: ClientGroup,
+        ask: Callable[[SessionClient], Awaitable[Answer | Failure[Answer]]],
+        can_ask: Callable[[SessionClient], bool],
+    ) -> None:
+        self.group = group
+        self._ask = ask
+        self._can_ask = can_ask
+        self._answers: list[Answer] = []
+        self._failures: dict[Attachment, Answer] = {}
+        self._asked: dict[Attachment, anyio.CancelScope] = {}
+        self._changed = anyio.Event()
+
+    def ask(self, attachment: Attachment, tasks: anyio.abc.TaskGroup) -> None:
+        """Asks a client, after everything that waits for it. Does nothing if the client may not answer."""
+        if self._is_candidate(attachment) and attachment not in self._asked:
+            self._asked[attachment] = anyio.CancelScope()
+            attachment.put(partial(self._start, attachment, tasks))
+            self.note_change()
+
+    def note_change(self) -> None:
+        """Called when a client was attached or detached."""
+        self._changed.set()
+
+    def forget(self, attachment: Attachment) -> None:
+        """The client is gone, so it counts as not asked."""
+        if (scope := self._asked.pop(attachment, None)) is not None:
+            scope.cancel()
+        self._failures.pop(attachment, None)
+        self.note_change()
+
+    async def answer(self, wait_s: float) -> Answer | None:
+        """The first answer. None if no client could answer for `wait_s` seconds."""
+        while not self._answers:
+            candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
+            if candidates and all(each in self._failures for each in candidates):
+                return self._failures[candidates[-1]]
+            with anyio.move_on_after(None if candidates else wait_s) as scope:
+                await self._changed.wait()
+            if scope.cancelled_caught:
+                return None
+            self._changed = anyio.Event()
+        return self._answers[0]
+
+    def withdraw(self) -> None:
+        """Takes the question back from all clients that have not answered."""
+        for scope in self._asked.values():
+            scope.cancel()
+
+    def _is_candidate(self, attachment: Attachment) -> bool:
+        client = self.group.client_of(attachment)
+        return attachment.may_write and client is not None and self._can_ask(client)
+
+    async def _start(self, attachment: Attachment, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(self._ask_one, attachment)
+
+    async def _ask_one(self, attachment: Attachment) -> None:
+        client, scope = self.group.client_of(attachment), self._asked.get(attachment)
+        if client is None or scope is None:
+            return
+        with scope:
+            try:
+                answer = await self._ask(client)
+            except ConnectionError:
+                return  # the end of the connection detaches the client
+            except Exception:
+                logger.exception("A client could not be asked")
+                return
+            if isinstance(answer, Failure):
+                self._failures[attachment] = answer.answer
+            else:
+                self._answers.append(answer)
+            self.note_change()
+
+
+class ClientGroup:
+    """See :class:`crow.agent.Client`: all attached clients, as one session or one sub-agent sees them."""
+
+    root: AttachedClients
+
+    def __init__(self) -> None:
+        self.running = RunningTurn()
+
+    def client_of(self, attachment: Attachment) -> SessionClient | None:
+        """The client that shows the session, or the sub-agent, over this attachment."""
+        raise NotImplementedError
+
+    def pairs(self) -> Iterator[tuple[Attachment, SessionClient]]:
+        """All attachments with their clients."""
+        for attachment in tuple(self.root.attachments):
+            if (client := self.client_of(attachment)) is not None:
+                yield attachment, client
+
+    async def publish(self, event: Event) -> None:
+        """See :class:`crow.agent.Client`. Never waits for a client."""
+        self.running.feed(event)
+        for attachment, client in self.pairs():
+            attachment.publish(client, event, is_own=self.root.is_own(attachment, event))
+
+    async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
+        """See :class:`crow.agent.Client`."""
+
+        async def ask(client: SessionClient) -> PermissionAnswer | Failure[PermissionAnswer]:
+            answer = await client.ask_shared(question)
+            return Failure(answer) if answer in ("cannot_ask", "unanswered") else answer
+
+        return await self._ask(OpenQuestion(self, ask, lambda _client: True)) or "unanswered"
+
+    async def elicit(self, question: Elicitation) -> ElicitationAnswer:
+        """See :class:`crow.agent.Client`."""
+        dismissed = ElicitationAnswer(action="cancel")
+        kind: ElicitationKind = "form" if isinstance(question, FormQuestion) else "url"
+
+        async def ask(client: SessionClient) -> ElicitationAnswer | Failure[ElicitationAnswer]:
+            try:
+                return await client.elicit_shared(question)
+            except (RequestError, TimeoutError):
+                return Failure(dismissed)
+
+        return await self._ask(OpenQuestion(self, ask, lambda client: kind in client.question_kinds)) or dismissed
+
+    async def _ask(self, question: OpenQuestion[Answer]) -> Answer | None:
+        self.root.questions.append(question)
+        try:
+            for attachment, _client in self.pairs():
+                question.ask(attachment, self.root.tasks)
+            return await question.answer(self.root.wait_s)
+        finally:
+            self.root.questions.remove(question)
+            question.withdraw()
+
+    @property
+    def takes_notices(self) -> bool:
+        """See :class:`crow.agent.Client`. False if nobody is attached, so that notices are stored."""
+        notices = [client.takes_notices for _, client in self.pairs()]
+        return bool(notices) and all(notices)
+
+    @property
+    def question_kinds(self) -> frozenset[ElicitationKind]:
+        """See :class:`crow.agent.Client`. If nobody is attached, a client may still come."""
+        return self.root.known_kinds
+
+    async def finish_question(self, question_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+        for attachment, client in self.pairs():
+            attachment.put(partial(client.finish_question, question_id))
+
+    @property
+    def shows_subagents(self) -> bool:
+        """See :class:`crow.agent.Client`. True only if all clients show them."""
+        shown = [client.shows_subagents for _, client in self.pairs()]
+        return bool(shown) and all(shown)
+
+    def open_subagent(self, session_id: str) -> ClientGroup:
+        """See :class:`crow.agent.Client`."""
+        group = SubagentClients(self.root, session_id)
+        for attachment, client in self.pairs():
+            if client.shows_subagents:
+                group.clients[attachment] = client.open_subagent(session_id)
+        self.root.subagents[session_id] = group
+        return group
+
+    def close_subagent(self, session_id: str) -> None:
+        """See :class:`crow.agent.Client`."""
+        self.root.subagents.pop(session_id, None)
+        for attachment, client in self.pairs():
+            attachment.put(partial(_close_subagent, client, session_id))
+
+
+class SubagentClients(ClientGroup):
+    """All attached clients, as a sub-agent of the session sees them."""
+
+    def __init__(self, root: AttachedClients, session_id: str) -> None:
+        super().__init__()
+        self.root = root
+        self.session_id = session_id
+        self.clients: dict[Attachment, SessionClient] = {}
+
+    def client_of(self, attachment: Attachment) -> SessionClient | None:
+        """See `ClientGroup`."""
+        return self.clients.get(attachment)
+
+
+class AttachedClients(ClientGroup):
+    """All clients that are attached to a session. They may come and go while the session works.
+
+    Also the session's :class:`crow.agent.session.TurnListener`. Tasks of clients run in `tasks`. If nobody can answer a
+    question, it waits `wait_s` seconds for a client that can.
+    """
+
+    def __init__(self, tasks: anyio.abc.TaskGroup, *, wait_s: float) -> None:
+        super().__init__()
+        self.root = self
+        self.tasks = tasks
+        self.wait_s = wait_s
+        self.attachments: list[Attachment] = []
+        self.questions: list[OpenQuestion[Any]] = []
+        self.subagents: dict[str, SubagentClients] = {}
+        self.known_kinds: frozenset[ElicitationKind] = frozenset()
+        self.last_turn: dict[str, Any] = {"state": "idle"}
+        """What the last turn does or how it ended, as `_meta["acp/turnState"]`."""
+        self._states: dict[str, SubagentChanged] = {}
+        self._origins: dict[str, Origin] = {}
+        self._turn_origin: Origin | None = None
+
+    def client_of(self, attachment: Attachment) -> SessionClient | None:
+        """See `ClientGroup`."""
+        return attachment.client
+
+    def attach(
+        self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
+    ) -> Attachment:
+        """Sends everything from now on to one more client, too. The client knows the running turn so far."""
+        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop)
+        client.learn(self.running.events())
+        for state in self._states.values():
+            client.note_state(state)
+        for session_id, group in self.subagents.items():
+            if client.shows_subagents:
+                group.clients[attachment] = subagent = client.open_subagent(session_id)
+                subagent.hold()
+                subagent.learn(group.running.events())
+        self.attachments.append(attachment)
+        self._note_kinds()
+        self.tasks.start_soon(attachment.run)
+        for question in self.questions:
+            question.ask(attachment, self.tasks)
+        return attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """Forgets a client. Whatever it was asked counts as not asked."""
+        if attachment in self.attachments:
+            self.attachments.remove(attachment)
+        attachment.detach()
+        for group in self.subagents.values():
+            group.clients.pop(attachment, None)
+        for question in tuple(self.questions):
+            question.forget(attachment)
+        self._note_kinds()
+
+    def close(self) -> None:
+        """Detaches all clients, because the session is closed."""
+        for attachment in tuple(self.attachments):
+            self.detach(attachment)
+
+    def note_origin(self, message_id: str, origin: Origin) -> None:
+        """Remembers which client has sent a prompt. That client already shows it."""
+        self._origins[message_id] = origin
+        while len(self._origins) > MAX_ORIGINS:
+            del self._origins[next(iter(self._origins))]
+
+    def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
+        """Whether this client has sent the prompt."""
+        return self._origins.get(message_id, self._turn_origin) == attachment.origin
+
+    def is_own(self, attachment: Attachment, event: Event) -> bool:
+        """Whether the event is a prompt that this client has sent."""
+        match event:
+            case EntryStored(entry=entry) if isinstance(entry.body, User):
+                return self.is_own_prompt(attachment, entry.body.message_id)
+            case _:
+                return False
+
+    async def publish(self, event: Event) -> None:
+        """See `ClientGroup`."""
+        if isinstance(event, SubagentChanged):
+            self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
+        await super().publish(event)
+
+    async def turn_began(self, prompt: PendingPrompt) -> None:
+        """See :class:`crow.agent.session.TurnListener`."""
+        self._turn_origin = self._origins.get(prompt.message_id)
+        self.last_turn = {"state": "running"}
+        for attachment in self.attachments:
+            is_own = self.is_own_prompt(attachment, prompt.message_id)
+            attachment.put(partial(attachment.client.show_turn, prompt, is_own=is_own))
+
+    async def turn_ended(self, prompt: PendingPrompt) -> None:
+        """See :class:`crow.agent.session.TurnListener`."""
+        stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
+        self.last_turn = {"state": "idle", **stop}
+        for attachment in self.attachments:
+            is_own = self.is_own_prompt(attachment, prompt.message_id)
+            attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
+        self._turn_origin = None
+
+    def _note_kinds(self) -> None:
+        if self.attachments:
+            writers = [each.client.question_kinds for each in self.attachments if each.may_write]
+            self.known_kinds = frozenset().union(*writers)
+
+
+async def _close_subagent(client: SessionClient, session_id: str) -> None:
+    client.close_subagent(session_id)
+
+
+def _size(event: Event) -> int:
+    match event:
+        case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
+            return EVENT_BYTES + len(text)
+        case EntryStored(entry=entry):
+            body = entry.body
+            return EVENT_BYTES + (len(body.text) if isinstance(body, ToolResult | Assistant) else 0)
+        case _:
+            return EVENT_BYTES

@@ -1,0 +1,457 @@
+"""What the front end keeps for the whole process: the open sessions, the store and the offered models."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from crow.agent import Adapters
+from crow.agent.commands import COMMANDS
+from crow.agent.permissions import may_attach
+from crow.agent.session import PendingPrompt, Session
+from crow.agent.templates import hint_of
+from crow.agent.workspace import WorkspaceContents, inspect_workspace, notice_of_sandbox
+from crow.domain.errors import ArgumentError, StoreError
+from crow.domain.events import OptionsChanged
+from crow.domain.rendering import title_line
+from crow.domain.trace_context import use_trace_context
+from crow.frontend.attached import AttachedClients, Origin
+from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.endpoints import Endpoints
+from crow.frontend.frames import RequestId
+from crow.frontend.params import OpenRequest
+from crow.store import SessionChanges, SessionRow, Store
+from crow.tools import Workspace
+from crow.tools.servers import McpServer
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 3.0
+"""The store is tidied this long after the last turn, usually while the user is still reading the answer."""
+
+SHUT_DOWN_S = 5.0
+"""How long a shared host may take to close its sessions and its store."""
+
+KEEP_S = 600.0
+"""How long the result of a prompt is kept for a client whose connection broke."""
+
+MAX_KEPT = 1_000
+
+SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
+"""Returns the part of the store that the tools of a session may search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerDependencies:
+    """What the composition root gives the front end.
+
+    - `open_store` raises StoreError.
+    - `check_model` raises AuthError or ConfigError if crow could not answer any prompt. The check is cheap.
+    - `import_rest` imports what the model request of a prompt needs, outside the event loop. `import_for_calls` imports
+      what tool calls need in addition.
+    - `trim` returns free memory to the system; it blocks.
+    - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
+    - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
+    - `endpoints` are what the client may see and set of the endpoints.
+    - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
+    - `auto_compact` is the default of the session option.
+    - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
+    - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
+    - `has_network`: whether confined commands with the access `write` may use the network.
+    - `servers` are the user's own MCP servers, for every session.
+    - `unattended_s`: a session of a shared host that no client has open is closed after about this long.
+    - `log_hint` is a sentence that says where the log is.
+    """
+
+    open_store: Callable[[], Awaitable[Store]]
+    adapters: Callable[[Store], Adapters]
+    workspace: Callable[[str, Sequence[str]], Workspace]
+    check_model: Callable[[], None]
+    import_rest: Callable[[], Awaitable[None]]
+    import_for_calls: Callable[[], Awaitable[None]]
+    trim: Callable[[], None]
+    more_models: Callable[[], Awaitable[Sequence[str]]]
+    reload: Callable[[], ServerDependencies | None]
+    endpoints: Endpoints
+    models: Sequence[str]
+    model: str
+    mode: str
+    auto_compact: bool
+    editor_terminals: bool
+    log_hint: str
+    editor_timeout_s: float
+    user_timeout_s: float
+    has_network: bool = False
+    unattended_s: float = 600.0
+    hidden_variables: Callable[[], Sequence[str]] = tuple
+    servers: Sequence[McpServer] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostedSession:
+    """A session that is open in this process, and the client or clients that get its events."""
+
+    session: Session
+    client: SessionClient | AttachedClients
+
+    @property
+    def clients(self) -> AttachedClients:
+        """The clients of a session on a shared host."""
+        assert isinstance(self.client, AttachedClients), "the host is shared"
+        return self.client
+
+    def is_watched_without(self, origin: Origin) -> bool:
+        """Whether another client than `origin` has opened the session, too."""
+        if not isinstance(self.client, AttachedClients):
+            return False
+        return any(attachment.origin != origin for attachment in self.client.attachments)
+
+
+class PromptRun:
+    """A prompt of a shared session. It runs to its end, whatever becomes of the connection that has sent it.
+
+    `connection` is the connection that waits for the response.
+    """
+
+    def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection) -> None:
+        self.session = session
+        self.prompt = prompt
+        self.connection = connection
+        self.ended_at: float | None = None
+        self._ended = anyio.Event()
+        self._error: Exception | None = None
+
+    async def run(self, idle: IdleTimer) -> None:
+        """Waits for the end of the prompt's turn."""
+        try:
+            with idle.turn():
+                await self.session.answer(self.prompt)
+        except Exception as error:  # noqa: BLE001  # `wait` raises it
+            self._error = error
+        finally:
+            self.ended_at = time.monotonic()
+            self._ended.set()
+
+    async def wait(self) -> PendingPrompt:
+        """Waits for the end. :raises Exception: the turn failed."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+        return self.prompt
+
+
+class SessionHost:
+    """The sessions that are open in this process by id, the store, and whatever else connections share.
+
+    Each session runs as a task in `tasks`. If the host `is_shared`, sessions outlive the connections that opened them.
+    """
+
+    def __init__(
+        self,
+        dependencies: ServerDependencies,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        is_shared: bool = False,
+        session_view: SessionView | None = None,
+    ) -> None:
+        self.dependencies = dependencies
+        self.models: tuple[str, ...] = tuple(dependencies.models)
+        """The names of the models to offer."""
+        self.tasks = tasks
+        self.is_shared = is_shared
+        self.open: dict[str, HostedSession] = {}
+        self._closing: set[HostedSession] = set()
+        self._prompts: dict[tuple[str, RequestId], PromptRun] = {}
+        self.is_warm = False
+        self.idle = IdleTimer(self.tidy)
+        self._session_view = session_view
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._store: Store | None = None
+        self._adapters: Adapters | None = None
+        self._opening_store = asyncio.Lock()
+        self._known_directories: set[tuple[str | None, str]] = set()
+        self._has_checked_sandbox = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any request has needed the store yet."""
+        return self._store is not None or self._opening_store.locked()
+
+    async def store(self) -> Store:
+        """The store, opened by the first call. :raises StoreError: it cannot be used."""
+        async with self._opening_store:
+            if self._store is None:
+                self._store = await self.dependencies.open_store()
+                self._adapters = self.dependencies.adapters(self._store)
+            return self._store
+
+    @property
+    def adapters(self) -> Adapters:
+        """What sessions need. The store must be open."""
+        assert self._adapters is not None, "the store is open"
+        return self._adapters
+
+    def adapters_for(self, row: SessionRow) -> Adapters:
+        """What this session needs. The store must be open."""
+        assert self._store is not None, "the store is open"
+        view = self._store if self._session_view is None else self._session_view(self._store, row)
+        return self.adapters if view is self._store else self.dependencies.adapters(view)
+
+    def lock(self, session_id: str) -> asyncio.Lock:
+        """The lock of the requests that open, close or delete this session. They wait for each other."""
+        return self._locks.setdefault(session_id, asyncio.Lock())
+
+    def refuse_if_running(self, session_id: str) -> None:
+        """:raises ArgumentError: the session is a sub-agent that works for an open session."""
+        for hosted in self.open.values():
+            if hosted.session.has_subagent(session_id):
+                raise ArgumentError(
+                    f"{session_id} is a sub-agent that works for session {hosted.session.id}. Cancel it with "
+                    "session/cancel, or wait until it is idle."
+                )
+
+    def run(self, hosted: HostedSession) -> None:
+        """Starts the task of a session that was just opened."""
+        self.open[hosted.session.id] = hosted
+        self.tasks.start_soon(self._run, hosted)
+
+    def prompt_again(self, connection: ClientConnection, key: tuple[str, RequestId]) -> PromptRun | None:
+        """The prompt that a client has sent before, over a connection that is gone. `key` is the client's connection id
+        and the id of its request."""
+        known = self._prompts.get(key) if key[0] else None
+        if known is None or known.connection is connection:
+            return None
+        known.connection = connection
+        return known
+
+    def run_prompt(self, run: PromptRun, key: tuple[str, RequestId]) -> None:
+        """Runs a submitted prompt. Its client may ask for the result again until `KEEP_S` after the end."""
+        self.tasks.start_soon(run.run, self.idle)
+        if key[0]:
+            now = time.monotonic()
+            ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
+            for each in ended:
+                if len(ended) > MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+                    del self._prompts[each]
+            self._prompts[key] = run
+
+    def close_when_idle(self, hosted: HostedSession) -> None:
+        """Closes a session that has no clients, some time after its work has ended, unless a client comes."""
+        if not hosted.clients.attachments and hosted not in self._closing:
+            self._closing.add(hosted)
+            self.tasks.start_soon(self._close_when_idle, hosted)
+
+    async def _close_when_idle(self, hosted: HostedSession) -> None:
+        session = hosted.session
+        try:
+            while not hosted.clients.attachments and self.open.get(session.id) is hosted:
+                await anyio.sleep(self.dependencies.unattended_s)
+                async with self.lock(session.id):
+                    if not (hosted.clients.attachments or session.busy or session.owes or session.closing):
+                        await self.close(hosted)
+        finally:
+            self._closing.discard(hosted)
+
+    async def close(self, hosted: HostedSession) -> None:
+        """Cancels what runs in a session and closes it."""
+        await hosted.session.close()
+        hosted.client.close()
+        self._forget(hosted)
+
+    async def change(self, session_id: str, changes: SessionChanges) -> None:
+        """Changes the row of a session, which may be open. The caller holds the session's lock."""
+        if session_id in self.open:
+            await self.open[session_id].session.branch.change(changes)
+        else:
+            await (await self.store()).update_session(session_id, changes)
+
+    async def close_all(self) -> None:
+        """Closes every session, then the store."""
+        async with anyio.create_task_group() as tasks:
+            for hosted in self.open.values():
+                tasks.start_soon(hosted.session.close)
+        if self._store is not None:
+            await self._store.close()
+
+    def hurry(self) -> None:
+        """Shortens the wait for a database that another process has locked, because this process is about to end."""
+        if self._store is not None:
+            self._store.hurry()
+
+    async def tidy(self) -> None:
+        """Returns memory to the system, and removes what deleted sessions left behind.
+
+        :raises StoreError: the removal failed.
+        """
+        await anyio.to_thread.run_sync(self.dependencies.trim)
+        if self._store is not None:
+            await self._store.tidy()
+
+    async def warm(self) -> None:
+        """Prepares the first prompt of every session, also of later sessions, and asks the endpoint for more models."""
+        await self.dependencies.import_rest()
+        self.is_warm = True
+        for hosted in self.open.values():
+            hosted.session.warm()
+        # A running turn imports the packages for tool calls itself, while the model answers.
+        if not any(hosted.session.busy for hosted in self.open.values()):
+            await self.dependencies.import_for_calls()
+        await self.warn_about_sandbox()
+        await self._add_models()
+
+    def reload_settings(self) -> None:
+        """Applies changed settings to sessions that are opened from now on, and offers new models in all sessions."""
+        dependencies = self.dependencies.reload()
+        if dependencies is not None:
+            self.dependencies = dependencies
+            self._set_models(tuple(dependencies.models))
+            if self.is_warm:
+                self.tasks.start_soon(self._add_models)
+
+    def commands(self, session: Session) -> list[dict[str, Any]]:
+        """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
+        commands = [
+            *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
+            *((template.name, template.description, template.hint) for template in self.adapters.templates()),
+            *((prompt.name, f"{prompt.server}: {prompt.description}", hint_of(prompt)) for prompt in session.prompts),
+        ]
+        return [
+            {"name": name, "description": title_line(text), **({"input": {"hint": title_line(hint)}} if hint else {})}
+            for name, text, hint in commands
+        ]
+
+    async def inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
+        """What is in the directory; None if the user has worked there before or this process has inspected it."""
+        cwd = request.cwd
+        known = (getattr(store, "principal", None), cwd)  # another user may have worked there
+        if known in self._known_directories:
+            return None
+        self._known_directories.add(known)
+        paths = (cwd, await anyio.to_thread.run_sync(os.path.realpath, cwd))
+        if await store.is_known_directory(paths):
+            return None
+        workspace = self.dependencies.workspace(cwd, request.directories)
+        may_read = partial(may_attach, workspace=workspace, rules=self.adapters.settings().rules)
+        return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
+
+    async def warn_about_sandbox(self) -> None:
+        """Warns once per process, in the first session, if commands are not confined.
+
+        If the editor shows no notices, the warning goes into the history of the session, but only of a new session.
+        """
+        hosted = next(iter(self.open.values()), None)
+        if hosted is None or self._has_checked_sandbox:
+            return
+        self._has_checked_sandbox = True
+        is_new = hosted.session.branch.leaf is None
+        notice = notice_of_sandbox(await hosted.session.workspace.sandbox_status())
+        if notice is not None and hosted.client.takes_notices:
+            await hosted.client.publish(notice)
+        elif notice is not None and is_new:
+            hosted.session.remark_later(notice)
+
+    async def _run(self, hosted: HostedSession) -> None:
+        use_trace_context({})  # the session outlives the request that opened it
+        try:
+            await hosted.session.run()
+        except Exception:
+            logger.exception("Session %s failed", hosted.session.id)
+            self._forget(hosted)
+
+    def _forget(self, hosted: HostedSession) -> None:
+        if self.open.get(hosted.session.id) is hosted:
+            del self.open[hosted.session.id]
+
+    async def _add_models(self) -> None:
+        more = await self.dependencies.more_models()
+        self._set_models(tuple(dict.fromkeys([*self.models, *more])))
+
+    def _set_models(self, models: tuple[str, ...]) -> None:
+        if models != self.models:
+            self.models = models
+            for hosted in self.open.values():
+                self.tasks.start_soon(hosted.client.publish, OptionsChanged())
+
+
+@asynccontextmanager
+async def share_host(
+    dependencies: ServerDependencies, *, session_view: SessionView | None = None
+) -> AsyncIterator[SessionHost]:
+    """A host whose sessions outlive connections. At the end of the block, it closes its sessions and its store."""
+    async with anyio.create_task_group() as tasks:
+        host = SessionHost(dependencies, tasks, is_shared=True, session_view=session_view)
+        tasks.start_soon(host.idle.run)
+        try:
+            yield host
+        finally:
+            host.idle.stop()
+            host.hurry()
+            with anyio.move_on_after(SHUT_DOWN_S, shield=True):
+                await host.close_all()
+            tasks.cancel_scope.cancel()
+
+
+class IdleTimer:
+    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels it when a turn begins.
+
+    The caller must run `run` as a task.
+    """
+
+    def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
+        self._tidy = tidy
+        self._after_s = after_s
+        self._turns = 0
+        self._delay_s = 0.0
+        self._wanted = anyio.Event()
+        self._waiting = anyio.CancelScope()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A context manager around each turn."""
+        self._turns += 1
+        self._waiting.cancel()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            self._schedule(self._after_s)
+
+    def tidy_soon(self) -> None:
+        """Tidies at once if no turn is running, otherwise after the last running turn."""
+        self._schedule(0.0)
+
+    def stop(self) -> None:
+        """Cancels tidying for good; the store is about to close."""
+        self._turns += 1
+        self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Waits for each scheduled time, then tidies. Runs until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = anyio.Event()
+            with anyio.CancelScope() as self._waiting:
+                await anyio.sleep(self._delay_s)
+                if self._turns:  # the end of the turn schedules the tidying again
+                    continue
+                try:
+                    await self._tidy()
+                except StoreError as error:
+                    logger.warning("Tidying failed: %s", error)
+
+    def _schedule(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._waiting.cancel()
+        self._wanted.set()

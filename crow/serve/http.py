@@ -1,0 +1,395 @@
+"""The HTTP endpoints: `/acp` for clients, `/healthz`, `/readyz` and `/metrics` for those who run the server."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from crow import __version__
+from crow.domain.errors import StoreError
+from crow.frontend.agent import OPENING
+from crow.frontend.client import Handler, request_error
+from crow.frontend.connection import EditorConnection
+from crow.frontend.frames import INTERNAL_ERROR
+from crow.serve.listen import is_known_host
+from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
+from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
+from crow.serve.websocket import (
+    CLOSE_GOING_AWAY,
+    CLOSE_POLICY,
+    ConnectionLimits,
+    End,
+    PendingHandshakes,
+    Traffic,
+    WebSocketTransport,
+)
+from crow.store import Store
+
+CONNECTION_ID = "acp-connection-id"
+REMEMBERED_S = 300.0
+"""How long a client may come back with its connection id."""
+
+MAX_REMEMBERED = 10_000
+RETRY_AFTER_S = 5
+
+PROMPTING = frozenset({"session/prompt", "_session/steering"})
+START_WORK = OPENING | PROMPTING
+"""Requests that are refused while the server drains."""
+
+UPGRADE_REQUIRED = (
+    "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
+    "The HTTP profile of the protocol needs HTTP/2, which this server does not offer.\n"
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """The request is refused with this status; the message tells the client why."""
+
+    def __init__(self, status: int, message: str, reason: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        headers = {"WWW-Authenticate": 'Bearer realm="crow"'} if self.status == 401 else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return PlainTextResponse(f"{self}\n", status_code=self.status, headers=headers)
+
+
+class AccessControl(Protocol):
+    """Decides who may connect."""
+
+    async def admit(self, token: str | None, address: str) -> Grant | None:
+        """The grant of a bearer token; None if this server has no tokens. :raises Refused: with 401 or 429."""
+        ...
+
+    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
+        """A context manager around a connection. `close` is called with a reason if the grant ends meanwhile."""
+        ...
+
+
+class TokenAccess:
+    """Checks bearer tokens. If `is_required` is false, none is needed until the first token was added."""
+
+    def __init__(self, authenticator: Authenticator, store: Store, *, is_required: bool) -> None:
+        self._authenticator = authenticator
+        self._store = store
+        self.is_required = is_required
+        """Whether clients need a token, as far as is known."""
+
+    async def needs_tokens(self) -> bool:
+        """Whether clients need a token. :raises StoreError: the store cannot be read."""
+        if not self.is_required:
+            # Revoked tokens count, too: revoking the last one must not open the server to everybody.
+            self.is_required = bool(await self._store.tokens())
+        return self.is_required
+
+    async def admit(self, token: str | None, address: str) -> Grant | None:
+        """See `AccessControl`."""
+        try:
+            return await self._authenticator.authenticate(token, address) if await self.needs_tokens() else None
+        except BadToken as error:
+            raise Refused(401, str(error), "token") from error
+        except TooManyFailures as error:
+            raise Refused(429, str(error), "failures", retry_after_s=error.retry_after_s) from error
+        except StoreError as error:
+            logger.warning("Tokens cannot be checked: %s", error)
+            problem = "The store cannot be used now. Connect again in a moment."
+            raise Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S) from error
+
+    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
+        """See `AccessControl`."""
+        return nullcontext() if grant is None else self._authenticator.connected(grant, close)
+
+
+class NoAccessControl:
+    """A server without tokens: whoever can reach it may connect."""
+
+    async def admit(self, token: str | None, address: str) -> Grant | None:  # noqa: ARG002 - see AccessControl
+        """See `AccessControl`."""
+        return None
+
+    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """See `AccessControl`."""
+        return nullcontext()
+
+
+class ServedConnection(EditorConnection):
+    """A connection of one client. It refuses new work while the server drains."""
+
+    def __init__(self, transport: WebSocketTransport, service: AcpService) -> None:
+        super().__init__(transport, ends_on_signals=False)
+        self._service = service
+
+    async def run(self, handle: Handler) -> None:
+        """See `ClientConnection`."""
+        await super().run(partial(self._handle, handle))
+
+    async def _handle(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
+        if is_notification:
+            return await handle(method, params, is_notification)
+        service = self._service
+        service.metrics.requests.add(method=method if method in KNOWN_METHODS else "other")
+        if service.is_draining and method in START_WORK:
+            problem = "This server is shutting down and starts nothing new. Connect again in a moment and repeat this."
+            raise request_error(INTERNAL_ERROR, problem, reason="draining")
+        if method not in PROMPTING:
+            return await handle(method, params, is_notification)
+        service.prompts += 1
+        try:
+            return await handle(method, params, is_notification)
+        finally:
+            service.prompts -= 1
+
+
+KNOWN_METHODS = START_WORK | {
+    *("initialize", "authenticate", "logout", "session/list", "session/close", "session/delete", "session/set_mode"),
+    *("session/set_config_option", "session/set_title", "session/archive", "session/unarchive", "session/status"),
+    *("auth/status", "providers/list", "providers/set", "providers/disable"),
+}
+"""Methods with their own label in the metrics. A client could invent any number of others."""
+
+
+@dataclass(slots=True, eq=False)
+class ConnectedClient:
+    """A connected client."""
+
+    id: str
+    address: str
+    principal: str | None
+    transport: WebSocketTransport
+    since: float
+
+
+ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
+"""Serves a connection with this id for the principal of the grant, until the client is gone."""
+
+
+class AcpService:
+    """Receives clients: checks who they are, connects them and knows who is connected."""
+
+    def __init__(
+        self,
+        serve: ServeClient,
+        *,
+        access: AccessControl,
+        limits: ConnectionLimits,
+        max_connections: int,
+        max_connections_each: int,
+        origins: Iterable[str] = (),
+        hosts: Iterable[str] = (),
+        operators: Iterable[str] = (),
+        gauges: Callable[[], Iterable[Family]] = tuple,
+        check_ready: Callable[[], Awaitable[str]],
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._serve = serve
+        self._access = access
+        self._limits = limits
+        self._max_connections = max_connections
+        self._max_connections_each = max_connections_each
+        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._hosts = frozenset(host.lower() for host in hosts)
+        self._operators = frozenset(operators)
+        self._gauges = gauges
+        self._check_ready = check_ready
+        self._remembered: dict[str, tuple[str | None, float]] = {}
+        self.metrics = metrics or Metrics()
+        self.traffic = Traffic()
+        self.handshakes = PendingHandshakes(places=max(64, max_connections // 4), limits=limits)
+        self.clients: dict[str, ConnectedClient] = {}
+        self.prompts = 0
+        """How many prompts clients wait for."""
+        self.is_draining = False
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        routes = [
+            WebSocketRoute("/acp", self._acp),
+            Route("/acp", _refuse_http, methods=["GET", "POST", "DELETE", "HEAD"]),
+            Route("/healthz", _healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+        ]
+        return partial(self._check_host, Starlette(routes=routes))
+
+    def close_all(self, end: End) -> None:
+        """Ends all connections; what waits for the clients is still sent."""
+        for client in self.clients.values():
+            client.transport.finish(end)
+
+    async def _check_host(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuses requests for unknown hosts, for all endpoints."""
+        if scope["type"] in {"http", "websocket"}:
+            host = Headers(scope=scope).get("host")
+            if not is_known_host(host, self._hosts):
+                problem = f'This server is not known as "{(host or "")[:100]}". Its owner can add names to serve.hosts.'
+                refused = Refused(403, problem, "host")
+                self._note_refused(refused, _address(HTTPConnection(scope)))
+                if scope["type"] == "websocket":
+                    await WebSocket(scope, receive, send).send_denial_response(refused.response())
+                else:
+                    await refused.response()(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    async def _acp(self, websocket: WebSocket) -> None:
+        address = _address(websocket)
+        try:
+            grant = await self._admit(websocket, address)
+        except Refused as refused:
+            self._note_refused(refused, address)
+            await websocket.send_denial_response(refused.response())
+            return
+        principal = None if grant is None else grant.principal
+        id_ = self._connection_id(websocket.headers.get(CONNECTION_ID), principal)
+        # From here to the next await, the place is counted and taken.
+        headers = [(CONNECTION_ID.encode(), id_.encode()), (b"crow-version", __version__.encode())]
+        transport = WebSocketTransport(websocket, self._limits, self.traffic)
+        client = ConnectedClient(id_, address, principal, transport, time.monotonic())
+        self.clients[id_] = client
+        try:
+            await websocket.accept(headers=headers)
+            self.metrics.connections.add()
+            details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
+            logger.info("A client has connected", extra=details)
+            with self._access.connected(grant, lambda why: transport.drop(End(CLOSE_POLICY, why, "revoked"))):
+                await self._serve(ServedConnection(transport, self), id_, grant)
+        finally:
+            if self.clients.get(id_) is client:
+                del self.clients[id_]
+            self._remember(id_, principal)
+            self.metrics.ended.add(reason=transport.end.reason)
+            seconds = round(time.monotonic() - client.since, 3)
+            why = {"reason": transport.end.reason, "seconds": seconds}
+            logger.info("A client has disconnected", extra=details | why)
+
+    async def _admit(self, websocket: WebSocket, address: str) -> Grant | None:
+        """:raises Refused: the client may not connect now."""
+        origin = websocket.headers.get("origin")
+        if origin is not None and origin.rstrip("/").lower() not in self._origins:
+            problem = (
+                f'Pages of "{origin[:200]}" may not connect. The owner of this server can add it to serve.origins.'
+            )
+            raise Refused(403, problem, "origin")
+        if self.is_draining:
+            problem = "This server is shutting down. Connect again in a moment."
+            raise Refused(503, problem, "draining", retry_after_s=RETRY_AFTER_S)
+        if len(self.clients) >= self._max_connections:
+            problem = f"{self._max_connections} clients are connected, the most that this server allows."
+            raise Refused(503, problem, "full", retry_after_s=RETRY_AFTER_S)
+        grant = await self._access.admit(_bearer_token(websocket.headers), address)
+        if grant is not None:
+            connected = sum(client.principal == grant.principal for client in self.clients.values())
+            if connected >= self._max_connections_each:
+                problem = f"You have {connected} connections, the most that this server allows each principal."
+                raise Refused(503, problem, "full_each", retry_after_s=RETRY_AFTER_S)
+        return grant
+
+    def _connection_id(self, wanted: str | None, principal: str | None) -> str:
+        """The id that a client comes back with, if it was its own; else a new one."""
+        client = self.clients.get(wanted or "")
+        if client is not None and client.principal == principal:
+            # The client has noticed the end of its old connection before the server has.
+            client.transport.drop(End(CLOSE_POLICY, "This client has connected again.", "replaced"))
+            return client.id
+        owner, until = self._remembered.get(wanted or "", (None, 0.0))
+        if wanted is not None and client is None and until > time.monotonic() and owner == principal:
+            return wanted
+        return str(uuid.uuid4())
+
+    def _remember(self, id_: str, principal: str | None) -> None:
+        now = time.monotonic()
+        self._remembered.pop(id_, None)
+        self._remembered[id_] = (principal, now + REMEMBERED_S)
+        for old, (_, until) in tuple(self._remembered.items()):
+            if until > now and len(self._remembered) <= MAX_REMEMBERED:
+                break
+            del self._remembered[old]
+
+    async def _readyz(self, _request: Request) -> Response:
+        problem = "draining" if self.is_draining else await self._check_ready()
+        body = {"status": "ready"} if not problem else {"status": "not ready", "problem": problem}
+        return JSONResponse(body, status_code=503 if problem else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        address = _address(request)
+        try:
+            self._check_operator(await self._access.admit(_bearer_token(request.headers), address))
+        except Refused as refused:
+            self._note_refused(refused, address)
+            return refused.response()
+        return Response(self.metrics.render(self._all_gauges()), media_type=CONTENT_TYPE)
+
+    def _check_operator(self, grant: Grant | None) -> None:
+        """:raises Refused: the metrics count the work of all, and this principal may not see them."""
+        if grant is not None and grant.principal not in self._operators:
+            raise Refused(403, f"{grant.principal} is not in serve.operators, which may read this.", "operator")
+
+    def _all_gauges(self) -> Iterable[Family]:
+        yield gauge("crow_build_info", "The version of crow.", 1, version=__version__)
+        yield gauge("crow_connections", "Clients that are connected.", len(self.clients))
+        buffered = sum(client.transport.buffered_bytes for client in self.clients.values())
+        yield gauge("crow_buffered_bytes", "Bytes that wait for clients to read them.", buffered)
+        yield gauge("crow_draining", "1 while the server shuts down.", self.is_draining)
+        expired = Family("crow_handshakes_expired_total", "counter", "Connections closed before a complete request.")
+        expired.add(self.handshakes.expired)
+        yield expired
+        messages = Family("crow_messages_total", "counter", "Messages, by direction.")
+        messages.add(self.traffic.messages_in, direction="in")
+        messages.add(self.traffic.messages_out, direction="out")
+        yield messages
+        sizes = Family("crow_message_bytes_total", "counter", "Bytes of messages, by direction.")
+        sizes.add(self.traffic.bytes_in, direction="in")
+        sizes.add(self.traffic.bytes_out, direction="out")
+        yield sizes
+        yield gauge("crow_prompts", "Prompts that clients wait for.", self.prompts)
+        yield from self._gauges()
+        yield from process_metrics()
+
+    def _note_refused(self, refused: Refused, address: str) -> None:
+        self.metrics.refused.add(reason=refused.reason)
+        details = {"status": refused.status, "reason": refused.reason, "address": address}
+        logger.info("A connection was refused", extra=details)
+
+
+SHUTDOWN = End(CLOSE_GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
+
+
+async def _refuse_http(_request: Request) -> Response:
+    return PlainTextResponse(UPGRADE_REQUIRED, status_code=426, headers={"Upgrade": "websocket"})
+
+
+async def _healthz(_request: Request) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+def _bearer_token(headers: Headers) -> str | None:
+    """The token of the Authorization header, if there is one."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+def _address(connection: HTTPConnection) -> str:
+    """The address of the client, or "local" for a Unix socket."""
+    return connection.client.host if connection.client is not None and connection.client.host else "local"

@@ -1,0 +1,232 @@
+"""The sockets and the certificate that the server listens with, checked before anything is served."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from crow.domain.errors import ConfigError
+
+BACKLOG = 2048
+_SYSTEMD_FIRST_FD = 3
+
+EXAMPLES = 'expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a Unix socket, or "systemd"'
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """A host and a port."""
+
+    host: str
+    port: int
+
+
+def parse_address(text: str) -> TcpAddress | Path | None:
+    """The address to listen on: TCP, the path of a Unix socket, or None for the sockets that systemd has opened.
+
+    :raises ConfigError: it is none of these.
+    """
+    if text == "systemd":
+        return None
+    if text.startswith("/"):
+        return Path(text)
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535 or "/" in host or "]" in host:
+        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
+    if ":" in host and not _is_address(host):
+        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
+    return TcpAddress(host, int(port))
+
+
+@contextmanager
+def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
+    """Opens the sockets, and closes them at the end. :raises ConfigError: this is not possible."""
+    if isinstance(address, Path):
+        with _unix_socket(address) as opened:
+            yield [opened]
+        return
+    sockets = _systemd_sockets() if address is None else _tcp_sockets(address)
+    try:
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def is_private(sockets: list[socket.socket]) -> bool:
+    """Whether only programs on this machine can reach all these sockets."""
+    return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
+
+
+def describe(opened: socket.socket, *, is_tls: bool) -> str:
+    """The address of a socket as clients write it."""
+    name = opened.getsockname()
+    if opened.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if opened.family == socket.AF_INET6 else name[0]
+    return f"{'wss' if is_tls else 'ws'}://{host}:{name[1]}/acp"
+
+
+def is_known_host(header: str | None, names: frozenset[str]) -> bool:
+    """Whether the Host header names this server: an address, localhost, or one of `names`.
+
+    A web page of an attacker can make a browser connect to any address, but only under the attacker's own name.
+    """
+    if header is None:
+        return False
+    host = header[: header.find("]") + 1] if header.startswith("[") else header.rpartition(":")[0] or header
+    host = host.strip("[]").rstrip(".").lower()
+    return host == "localhost" or host in names or _is_address(host)
+
+
+def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
+    """Reads the certificate. Returns a factory for uvicorn. :raises ConfigError: it cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(cert, key, password="")
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror or str(error)
+        raise ConfigError(f"The certificate {cert} with the key {key} cannot be used: {reason}.") from error
+    return lambda *_: context
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
+    """One socket for each address of the host."""
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f'crow serve cannot listen on "{address.host}": {error}.') from error
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, name in dict.fromkeys(found):
+            opened = socket.socket(family, kind, protocol)
+            sockets.append(opened)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            opened.bind(name)
+            opened.listen(BACKLOG)
+    except OSError as error:
+        for each in sockets:
+            each.close()
+        words = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        problem = f"crow serve cannot listen on {address.host}:{address.port}: {words}."
+        raise ConfigError(problem) from error
+    return sockets
+
+
+@contextmanager
+def _unix_socket(path: Path) -> Iterator[socket.socket]:
+    """A socket with mode 0600. A lock file beside it keeps two servers from taking the same path."""
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        _check_directory(path.parent)
+        lock = os.open(
+            path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+    except OSError as error:
+        raise ConfigError(f"crow serve cannot listen on {path}: {error.strerror or error}.") from error
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"Another crow serve is listening on {path}.") from None
+        _remove_stale(path)
+        mask = os.umask(0o177)
+        try:
+            opened.bind(str(path))
+        except OSError as error:
+            raise ConfigError(f"crow serve cannot listen on {path}: {error.strerror or error}.") from error
+        finally:
+            os.umask(mask)
+        inode = path.lstat().st_ino
+        opened.listen(BACKLOG)
+        try:
+            yield opened
+        finally:
+            with suppress(OSError):
+                if path.lstat().st_ino == inode:
+                    path.unlink()
+    finally:
+        opened.close()
+        os.close(lock)  # the lock file stays: removing it would let two servers hold two locks
+
+
+def _check_directory(directory: Path) -> None:
+    """:raises ConfigError: others could replace the socket."""
+    status = directory.stat()
+    if status.st_uid not in {os.getuid(), 0} or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"crow serve cannot listen in {directory}, because other users can write there. Choose a directory that "
+            "only you can write to, such as $XDG_RUNTIME_DIR."
+        )
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes the socket of a server that has ended. :raises ConfigError: the path is in use."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise ConfigError(f"crow serve cannot listen on {path}: a file that is no socket is there.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError:
+            pass
+    raise ConfigError(f"crow serve cannot listen on {path}: another program listens there.")
+
+
+def _systemd_sockets() -> list[socket.socket]:
+    """The sockets that systemd passed to this process."""
+    count = os.environ.get("LISTEN_FDS", "")
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
+        raise ConfigError("crow serve --listen systemd works only in a service that a systemd socket unit starts.")
+    sockets = []
+    for fd in range(_SYSTEMD_FIRST_FD, _SYSTEMD_FIRST_FD + int(count)):
+        os.set_inheritable(fd, False)
+        sockets.append(socket.socket(fileno=fd))
+    for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"):
+        os.environ.pop(name, None)
+    return sockets
+
+
+def notify_systemd(state: str) -> None:
+    """Tells systemd the state of the service, such as `READY=1`, if systemd wants to know."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if path:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+            notifier.connect("\0" + path[1:] if path.startswith("@") else path)
+            notifier.sendall(state.encode())

@@ -1,0 +1,391 @@
+"""Runs the server: sockets, signals, draining, and what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+
+from crow import __version__, adapters
+from crow.app import Wiring
+from crow.domain.errors import ConfigError, StoreError
+from crow.frontend.agent import AcpAgent
+from crow.frontend.agent import serve as serve_connection
+from crow.frontend.host import SessionHost, share_host
+from crow.frontend.sessions import Requester
+from crow.frontend.v2 import NegotiatingAgent
+from crow.log import log_as_json
+from crow.serve import listen
+from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess
+from crow.serve.metrics import Family, Metrics, gauge, metered
+from crow.serve.policy import ServePolicy, check_server
+from crow.serve.tokens import Authenticator, Grant, is_valid
+from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
+from crow.settings import Loaded
+from crow.settings.values import ServeSettings
+from crow.store import Store
+from crow.store.principals import PrincipalStore, session_view
+
+CLOSE_S = 5.0
+"""After the drain, cancelled turns get this long to end, and clients to read what waits for them."""
+
+READY_S = 1.0
+READY_TIMEOUT_S = 3.0
+
+REQUEST_HEAD_BYTES = 16 * 1024
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    loaded: Loaded,
+    reload: Callable[[], Loaded],
+    *,
+    offers_v2: bool = False,
+    limits: ConnectionLimits | None = None,
+    on_listening: Callable[[str], object] = lambda _address: None,
+) -> int:
+    """Serve until SIGTERM, SIGINT or SIGHUP, and return the exit code.
+
+    `on_listening` gets each address when the server can be reached there.
+
+    :raises ConfigError: the server cannot listen as the settings say.
+    """
+    if loaded.problem is not None:
+        raise loaded.problem
+    start_server_log(loaded)
+    try:
+        await _serve(loaded, reload, offers_v2=offers_v2, limits=limits or ConnectionLimits(), tell=on_listening)
+    except BaseExceptionGroup as group:  # the task groups wrap what is raised inside
+        raise _only_error(group) from None
+    logger.info("The server has ended")
+    return 0
+
+
+async def _serve(
+    loaded: Loaded,
+    reload: Callable[[], Loaded],
+    *,
+    offers_v2: bool,
+    limits: ConnectionLimits,
+    tell: Callable[[str], object],
+) -> None:
+    settings = loaded.settings.serve
+    tls = tls_options(settings, loaded.paths.config_file.parent)
+    with listen.listening(listen.parse_address(settings.listen)) as sockets:
+        raise_file_limit()
+        adapters.protect_process(loaded)
+        wiring = Wiring(loaded, reload=reload)
+        is_private = listen.is_private(sockets)
+        async with (
+            adapters.orphans_ended(),
+            share_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            anyio.create_task_group() as tasks,
+        ):
+            http = uvicorn_server(server.service, settings, limits, tls)
+            tasks.start_soon(http.serve, sockets)
+            with ended_by_signals() as signals:
+                await http.has_started()
+                for each in sockets:
+                    address = listen.describe(each, is_tls=bool(tls))
+                    logger.info("The server listens", extra={"address": address, "version": __version__})
+                    tell(address)
+                listen.notify_systemd("READY=1")
+                tasks.start_soon(server.warm)
+                tasks.start_soon(server.authenticator.run)
+                await signals.get()
+                listen.notify_systemd("STOPPING=1")
+                await server.drain(settings.drain_timeout_s, signals)
+                http.should_exit = True
+                await http.has_ended()
+                tasks.cancel_scope.cancel()
+        await wiring.close()
+        await wiring.finish_imports()
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error in a group, or the group."""
+    while len(group.exceptions) == 1:
+        (error,) = group.exceptions
+        if not isinstance(error, BaseExceptionGroup):
+            return error
+        group = error
+    return group
+
+
+class Server:
+    """What the process serves to all clients: the shared host of the sessions, and the service that clients reach."""
+
+    def __init__(
+        self,
+        host: SessionHost,
+        authenticator: Authenticator,
+        access: AccessControl,
+        settings: ServeSettings,
+        limits: ConnectionLimits,
+        *,
+        is_confining: bool,
+        offers_v2: bool,
+        metrics: Metrics,
+    ) -> None:
+        self._host = host
+        self._settings = settings
+        self._is_confining = is_confining
+        self.authenticator = authenticator
+        self._agent_type: type[AcpAgent] = NegotiatingAgent if offers_v2 else AcpAgent
+        self._checked: tuple[float, str] = (0.0, "")
+        self.service = AcpService(
+            self._serve,
+            access=access,
+            limits=limits,
+            max_connections=settings.max_connections,
+            max_connections_each=settings.max_connections_each,
+            origins=settings.origins,
+            hosts=settings.hosts,
+            operators=settings.operators,
+            gauges=self._gauges,
+            check_ready=self._problem,
+            metrics=metrics,
+        )
+
+    async def warm(self) -> None:
+        """Prepares the first prompt."""
+        try:
+            await self._host.warm()
+        except ImportError:
+            logger.exception("A package is broken")
+
+    @property
+    def busy_sessions(self) -> int:
+        """How many sessions run a turn, or a sub-agent in the background."""
+        return sum(hosted.session.busy for hosted in self._host.open.values())
+
+    async def drain(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
+        """Lets running turns end; then cancels what still runs, stores it and tells the clients. The next signal ends
+        the wait."""
+        service = self.service
+        service.is_draining = True
+        logger.info("The server drains", extra={"clients": len(service.clients), "sessions": self.busy_sessions})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_then_cancel, signals.get, tasks.cancel_scope)
+            await self._work_ends(timeout_s)
+            tasks.cancel_scope.cancel()
+        if self.busy_sessions:
+            logger.warning("Running turns are cancelled", extra={"sessions": self.busy_sessions})
+            for hosted in self._host.open.values():
+                hosted.session.cancel()
+            await self._work_ends(CLOSE_S)
+        service.close_all(SHUTDOWN)
+        with anyio.move_on_after(CLOSE_S):
+            while service.clients:  # noqa: ASYNC110 - they end in any order
+                await anyio.sleep(0.02)
+
+    async def _work_ends(self, timeout_s: float) -> None:
+        with anyio.move_on_after(timeout_s):
+            while self.busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
+                await anyio.sleep(0.05)
+
+    async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
+        requester = self._requester(grant, connection_id)
+        await serve_connection(
+            connection, self._host.dependencies, host=self._host, requester=requester, agent_type=self._agent_type
+        )
+
+    def _requester(self, grant: Grant | None, connection_id: str) -> Requester:
+        """What a client may do. Without tokens it may do everything."""
+        if grant is None:
+            return Requester(connection_id=connection_id)
+        policy = ServePolicy(self._settings, grant.principal, is_confining=self._is_confining)
+        return Requester(
+            connection_id=connection_id,
+            view=partial(PrincipalStore, principal=grant.principal),
+            check=policy.check,
+            check_params=policy.check_params,
+            may_configure=False,
+        )
+
+    async def _problem(self) -> str:
+        """Why no prompt could be stored now; empty if it could. Asks the store at most once a second."""
+        asked_at, problem = self._checked
+        if time.monotonic() - asked_at < READY_S:
+            return problem
+        problem = ""
+        try:
+            with anyio.fail_after(READY_TIMEOUT_S):
+                await (await self._host.store()).session_by_alias("readyz")
+        except TimeoutError:
+            problem = f"the store has not answered for {READY_TIMEOUT_S:g} s"
+        except StoreError as error:
+            logger.warning("The store cannot be used: %s", error)
+            problem = "the store cannot be used; see the log"
+        self._checked = (time.monotonic(), problem)
+        return problem
+
+    def _gauges(self) -> Iterable[Family]:
+        sessions = [hosted.session for hosted in self._host.open.values()]
+        yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
+        yield gauge("crow_sessions_busy", "Sessions that run a turn or a sub-agent.", self.busy_sessions)
+        waiting = sum(session.waiting_prompts for session in sessions)
+        yield gauge("crow_prompts_waiting", "Prompts that wait for an earlier one of their session.", waiting)
+
+
+@asynccontextmanager
+async def share_server(
+    wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
+) -> AsyncIterator[Server]:
+    """Opens the store and the host of the sessions, and closes both at the end.
+
+    Unless only programs on this machine can connect (`is_private`), every client needs a token.
+
+    :raises ConfigError: tokens are needed, and there is none. :raises StoreError: the store cannot be used.
+    """
+    metrics = Metrics()
+    dependencies = wiring.dependencies()
+    open_store = dependencies.open_store
+
+    async def open_metered() -> Store:
+        return metered(await open_store(), metrics)
+
+    async with share_host(replace(dependencies, open_store=open_metered), session_view=session_view) as host:
+        store = await host.store()
+        if not is_private:
+            now_ms = time.time_ns() // 1_000_000
+            if not any(is_valid(token, now_ms) for token in await store.tokens()):
+                raise ConfigError(
+                    f"crow serve --listen {settings.listen} would let other machines connect, and no token exists. Add "
+                    'one with "crow serve token add NAME", or listen on 127.0.0.1 or on a Unix socket.'
+                )
+        authenticator = Authenticator(store)
+        access = TokenAccess(authenticator, store, is_required=not is_private)
+        wiring.is_bounded = lambda: access.is_required
+        sandbox = await wiring.sandbox_status()
+        if await access.needs_tokens():
+            check_server(settings, dependencies.mode, sandbox)
+        yield Server(
+            host,
+            authenticator,
+            access,
+            settings,
+            limits,
+            is_confining=bool(sandbox.name),
+            offers_v2=offers_v2,
+            metrics=metrics,
+        )
+
+
+class UvicornServer(uvicorn.Server):
+    """uvicorn, without its own signal handlers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._started = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Does nothing: the drain begins before uvicorn stops."""
+        yield
+
+    async def startup(self, sockets: list[Any] | None = None) -> None:
+        """Starts to accept connections."""
+        await super().startup(sockets)
+        self._started.set()
+
+    async def shutdown(self, sockets: list[Any] | None = None) -> None:
+        """Closes what is still connected."""
+        await super().shutdown(sockets)
+        self._ended.set()
+
+    async def has_started(self) -> None:
+        """Returns when connections are accepted."""
+        await self._started.wait()
+
+    async def has_ended(self) -> None:
+        """Returns when all connections are closed."""
+        await self._ended.wait()
+
+
+def uvicorn_server(
+    service: AcpService, settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
+) -> UvicornServer:
+    """The HTTP server."""
+    http: Any = partial(HttpProtocol, service.handshakes)
+    ws: Any = partial(SocketProtocol, limits)
+    config = uvicorn.Config(
+        service.app(),
+        http=http,
+        ws=ws,
+        ws_max_size=limits.message_bytes,
+        ws_ping_interval=limits.ping_s,
+        ws_ping_timeout=None,  # SocketProtocol decides when a client is silent
+        ws_per_message_deflate=False,  # small frames could inflate to large messages, and each connection needs 300 kB
+        h11_max_incomplete_event_size=REQUEST_HEAD_BYTES,
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=list(settings.trusted_proxies),
+        timeout_graceful_shutdown=int(CLOSE_S),
+        loop="asyncio",
+        **tls,
+    )
+    return UvicornServer(config)
+
+
+def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
+    """The options of uvicorn for TLS; empty without a certificate. :raises ConfigError: it cannot be used."""
+    if settings.tls_cert is None and settings.tls_key is None:
+        return {}
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise ConfigError("crow serve needs both a certificate and its key: --tls-cert FILE --tls-key FILE.")
+    cert, key = folder / settings.tls_cert, folder / settings.tls_key
+    return {"ssl_context_factory": listen.tls_context(cert, key)}
+
+
+def start_server_log(loaded: Loaded) -> None:
+    """Logs as JSON, at `info` unless the user chose a level."""
+    level = "info" if loaded.sources["log.level"] == "default" else loaded.settings.log.level
+    file = loaded.settings.serve.log_file
+    path = None if file is None else loaded.paths.config_file.parent / file
+    log_as_json(path, level, loaded.settings.secrets())
+
+
+def raise_file_limit() -> None:
+    """Allows as many open files as the system permits: each client needs one."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # Windows has no such module
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
+    """Puts each SIGTERM, SIGINT and SIGHUP into a queue, instead of ending the process."""
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        yield signals
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+async def _then_cancel(wait: Callable[[], Any], scope: anyio.CancelScope) -> None:
+    await wait()
+    scope.cancel()

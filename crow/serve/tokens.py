@@ -1,0 +1,245 @@
+"""Bearer tokens: makes them, checks them, and ends the connections of those that are revoked.
+
+A token is `crow_`, the token's id, a secret and a check number. The store holds the sha256 of the secret. A slow hash
+protects passwords, because people choose from few; nobody can try the 2**256 secrets, however fast the hash is.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+
+import anyio
+
+from crow.domain.errors import ArgumentError, StoreError
+from crow.store import Store, Token
+from crow.store.principals import check_principal
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "crow_"
+_ID_CHARS = 10
+_SECRET_BYTES = 32
+_SECRET_CHARS = 52
+_CHECK_CHARS = 7
+_SHAPE = re.compile(rf"{PREFIX}([a-z2-7]{{{_ID_CHARS}}})([a-z2-7]{{{_SECRET_CHARS}}})([a-z2-7]{{{_CHECK_CHARS}}})")
+_NO_HASH = hashlib.sha256(b"").hexdigest()
+
+MAX_LABEL_CHARS = 100
+
+FAILURES = 10
+"""How many wrong tokens an address may send at once."""
+
+FAILURES_PER_S = 0.1
+"""How many more it may send each second after that."""
+
+MAX_ADDRESSES = 4096
+"""At most this many addresses are remembered. Those that failed longest ago are forgotten first."""
+
+WATCH_S = 1.0
+"""A revoked token's connections end after at most about this long."""
+
+USED_MS = 60_000
+"""The time of a token's last use is stored at most this often."""
+
+
+class BadToken(Exception):
+    """No token, or one that is unknown, revoked or expired. The message does not tell which."""
+
+    def __init__(self) -> None:
+        super().__init__("A valid token is needed: Authorization: Bearer crow_...")
+
+
+class TooManyFailures(Exception):
+    """This address has sent too many wrong tokens."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("Too many wrong tokens came from this address; try again later.")
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a valid token allows: to act as its principal."""
+
+    principal: str
+    token_id: str
+
+
+def new_token(
+    principal: str, *, label: str = "", expires_ms: int | None = None, now_ms: int | None = None
+) -> tuple[str, Token]:
+    """Return the text of a new token, which is stored nowhere, and what the store keeps of it.
+
+    :raises ArgumentError: the name, the label or the time cannot be used.
+    """
+    now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    if len(label) > MAX_LABEL_CHARS or not label.isprintable():
+        raise ArgumentError(f"--label: expected at most {MAX_LABEL_CHARS} printable characters.")
+    if expires_ms is not None and expires_ms <= now_ms:
+        raise ArgumentError("--expires: that time is already past.")
+    token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]
+    secret = _base32(secrets.token_bytes(_SECRET_BYTES))
+    token = Token(
+        id=token_id,
+        principal=check_principal(principal),
+        hash=_hash(secret),
+        label=label,
+        created_ms=now_ms,
+        expires_ms=expires_ms,
+    )
+    body = f"{PREFIX}{token_id}{secret}"
+    return body + _check(body), token
+
+
+def is_valid(token: Token, now_ms: int) -> bool:
+    """Whether a token is neither revoked nor expired."""
+    return token.revoked_ms is None and (token.expires_ms is None or now_ms < token.expires_ms)
+
+
+class Authenticator:
+    """Checks tokens for a server. `run` is a task of the server."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._failures = FailureLimit(monotonic)
+        self._connected: dict[str, list[Callable[[str], None]]] = {}
+        self._used: dict[str, int] = {}
+
+    async def authenticate(self, token: str | None, address: str) -> Grant:
+        """Return what a token grants. `address` is that of the client, empty for a Unix socket.
+
+        A valid token is accepted even from an address with too many failures: others behind the same proxy must not be
+        locked out, and nobody can guess a token.
+
+        :raises BadToken: it grants nothing.
+        :raises TooManyFailures: it grants nothing, and this address has sent too many of this kind.
+        :raises ~crow.domain.errors.StoreError: the store cannot be read.
+        """
+        found = await self._find(token)
+        if found is None:
+            # A request without a token guesses nothing: browsers and health checks send them.
+            if token is not None and (retry_after_s := self._failures.count(address)) > 0:
+                raise TooManyFailures(retry_after_s)
+            raise BadToken
+        await self._note_use(found)
+        return Grant(principal=found.principal, token_id=found.id)
+
+    @contextmanager
+    def connected(self, grant: Grant, close: Callable[[str], None]) -> Iterator[None]:
+        """Surround a connection. `close` is called once with a reason if the token is revoked or expires."""
+        each = self._connected.setdefault(grant.token_id, [])
+        each.append(close)
+        try:
+            yield
+        finally:
+            if close in each:
+                each.remove(close)
+            if not each and self._connected.get(grant.token_id) is each:
+                del self._connected[grant.token_id]
+
+    async def run(self) -> None:
+        """End the connections of tokens that are revoked or expire. Runs until it is cancelled."""
+        while True:
+            await anyio.sleep(WATCH_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """Look once for tokens that are no longer valid. Without connections this reads nothing."""
+        if not self._connected:
+            return
+        try:
+            valid = {token.id: token for token in await self._store.tokens() if is_valid(token, self._now_ms())}
+        except StoreError as error:
+            logger.warning("Revoked tokens cannot be noticed now: %s", error)
+            return
+        for token_id in tuple(self._connected):
+            if token_id in valid:
+                await self._note_use(valid[token_id])
+                continue
+            for close in self._connected.pop(token_id, []):
+                close("The token of this connection was revoked or has expired.")
+
+    async def _find(self, text: str | None) -> Token | None:
+        parts = _SHAPE.fullmatch(text or "")
+        if text is None or parts is None or not hmac.compare_digest(_check(text[:-_CHECK_CHARS]), parts[3]):
+            return None
+        token = await self._store.token(parts[1])
+        # The same work for an unknown id as for a wrong secret.
+        is_right = hmac.compare_digest(_hash(parts[2]), _NO_HASH if token is None else token.hash)
+        return token if token is not None and is_right and is_valid(token, self._now_ms()) else None
+
+    async def _note_use(self, token: Token) -> None:
+        now = self._now_ms()
+        if now - max(token.used_ms or 0, self._used.get(token.id, 0)) < USED_MS:
+            return
+        self._used[token.id] = now
+        try:
+            await self._store.note_token_use(token.id, now)
+        except StoreError as error:
+            logger.warning("The use of token %s could not be stored: %s", token.id, error)
+
+
+class FailureLimit:
+    """Counts wrong tokens for each address, in bounded memory. An IPv6 network of 64 bits counts as one address."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def count(self, address: str) -> float:
+        """Count a failure. Return after how many seconds the next one is free; 0 if the limit is not reached."""
+        key, now = _network(address), self._monotonic()
+        count, at = self._known.pop(key, (0.0, now))
+        count = max(0.0, count - (now - at) * FAILURES_PER_S)
+        is_over = count + 1 > FAILURES
+        self._known[key] = (count if is_over else count + 1, now)
+        if len(self._known) > MAX_ADDRESSES:
+            self._known.popitem(last=False)
+        return (count + 1 - FAILURES) / FAILURES_PER_S if is_over else 0.0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _network(address: str) -> str:
+    try:
+        found = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:100]
+    if not isinstance(found, IPv6Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return found.exploded[:19]
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _check(body: str) -> str:
+    """A number that tells a mistyped token, or another text, from a token without asking the store."""
+    return _base32(zlib.crc32(body.encode()).to_bytes(4, "big"))
+
+
+def _base32(data: bytes) -> str:
+    return base64.b32encode(data).decode().rstrip("=").lower()

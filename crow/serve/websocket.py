@@ -1,0 +1,466 @@
+"""The SDK's transport over a WebSocket, and uvicorn's protocols with limits against hostile peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.websockets import WebSocket
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.protocol import State
+
+from crow.frontend import frames
+from crow.frontend.frames import FrameError, Message
+from crow.frontend.transport import FairSending, Wire
+
+MIB = 1024 * 1024
+
+FRAME_OVERHEAD_BYTES = 512
+"""A waiting frame counts as this many bytes more than its text, because the objects that hold it take memory too."""
+
+MAX_PONG_BYTES = MIB
+"""No ping is answered while more bytes than this wait for the client. Otherwise a client that sends pings and reads
+nothing could fill the memory."""
+
+MAX_REASON_BYTES = 123
+"""A close frame has room for this much text."""
+
+CLOSE_NORMAL = 1000
+CLOSE_GOING_AWAY = 1001
+CLOSE_PROTOCOL_ERROR = 1002
+CLOSE_POLICY = 1008
+CLOSE_TRY_AGAIN = 1013
+
+EndReason = Literal[
+    "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
+]
+"""Why a connection ended, for logs and metrics. `client` means that the client closed it or was lost."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What one connection may take.
+
+    - `handshake_s`: from the connection to the complete request head, and again from there to `initialize`.
+    - `message_bytes`: the size of one message of the client.
+    - `buffered_bytes`: how much may wait for the client to read it. A client that is further behind is dropped.
+    - `pause_bytes`: while more than this waits, replays wait, and further messages of this client are not handled.
+    - `stall_s`: a client that reads nothing for this long, although something waits for it, is dropped.
+    - `ping_s`: the time between pings. A client of which nothing was heard for `silent_s` is dropped.
+    - `unanswered`: how many requests of the client may be unanswered.
+    - `goodbye_s`: how long the client may take to read the rest and the close frame.
+    """
+
+    handshake_s: float = 10.0
+    message_bytes: int = frames.MAX_LINE_BYTES
+    buffered_bytes: int = 64 * MIB
+    pause_bytes: int = MIB
+    stall_s: float = 60.0
+    ping_s: float = 20.0
+    silent_s: float = 60.0
+    unanswered: int = 1_000
+    goodbye_s: float = 2.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts the messages and bytes of all connections."""
+
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How the server ends a connection: the code and the text of the close frame, and the name of the reason."""
+
+    code: int
+    text: str
+    reason: EndReason
+
+
+class WebSocketTransport:
+    """See :class:`crow.frontend.transport.Transport`. Each message is one text frame; the first is `initialize`.
+
+    `send` waits while the client is far behind; `post` never waits.
+    """
+
+    def __init__(self, websocket: WebSocket, limits: ConnectionLimits, traffic: Traffic) -> None:
+        self._websocket = websocket
+        self._socket: SocketProtocol = websocket.scope[SOCKET]
+        self._limits = limits
+        self._traffic = traffic
+        self._loop = asyncio.get_running_loop()
+        self._wire = Wire()
+        self._sending = FairSending()
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._unanswered: set[int | str] = set()
+        self._initialize_by: float | None = self._loop.time() + limits.handshake_s
+        self._written = 0
+        self._progress = (0, 0)
+        self._progress_at = 0.0
+        self._stall_check: asyncio.TimerHandle | None = None
+        self._is_empty: asyncio.Future[None] | None = None
+        self._is_stopped = False
+        self._is_gone = False
+        self.end = End(CLOSE_NORMAL, "", "client")
+        """How this connection ends."""
+        self._socket.attach(self)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes wait for the client to read them."""
+        return self._waiting_bytes + self._socket.unsent_bytes
+
+    async def receive(self) -> Message | None:
+        """See `Transport`."""
+        while True:
+            await self._has_room.wait()
+            if self._is_stopped or self._is_gone:
+                return None
+            try:
+                async with asyncio.timeout_at(self._initialize_by):
+                    event = await self._websocket.receive()
+            except TimeoutError:
+                self.drop(End(CLOSE_POLICY, "No initialize came in time.", "no_initialize"))
+                return None
+            if event["type"] == "websocket.disconnect":
+                return None
+            message = self._message(event.get("text"))
+            if message is not None:
+                return message
+
+    async def send(self, message: Message) -> None:
+        """See `Transport`. Waits while more than `pause_bytes` wait for the client."""
+        self.post(message)
+        if self._has_room.is_set():
+            await self._sending.rest()
+        else:
+            await self._has_room.wait()
+
+    def post(self, message: Message) -> None:
+        """Sends a message without waiting. If too much waits for the client, it is dropped.
+
+        :raises ConnectionError: see `Transport.send`.
+        """
+        if self._is_gone:
+            if "method" in message and "id" in message:
+                raise ConnectionError("The client has closed the connection.")
+            return
+        line = self._wire.encode(message)
+        if "method" not in message:
+            self._unanswered.discard(message["id"])
+        self._traffic.messages_out += 1
+        self._traffic.bytes_out += len(line)
+        self._waiting.append(line)
+        self._waiting_bytes += len(line) + FRAME_OVERHEAD_BYTES
+        self.write_waiting()
+        if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
+            text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
+            self.drop(End(CLOSE_TRY_AGAIN, text, "too_slow"))
+
+    def stop(self, reason: str = "") -> None:
+        """See `Transport`."""
+        if reason:
+            self.drop(End(CLOSE_TRY_AGAIN, reason, "too_slow"))
+        self._is_stopped = True
+        self._has_room.set()
+        self._socket.wake_reader()
+
+    def finish(self, end: End) -> None:
+        """Ends the connection after everything that waits has been sent. Only the first call counts."""
+        if not self._is_stopped:
+            self.end = end
+            self.stop()
+
+    def drop(self, end: End) -> None:
+        """Ends the connection at once, without sending what still waits."""
+        if not self._is_gone:
+            self.finish(end)
+            self.lose()
+            self._socket.say_goodbye(self.end)
+
+    async def close(self) -> None:
+        """Sends what waits, at most for `goodbye_s`; then closes."""
+        if self._is_gone:
+            return
+        self._is_stopped = True
+        if self._waiting:
+            self._is_empty = self._loop.create_future()
+            await asyncio.wait([self._is_empty], timeout=self._limits.goodbye_s)
+        self.drop(self.end)
+
+    def lose(self) -> None:
+        """Notes that nothing more can be sent."""
+        self._is_gone = True
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._has_room.set()
+        if self._is_empty is not None and not self._is_empty.done():
+            self._is_empty.set_result(None)
+        if self._stall_check is not None:
+            self._stall_check.cancel()
+
+    def write_waiting(self) -> None:
+        """Writes as many frames as the client takes."""
+        while self._waiting and self._socket.is_writable:
+            line = self._waiting.popleft()
+            self._waiting_bytes -= len(line) + FRAME_OVERHEAD_BYTES
+            self._written += 1
+            self._socket.write_text(line[:-1])
+        if self._is_empty is not None and not self._waiting and not self._is_empty.done():
+            self._is_empty.set_result(None)
+        if self.buffered_bytes <= self._limits.pause_bytes or self._is_gone:
+            self._has_room.set()
+        else:
+            self._has_room.clear()
+        if self._stall_check is None and not self._is_gone and self.buffered_bytes:
+            self._progress_at = self._loop.time()
+            self._check_progress()
+
+    def _message(self, text: str | None) -> Message | None:
+        """The message in a frame, or None if it needs no handling."""
+        if text is None:
+            # The protocol says that binary frames are ignored; the client's author still wants to know.
+            problem = "Binary frames are ignored; send each message as a text frame."
+            self.post(FrameError(frames.INVALID_REQUEST, problem).response())
+            return None
+        self._traffic.messages_in += 1
+        self._traffic.bytes_in += len(text)
+        message = self._wire.decode(text.encode())
+        if isinstance(message, FrameError):
+            self.post(message.response())
+        elif message is not None and (problem := self._problem_with(message)):
+            if "method" in message and "id" in message:
+                self.post(FrameError(frames.INVALID_REQUEST, problem, message["id"]).response())
+        else:
+            return message
+        return None
+
+    def _problem_with(self, message: Message) -> str:
+        """Why the message cannot be handled now; empty if it can."""
+        is_request = "method" in message and "id" in message
+        if self._initialize_by is not None:
+            if not is_request or message["method"] != "initialize":
+                problem = "The first message of a connection must be an initialize request."
+                self.finish(End(CLOSE_PROTOCOL_ERROR, problem, "invalid"))
+                return problem
+            self._initialize_by = None
+        if is_request:
+            if len(self._unanswered) >= self._limits.unanswered:
+                return f"{self._limits.unanswered} requests are not answered yet; wait for some of the responses."
+            self._unanswered.add(message["id"])
+        return ""
+
+    def _check_progress(self) -> None:
+        """Drops a client that reads nothing, and checks again as long as something waits for it."""
+        self._stall_check = None
+        if self._is_gone or not self.buffered_bytes:
+            return
+        progress, now = (self._written, self._socket.unsent_bytes), self._loop.time()
+        if progress != self._progress:
+            self._progress, self._progress_at = progress, now
+        if now - self._progress_at >= self._limits.stall_s:
+            text = f"This client read nothing for {self._limits.stall_s:g} s, although something waited for it."
+            self.drop(End(CLOSE_TRY_AGAIN, text, "stalled"))
+            return
+        self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
+
+
+SOCKET = "crow.socket"
+"""The key of the connection's `SocketProtocol` in the ASGI scope."""
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's WebSocket protocol. It bounds what a hostile client can make it store."""
+
+    def __init__(self, limits: ConnectionLimits, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._limits = limits
+        self._heard_at = self.loop.time()
+        self._crow: WebSocketTransport | None = None
+
+    def attach(self, transport: WebSocketTransport) -> None:
+        """Names the transport that uses this socket."""
+        self._crow = transport
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes the system has not taken yet."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether few bytes wait, so that more may be written."""
+        return self.writable.is_set() and not self.close_sent and not self.disconnected
+
+    def write_text(self, text: bytes) -> None:
+        """Writes a text frame."""
+        self.conn.send_text(text)
+        self._flush()
+
+    def wake_reader(self) -> None:
+        """Makes `receive` return, as if the client had disconnected."""
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CLOSE_GOING_AWAY})
+
+    def say_goodbye(self, end: End) -> None:
+        """Sends a close frame. Aborts the connection if the client does not answer it in time."""
+        if not (self.close_sent or self.disconnected or self.transport.is_closing()):
+            self.conn.send_close(end.code, end.text.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            self._flush()
+            self.close_sent = True
+            if self.read_paused:
+                self.read_paused = False
+                self.transport.resume_reading()
+        if self.close_timer is None and not self.disconnected:
+            self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Notes that the client is alive, or that it has closed the connection or broken the protocol."""
+        self._heard_at = self.loop.time()
+        super().data_received(data)
+        if self._crow is not None and self.conn.state is not State.OPEN:
+            self._crow.lose()
+
+    def resume_writing(self) -> None:
+        """Continues to write."""
+        super().resume_writing()
+        if self._crow is not None:
+            self._crow.write_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tells the transport."""
+        super().connection_lost(exc)
+        if self._crow is not None:
+            self._crow.lose()
+
+    async def run_asgi(self) -> None:
+        """Runs the application, then makes sure that the connection ends."""
+        scope: Any = self.scope
+        scope[SOCKET] = self
+        try:
+            await super().run_asgi()
+        finally:
+            if not self.disconnected and self.close_timer is None:
+                self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
+
+    async def send(self, message: Any) -> None:
+        """Sends an event of the application. A refusal completes the handshake: uvicorn would log it as an error."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
+
+    def handle_text(self, event: Frame) -> None:
+        """Collects a message of many fragments in one buffer: a list of tiny fragments would take far more memory."""
+        super().handle_text(event)
+        self._collect(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        """See `handle_text`."""
+        super().handle_bytes(event)
+        self._collect(event)
+
+    def _collect(self, event: Frame) -> None:
+        if not event.fin:
+            self.frames: list[Any] = [bytearray(event.data)]
+
+    def handle_cont(self, event: Frame) -> None:
+        """See `handle_text`."""
+        self.frames[0] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def handle_ping(self) -> None:
+        """Answers, unless the client does not read the answers."""
+        if self.unsent_bytes > MAX_PONG_BYTES:
+            self.conn.data_to_send()
+        else:
+            super().handle_ping()
+
+    def send_keepalive_ping(self) -> None:
+        """Pings, unless nothing was heard of the client for too long."""
+        # If something waits for the client, its answers to pings wait too: the transport watches whether it reads.
+        if self._crow is not None and not self.unsent_bytes:
+            silent_s = self.loop.time() - self._heard_at
+            if silent_s > self._limits.silent_s:
+                self._crow.drop(
+                    End(CLOSE_TRY_AGAIN, f"Nothing was heard of this client for {silent_s:.0f} s.", "silent")
+                )
+                return
+        super().send_keepalive_ping()
+
+    def _flush(self) -> None:
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
+
+class PendingHandshakes:
+    """The connections that have not sent a complete request yet, oldest first.
+
+    When it is full, the oldest one has to go: it has had the most time, and is the one that dawdles.
+    """
+
+    def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
+        self._places = places
+        self._waiting: dict[HttpProtocol, None] = {}
+        self.limits = limits
+        self.expired = 0
+        """How many connections were closed because they took too long or the handshakes was full."""
+
+    def enter(self, connection: HttpProtocol) -> None:
+        """Adds a connection."""
+        if len(self._waiting) >= self._places:
+            self.expired += 1
+            oldest = next(iter(self._waiting))
+            self.leave(oldest)
+            oldest.transport.abort()
+        self._waiting[connection] = None
+
+    def leave(self, connection: HttpProtocol) -> None:
+        """Removes a connection."""
+        self._waiting.pop(connection, None)
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP protocol. It ends a connection that is not upgraded in time, however slowly it sends."""
+
+    def __init__(self, handshakes: PendingHandshakes, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._handshakes = handshakes
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the clock."""
+        super().connection_made(transport)
+        self._handshakes.enter(self)
+        self._deadline = self.loop.call_later(self._handshakes.limits.handshake_s, self._expire)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """Stops the clock: from here on, the application watches it."""
+        self._leave()
+        super().handle_websocket_upgrade(event)
+
+    def _expire(self) -> None:
+        self._handshakes.expired += 1
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        self._handshakes.leave(self)
+        if self._deadline is not None:
+            self._deadline.cancel()

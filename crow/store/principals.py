@@ -1,0 +1,540 @@
+"""Shows a principal of `crow serve` only the sessions that it owns or shares.
+
+Every method asks first what the principal may do. A session that it must not see is then looked up under an id that no
+session has, so it takes the same statements and raises the same error as an unknown id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TypeVar, cast
+
+from crow.domain.entries import CallRef, Entry, NewEntry
+from crow.domain.errors import ArgumentError, NoSuchSession
+from crow.domain.messages import JsonObject, Part
+from crow.store import (
+    Access,
+    Hit,
+    Move,
+    NewSession,
+    Outline,
+    QueuedPrompt,
+    Scan,
+    Scope,
+    SessionChanges,
+    SessionPage,
+    SessionRow,
+    Share,
+    ShareAccess,
+    Store,
+    Tail,
+    Token,
+    TurnStart,
+    UsageTotal,
+)
+from crow.store.watching import News, Watcher
+
+# ruff: noqa: ARG002  # some parameters of the interface are for those who see everything
+
+T = TypeVar("T")
+
+_NO_SESSION = "/hidden"
+"""An id that no session has: crow makes none with a slash, and imports refuse them."""
+
+_NO_ENTRY = 2**62
+
+_RANKS: Mapping[Access, int] = {"read": 1, "write": 2, "own": 3}
+
+_MOST_KNOWN = 1_000
+
+_PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+
+_SHARED_CHANGES = frozenset({"title", "title_by_user", "model", "mode", "config", "metadata", "calibration"})
+"""Columns that a principal with the access `write` may change. The others belong to the owner."""
+
+
+def check_principal(name: str) -> str:
+    """Return the name. It is also used as the name of a directory. :raises ArgumentError: it cannot be used."""
+    if not _PRINCIPAL.fullmatch(name):
+        raise ArgumentError(
+            f"Principal {name!r}: expected 1 to 64 of the characters a-z, A-Z, 0-9 and . _ @ + -, beginning with a "
+            'letter or digit, such as "ann" or "ann@example.org".'
+        )
+    return name
+
+
+class PrincipalStore(Store, Watcher):
+    """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it.
+
+    `home` is set for the store of an open session: whoever may prompt in that session can make it read. So while the
+    session `home` is shared, this store shows it and its sub-agents only. Without a principal nothing else is hidden.
+    """
+
+    def __init__(self, inner: Store, principal: str | None, *, home: str | None = None) -> None:
+        self.inner = inner
+        self.principal = principal
+        self.home = home
+        self._family = set() if home is None else {home}
+        # The sessions that the principal is known to own. An owner never changes.
+        self._own: dict[str, None] = {}
+        self._turns: set[str] = set()
+
+    @property
+    def warning(self) -> str:
+        return self.inner.warning
+
+    async def access(self, session_id: str) -> Access | None:
+        """What the principal may do with a session; None if it is unknown or hidden."""
+        if session_id in self._family:
+            return "own"
+        if await self._confined_to() is not None:
+            return "own" if await self._is_in_family(session_id) else None
+        if self.principal is None or session_id in self._own:
+            return "own"
+        found = await self.inner.access_of(session_id, self.principal)
+        if found == "own":
+            self._remember(session_id)
+        return found
+
+    async def require(self, session_id: str, need: Access) -> Access:
+        """Return what the principal may do with a session, if it is at least `need`.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session is unknown or hidden.
+        :raises ~crow.domain.errors.ArgumentError: the session is shared, but not for this.
+        """
+        access = await self.access(session_id)
+        if access is None:
+            raise NoSuchSession(session_id)
+        _check(session_id, access, need)
+        return access
+
+    async def create_session(self, new: NewSession) -> SessionRow:
+        if new.conversation is not None or new.leaf is not None:
+            raise ArgumentError("A session in an existing conversation is made with fork_session.")
+        new = replace(new, principal=self.principal)
+        if new.parent_id is None:
+            await self._refuse_if_shared()
+            row = await self.inner.create_session(new)
+            self._remember(row.id)
+            return row
+        parent = new.parent_id
+        row = await self._guarded(
+            parent, "write", lambda _: self.inner.create_session(new), missing=lambda: self.inner.session(_NO_SESSION)
+        )
+        if parent in self._family:
+            self._family.add(row.id)
+        return self._shown(row)
+
+    async def fork_session(
+        self,
+        session_id: str,
+        new_id: str,
+        *,
+        entry: int | None,
+        cwd: str,
+        additional_directories: tuple[str, ...],
+        metadata: JsonObject | None = None,
+        principal: str | None = None,  # the fork belongs to whoever makes it
+    ) -> SessionRow:
+        await self._refuse_if_shared()
+        chosen = entry if entry is None or await self._sees([entry]) else _NO_ENTRY
+        try:
+            row = await self._guarded(
+                session_id,
+                "read",
+                lambda one: self.inner.fork_session(
+                    one,
+                    new_id,
+                    entry=chosen,
+                    cwd=cwd,
+                    additional_directories=additional_directories,
+                    metadata=metadata,
+                    principal=self.principal,
+                ),
+            )
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace(str(_NO_ENTRY), str(entry))) from None
+        self._remember(row.id)
+        return row
+
+    async def session_by_alias(
+        self,
+        alias: str,
+        *,
+        principal: str | None = None,  # nobody sees the aliases of others
+    ) -> SessionRow | None:
+        row = await self.inner.session_by_alias(alias, principal=self.principal)
+        home = await self._confined_to()
+        return row if row is None or home in (None, row.id) else None
+
+    async def move_alias(self, session_id: str, to: str) -> None:
+        await self._refuse_if_shared()
+        target = to if await self._may(to, "own") else _NO_SESSION
+        try:
+            await self._guarded(session_id, "own", lambda one: self.inner.move_alias(one, target))
+        except NoSuchSession as error:
+            raise NoSuchSession(to if error.session_id == _NO_SESSION else error.session_id) from None
+
+    async def session(self, session_id: str) -> SessionRow:
+        return self._shown(await self._guarded(session_id, "read", self.inner.session))
+
+    async def sessions(
+        self,
+        *,
+        cwd: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+        archived: bool | None = False,
+        seen_by: str | None = None,  # always this principal
+    ) -> SessionPage:
+        page = await self.inner.sessions(cwd=cwd, cursor=cursor, limit=limit, archived=archived, seen_by=self.principal)
+        if await self._confined_to() is not None:
+            return SessionPage(rows=(), cursor=None)
+        return replace(page, rows=tuple(map(self._shown, page.rows)))
+
+    async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
+        rows = await self._guarded(session_id, "read", self.inner.subagents)
+        return tuple(map(self._shown, rows))
+
+    async def is_known_directory(
+        self,
+        paths: Sequence[str],
+        *,
+        principal: str | None = None,  # always this principal
+    ) -> bool:
+        return await self.inner.is_known_directory(paths, principal=self.principal)
+
+    async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
+        if changes.get("archived") or changes.get("alias") is not None:
+            await self._refuse_if_shared()
+        need: Access = "write" if changes.keys() <= _SHARED_CHANGES else "own"
+        return self._shown(await self._guarded(session_id, need, lambda one: self.inner.update_session(one, changes)))
+
+    async def merge_metadata(self, session_id: str, patch: JsonObject) -> SessionRow:
+        return self._shown(await self._guarded(session_id, "write", lambda one: self.inner.merge_metadata(one, patch)))
+
+    async def delete_session(self, session_id: str) -> None:
+        await self._guarded(session_id, "own", self.inner.delete_session)
+        self._own.pop(session_id, None)
+
+    async def open_session(self, session_id: str) -> Tail:
+        tail = await self._guarded(session_id, "read", self.inner.open_session)
+        return replace(tail, row=self._shown(tail.row))
+
+    async def tail(self, session_id: str) -> Tail:
+        tail = await self._guarded(session_id, "read", self.inner.tail)
+        return replace(tail, row=self._shown(tail.row))
+
+    async def history(
+        self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
+    ) -> AsyncIterator[Sequence[Entry]]:
+        one = session_id if await self._may(session_id, "read") else _NO_SESSION
+        # A reader may stop early; the inner generator must then end at once.
+        source = cast(AsyncGenerator[Sequence[Entry], None], self.inner.history(one, result_bytes=result_bytes))
+        try:
+            async with aclosing(source) as batches:
+                async for batch in batches:
+                    yield batch
+        except NoSuchSession:
+            self._own.pop(session_id, None)
+            raise NoSuchSession(session_id) from None
+
+    async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
+        one = session_id if await self._may(session_id, "read") else _NO_SESSION
+        try:
+            async with aclosing(cast(Watcher, self.inner).watch(one, after=after)) as found:
+                async for news in found:
+                    await self.require(session_id, "read")  # it may no longer be shared
+                    yield replace(news, row=self._shown(news.row))
+        except NoSuchSession:
+            self._own.pop(session_id, None)
+            raise NoSuchSession(session_id) from None
+
+    async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
+        if session_id is not None:
+            return await self._guarded(session_id, "read", lambda one: self.inner.entry(entry_id, session_id=one))
+        return await self.inner.entry(entry_id) if await self._sees([entry_id]) else None
+
+    async def result(self, session_id: str, call: CallRef) -> Entry | None:
+        found = await self._guarded(session_id, "read", lambda one: self.inner.result(one, call))
+        return found if found is not None and await self._sees([found.id]) else None
+
+    async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        await self._guarded(session_id, "write", lambda one: self.inner.enqueue(one, parts, message_id))
+
+    async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
+        await self._guarded(session_id, "write", lambda one: self.inner.replace_queued(one, parts, message_id))
+
+    async def queued(self, session_id: str) -> tuple[QueuedPrompt, ...]:
+        return await self._guarded(session_id, "read", self.inner.queued)
+
+    async def drop_prompt(self, session_id: str, message_id: str) -> None:
+        await self._guarded(session_id, "write", lambda one: self.inner.drop_prompt(one, message_id))
+
+    async def take_turn(
+        self,
+        session_id: str,
+        message_id: str | None,
+        *,
+        leaf: int | None,
+        parts: Sequence[Part] | None = None,
+        cut: int | None = None,
+    ) -> TurnStart:
+        start = await self._guarded(
+            session_id,
+            "write",
+            lambda one: self.inner.take_turn(one, message_id, leaf=leaf, parts=parts, cut=cut),
+        )
+        self._turns.add(session_id)
+        return start
+
+    async def append(
+        self,
+        session_id: str,
+        *,
+        leaf: int | None,
+        turn: int,
+        entries: Sequence[NewEntry],
+        release: bool = False,
+        changes: SessionChanges | None = None,
+    ) -> tuple[Entry, ...]:
+        need: Access = "write" if changes is None or changes.keys() <= _SHARED_CHANGES else "own"
+        stored = await self._guarded(
+            session_id,
+            need,
+            lambda one: self.inner.append(one, leaf=leaf, turn=turn, entries=entries, release=release, changes=changes),
+        )
+        if release:
+            self._turns.discard(session_id)
+        return stored
+
+    async def renew_lease(self, session_id: str) -> None:
+        await self._guarded(session_id, "write", self.inner.renew_lease)
+
+    def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
+        if session_id in self._turns:
+            self._turns.discard(session_id)
+            self.inner.disown(session_id, leaf=leaf, turn=turn, end=end)
+
+    async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
+        target = to if to is None or await self._sees([to]) else _NO_ENTRY
+        try:
+            await self._guarded(
+                session_id, "write", lambda one: self.inner.move_leaf(one, leaf=leaf, to=target, reason=reason)
+            )
+        except ArgumentError as error:
+            raise ArgumentError(str(error).replace(str(_NO_ENTRY), str(to))) from None
+
+    async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
+        seen = [one for one in session_ids if await self._may(one, "read")]
+        return {**dict.fromkeys(session_ids, 0), **await self.inner.count_messages(seen)}
+
+    async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
+        return await self._guarded(session_id, "read", self.inner.usage_by_model)
+
+    async def moves(self, session_id: str) -> tuple[Move, ...]:
+        return await self._guarded(session_id, "read", self.inner.moves)
+
+    async def outline(self, session_id: str) -> Outline:
+        return await self._guarded(session_id, "read", self.inner.outline)
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        if not await self._sees([one for one in (leaf, to) if one is not None]):
+            return ()
+        return await self.inner.left_behind(leaf, to, kinds)
+
+    async def file_changes(self, leaf: int | None, to: int | None) -> tuple[Entry, ...]:
+        if not await self._sees([one for one in (leaf, to) if one is not None]):
+            return ()
+        return await self.inner.file_changes(leaf, to)
+
+    async def save_draft(
+        self, session_id: str, *, after_leaf: int | None, turn: int, message_id: str, text: str, thought: str
+    ) -> None:
+        await self._guarded(
+            session_id,
+            "write",
+            lambda one: self.inner.save_draft(
+                one, after_leaf=after_leaf, turn=turn, message_id=message_id, text=text, thought=thought
+            ),
+        )
+
+    async def search(
+        self,
+        query: str,
+        *,
+        session_id: str | None = None,
+        scope: Scope | None = None,
+        limit: int = 20,
+        seen_by: str | None = None,  # always this principal
+    ) -> tuple[Hit, ...]:
+        if session_id is None:
+            home = await self._confined_to()
+            seen_by = self.principal if home is None else None
+            return await self.inner.search(query, session_id=home, scope=scope, limit=limit, seen_by=seen_by)
+        return await self._guarded(
+            session_id, "read", lambda one: self.inner.search(query, session_id=one, scope=scope, limit=limit)
+        )
+
+    async def scan(
+        self,
+        query: str,
+        *,
+        session_id: str,
+        scope: Scope | None = None,
+        limit: int = 20,
+        without: Collection[str] = frozenset(),
+    ) -> Scan:
+        return await self._guarded(
+            session_id,
+            "read",
+            lambda one: self.inner.scan(query, session_id=one, scope=scope, limit=limit, without=without),
+        )
+
+    async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
+        return await self.inner.learned(base_url, model)
+
+    async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
+        await self.inner.learn(base_url, model, facts)
+
+    async def access_of(self, session_id: str, principal: str) -> Access | None:
+        """What a principal may do with a session. Only its owner may ask that about others."""
+        own = await self.access(session_id)
+        if principal == self.principal:
+            return own
+        return await self.inner.access_of(session_id, principal) if own == "own" else None
+
+    async def sees_entries(
+        self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
+    ) -> bool:
+        if principal != self.principal or (session_id is not None and not await self._may(session_id, "read")):
+            return False
+        return await self._sees(entries, session_id)
+
+    async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
+        await self._guarded(session_id, "own", lambda one: self.inner.share_session(one, principal, access))
+
+    async def shares(self, session_id: str) -> tuple[Share, ...]:
+        """With whom a session is shared. Others than its owner see their own share only."""
+        found = await self._guarded(session_id, "read", self.inner.shares)
+        is_own = await self.access(session_id) == "own"
+        return tuple(share for share in found if is_own or share.principal == self.principal)
+
+    async def add_token(self, token: Token) -> None:
+        raise _no_tokens()
+
+    async def token(self, token_id: str) -> Token | None:
+        raise _no_tokens()
+
+    async def tokens(self) -> tuple[Token, ...]:
+        raise _no_tokens()
+
+    async def note_token_use(self, token_id: str, used_ms: int) -> None:
+        raise _no_tokens()
+
+    async def revoke_token(self, token_id: str) -> bool:
+        raise _no_tokens()
+
+    async def tidy(self) -> None:
+        await self.inner.tidy()
+
+    def hurry(self) -> None:
+        """Do nothing: the process goes on when a principal leaves."""
+
+    async def close(self) -> None:
+        """Do nothing: whoever has opened the store closes it."""
+
+    async def _guarded(
+        self,
+        session_id: str,
+        need: Access,
+        call: Callable[[str], Awaitable[T]],
+        *,
+        missing: Callable[[], Awaitable[object]] | None = None,
+    ) -> T:
+        """Call `call` with the id, or with an id that no session has if the session is hidden. With `missing`, call
+        that instead; it must raise NoSuchSession."""
+        access = await self.access(session_id)
+        if access is not None:
+            _check(session_id, access, need)
+        try:
+            if access is None and missing is not None:
+                return cast(T, await missing())
+            return await call(session_id if access is not None else _NO_SESSION)
+        except NoSuchSession as error:
+            if error.session_id == session_id:
+                self._own.pop(session_id, None)
+            raise (NoSuchSession(session_id) if access is None else error) from None
+
+    async def _may(self, session_id: str, need: Access) -> bool:
+        """Whether the principal sees the session. :raises ArgumentError: it does, but may not do this."""
+        access = await self.access(session_id)
+        if access is not None:
+            _check(session_id, access, need)
+        return access is not None
+
+    async def _sees(self, entries: Sequence[int], session_id: str | None = None) -> bool:
+        home = await self._confined_to()
+        if not entries or (self.principal is None and home is None):
+            return True
+        principal, session_id = (self.principal, session_id) if home is None else (None, session_id or home)
+        return await self.inner.sees_entries(entries, principal=principal, session_id=session_id)
+
+    async def _confined_to(self) -> str | None:
+        """The session `home` while it is shared, else None."""
+        return self.home if self.home is not None and await self.inner.shares(self.home) else None
+
+    async def _refuse_if_shared(self) -> None:
+        if await self._confined_to() is not None:
+            raise ArgumentError(
+                "This session is shared, and only its owner may do that. Commands here work for everybody who may "
+                "prompt: use your client instead (session/new, session/fork, session/archive)."
+            )
+
+    async def _is_in_family(self, session_id: str) -> bool:
+        """Whether a session is `home`, one of its sub-agents, or a sub-agent of one."""
+        above = session_id
+        while above not in self._family:
+            try:
+                parent = (await self.inner.session(above)).parent_id
+            except NoSuchSession:
+                return False
+            if parent is None:
+                return False
+            above = parent
+        self._family.add(session_id)
+        return True
+
+    def _shown(self, row: SessionRow) -> SessionRow:
+        """A row without the alias that its owner has given it."""
+        return row if row.principal == self.principal or self.principal is None else replace(row, alias=None)
+
+    def _remember(self, session_id: str) -> None:
+        self._own[session_id] = None
+        if len(self._own) > _MOST_KNOWN:
+            del self._own[next(iter(self._own))]
+
+
+def session_view(store: Store, row: SessionRow) -> Store:
+    """The store for an open session of a server with principals: what its owner sees, or only the session itself while
+    it is shared."""
+    inner = store.inner if isinstance(store, PrincipalStore) else store
+    return PrincipalStore(inner, row.principal, home=row.id)
+
+
+def _check(session_id: str, access: Access, need: Access) -> None:
+    """:raises ArgumentError: `access` is less than `need`."""
+    if _RANKS[access] >= _RANKS[need]:
+        return
+    if need == "own":
+        raise ArgumentError(f"Session {session_id} is shared with you; only its owner may do that.")
+    raise ArgumentError(
+        f"Session {session_id} is shared with you for reading only; its owner can share it with --write."
+    )
+
+
+def _no_tokens() -> ArgumentError:
+    return ArgumentError('Tokens are managed on the server: run "crow serve token" there.')

@@ -1,0 +1,98 @@
+"""One server for the tests of a module, and one in this process whose limits a test chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from crow.serve.http import AcpService, NoAccessControl, ServedConnection
+from crow.serve.server import uvicorn_server
+from crow.serve.tokens import Grant
+from crow.serve.websocket import ConnectionLimits
+from crow.settings.values import ServeSettings
+from tests.support.server import ServerProcess, server_environment
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The module's server and its tests share an event loop."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
+    """A server with the offline model, shared by the tests of a module."""
+    home = tmp_path_factory.mktemp("server")
+    async with ServerProcess(env=server_environment(home / "home", CROW_SANDBOX="off"), cwd=home) as started:
+        yield started
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A workspace with a file."""
+    directory = tmp_path / "work"
+    directory.mkdir()
+    (directory / "README.md").write_text("# Nest\nTwigs and string.\n")
+    return directory
+
+
+class Service:
+    """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.acp = AcpService(
+            self._serve,
+            access=NoAccessControl(),
+            limits=limits,
+            max_connections=50,
+            max_connections_each=50,
+            check_ready=self._problem,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[int]:
+        """Listens on 127.0.0.1 and yields the port."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port: int = listener.getsockname()[1]
+            http = uvicorn_server(self.acp, ServeSettings(), self.limits, {})
+            running = asyncio.create_task(http.serve([listener]))
+            await http.has_started()
+            try:
+                yield port
+            finally:
+                http.should_exit = True
+                with anyio.CancelScope(shield=True):
+                    await running
+
+    async def wait_until(self, is_true: Callable[[], bool]) -> None:
+        """Waits for something that this process does."""
+        with anyio.fail_after(60):
+            while not is_true():  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+
+    async def _serve(self, connection: ServedConnection, id_: str, _grant: Grant | None) -> None:
+
+        async def handle(method: str, params: Any, is_notification: bool) -> Any:
+            if method == "flood":
+                for _ in range(params["count"]):
+                    if params["waits"]:
+                        await connection.notify("filler", {"text": "x" * params["size"]})
+                    else:
+                        params_of = {"text": "x" * params["size"]}
+                        (client,) = (each for each in self.acp.clients.values() if each.id == id_)
+                        client.transport.post({"jsonrpc": "2.0", "method": "filler", "params": params_of})
+            return dict(params)
+
+        await connection.run(handle)
+        await connection.end()
+
+    async def _problem(self) -> str:
+        return ""
