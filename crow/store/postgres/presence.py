@@ -192,7 +192,7 @@ class Presence:
                         if self._watches and (not self._is_listening or clock() >= look_at):
                             await self._look(connection)
                             look_at = clock() + _LOOK_S
-            except Exception as error:  # whatever it is: a store that stops renewing its lease loses its turns
+            except Exception as error:  # noqa: BLE001  a store that stops renewing its lease loses its turns
                 if not is_failing:
                     logger.warning("PostgreSQL does not answer the connection that holds crow's lock: %r", error)
                 is_failing = True
