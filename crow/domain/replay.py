@@ -68,6 +68,11 @@ class Replay:
             case _ as never:
                 assert_never(never)
 
+    @property
+    def holds_results(self) -> bool:
+        """Whether a result waits for that of an earlier call."""
+        return any(waiting.result is not None for waiting in self._waiting.values())
+
     def pause(self) -> tuple[Event, ...]:
         """Return the results that wait for an earlier call. Call this instead of `end` if the turn is still running,
         because its other calls have not ended."""

@@ -20,6 +20,7 @@ from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSessio
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.cursors import CURSOR_KEY, CursorGap, cursor_in, missed_since
 from crow.frontend.endpoints import LOGGED_OUT_STATUS, set_provider
 from crow.frontend.frames import (
     INTERNAL_ERROR,
@@ -298,7 +299,7 @@ class AcpAgent:
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         self._is_initialized = True
-        self._sessions.caps = client_capabilities(params)
+        self._sessions.use_capabilities(client_capabilities(params))
         logger.info("Client: %s", client_name(params) or "no name")
         features = ("list", "resume", "close", "delete", "fork", "additionalDirectories", "archive", "status", "title")
         # Unsupported features are left out, because some clients only check whether the key exists.
@@ -314,7 +315,7 @@ class AcpAgent:
                 **({"providers": {}} if self._sessions.requester.may_configure else {}),
             },
             "authMethods": auth_methods(self._sessions.caps),
-            "_meta": {"steering": {"supported": True}},
+            "_meta": {"steering": {"supported": True}} | ({CURSOR_KEY: {}} if self._host.is_shared else {}),
         }
 
     async def _authenticate(self, params: RequestParams) -> dict[str, Any]:
@@ -398,8 +399,21 @@ class AcpAgent:
             del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
-        async with self._sessions.reopened(params["sessionId"], open_request_from(params)) as opened:
+        async with self._resumed(params, open_request_from(params)) as opened:
             return self._sessions.introduce(opened)
+
+    @asynccontextmanager
+    async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
+        """Opens a stored session. A client that comes back with a cursor is sent what it has missed."""
+        cursor = cursor_in(params)
+        async with self._sessions.reopened(params["sessionId"], request) as opened:
+            if cursor is not None:
+                store, session = await self._sessions.store(), opened.session
+                missed = await missed_since(cursor, store, session.id, session.branch.entries)
+                is_own = partial(opened.hosted.clients.has_sent, self._sessions.origin) if opened.attachment else None
+                is_running = session.has_turn or session.owes
+                await opened.client.resume(missed, is_running=is_running, is_own=is_own or (lambda _: False))
+            yield opened
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
         store = await self._sessions.store()
@@ -485,8 +499,9 @@ class AcpAgent:
             session, metadata = opened.session, session_metadata(params)
             parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
             run = PromptRun(session, session.submit(parts, metadata), self._connection)
-            opened.hosted.clients.note_origin(run.prompt.message_id, self._sessions.origin)
             self._host.run_prompt(run, key)
+        if opened.attachment is not None:
+            opened.hosted.clients.note_sender(run.prompt.message_id, opened.attachment)
         self._cancel_by_id[params.request_id] = partial(run.session.withdraw, run.prompt)
         try:
             prompt = await run.wait()
@@ -511,8 +526,8 @@ class AcpAgent:
         A turn's updates may only be sent while a `session/prompt` request waits for its response.
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
-        if self._host.is_shared:
-            opened.hosted.clients.note_origin(message_id, self._sessions.origin)
+        if opened.attachment is not None:
+            opened.hosted.clients.note_sender(message_id, opened.attachment)
         if await opened.session.steer(parts_from(params["prompt"]), message_id):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
@@ -561,6 +576,8 @@ def error_response(error: CrowError) -> RequestError:
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
+        case CursorGap():
+            return request_error(INVALID_PARAMS, str(error), reason="cursor_gap")
         case ArgumentError():
             return request_error(INVALID_PARAMS, str(error))
         case AuthError():

@@ -15,9 +15,12 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
+from crow.agent.branch import Branch
 from crow.agent.session import PendingPrompt
-from crow.domain.entries import Assistant, CallRef, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
+    CallEnded,
     CallProgressed,
     Elicitation,
     ElicitationAnswer,
@@ -31,9 +34,13 @@ from crow.domain.events import (
     ThoughtShown,
 )
 from crow.domain.replay import RunningTurn
+from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
+from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
+from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
+from crow.store import Access
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +65,7 @@ Origin = object
 class WaitingItem:
     """Something that waits to be sent to a client. `size` is about how much memory it takes, in bytes."""
 
-    send: Callable[[], Awaitable[None]]
+    send: Callable[[], Awaitable[object]]
     size: int
     is_begun: bool = False
 
@@ -70,12 +77,26 @@ class Attachment:
     `may_write`: whether the client may prompt and answer questions.
     """
 
-    def __init__(self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: SessionClient,
+        *,
+        origin: Origin,
+        may_write: bool,
+        drop: Callable[[str], None],
+        leave: Callable[[Attachment], None],
+    ) -> None:
         self.client = client
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
+        self.check: Callable[[Access], Awaitable[None]] | None = None
+        """Raises NoSuchSession if the client's user may no longer see the session, and ArgumentError if the user may do
+        less with it."""
+        self.editor: EditorWorkspace | None = None
+        """The session's files and terminals, as this client serves them."""
         self._drop = drop
+        self._leave = partial(leave, self)
         self._items: deque[WaitingItem] = deque()
         self._bytes = 0
         self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
@@ -86,6 +107,7 @@ class Attachment:
 
     async def run(self) -> None:
         """Sends what waits, in order, until `detach`."""
+        use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
                 while self._items:
@@ -97,13 +119,15 @@ class Attachment:
                         logger.exception("An update could not be sent")
                         self._end("Internal error: an update could not be sent.")
                         return
+                    if self.is_detached:
+                        return
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[None]], size: int = EVENT_BYTES) -> WaitingItem | None:
+    def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
         """Calls `send` when everything before it has been sent."""
         if self.is_detached:
             return None
@@ -135,9 +159,30 @@ class Attachment:
             if item is not None:
                 self._progress[event.call] = (item, holder)
             return
-        if isinstance(event, EntryStored) and isinstance(event.entry.body, ToolResult):
-            self._progress.pop(event.entry.body.call, None)
+        if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
+            self.check_access()
+        match event:
+            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
+                self._progress.pop(call, None)
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
+
+    def check_access(self) -> None:
+        """Checks, before anything further is sent, whether the client may still see the session."""
+        if self.check is not None:
+            self.put(partial(self.has_access, "read"))
+
+    async def has_access(self, access: Access) -> bool:
+        """Whether the client may still do this. A client that may not even see the session leaves it."""
+        try:
+            if self.check is not None:
+                await self.check(access)
+        except NoSuchSession:
+            self._leave()
+        except ArgumentError:
+            self.may_write = False
+        else:
+            return True
+        return False
 
     async def flushed(self) -> None:
         """Waits until everything that waits now has been sent, or the client is detached."""
@@ -253,6 +298,9 @@ class OpenQuestion(Generic[Answer]):
                 return  # the end of the connection detaches the client
             except Exception:
                 logger.exception("A client could not be asked")
+                return
+            if not await attachment.has_access("write"):
+                self.note_change()
                 return
             if isinstance(answer, Failure):
                 self._failures[attachment] = answer.answer
@@ -372,12 +420,14 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. They may come and go while the session works.
 
-    Also the session's :class:`crow.agent.session.TurnListener`. Tasks of clients run in `tasks`. If nobody can answer a
+    Also the session's :class:`crow.agent.session.TurnListener`. `workspace` uses the files of the client whose prompt
+    runs. Tasks of clients run in `tasks`. If nobody can answer a
     question, it waits `wait_s` seconds for a client that can.
     """
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, *, wait_s: float) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
         super().__init__()
+        self.workspace = workspace
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
@@ -389,18 +439,28 @@ class AttachedClients(ClientGroup):
         """What the last turn does or how it ended, as `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
+        self._senders: dict[str, Attachment] = {}
         self._turn_origin: Origin | None = None
+        self._turn_id = ""
+        self.leaf: Callable[[], int | None] = lambda: None
+        self.place = CursorTracker()
+        """How much of the session's log was published."""
 
     def client_of(self, attachment: Attachment) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
+    def follow(self, branch: Branch) -> None:
+        """Called when the session has been made, before it runs."""
+        self.leaf = lambda: branch.leaf
+        self.place.pass_prompt(entry=branch.leaf)
+
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
         """Sends everything from now on to one more client, too. The client knows the running turn so far."""
-        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop)
-        client.learn(self.running.events())
+        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
+        client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
             client.note_state(state)
         for session_id, group in self.subagents.items():
@@ -419,6 +479,8 @@ class AttachedClients(ClientGroup):
         """Forgets a client. Whatever it was asked counts as not asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
+        if attachment.editor is not None and attachment.editor is self.workspace.editor:
+            self.workspace.use(None)
         attachment.detach()
         for group in self.subagents.values():
             group.clients.pop(attachment, None)
@@ -431,11 +493,19 @@ class AttachedClients(ClientGroup):
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
-    def note_origin(self, message_id: str, origin: Origin) -> None:
-        """Remembers which client has sent a prompt. That client already shows it."""
-        self._origins[message_id] = origin
-        while len(self._origins) > MAX_ORIGINS:
-            del self._origins[next(iter(self._origins))]
+    def note_sender(self, message_id: str, attachment: Attachment) -> None:
+        """Remembers which client has sent a prompt. That client already shows it, and waits for the response."""
+        self._origins[message_id] = attachment.origin
+        self._senders[message_id] = attachment
+        if message_id == self._turn_id:  # the client has come back
+            self.workspace.use(attachment.editor)
+        for known in (self._origins, self._senders):
+            while len(known) > MAX_ORIGINS:
+                del known[next(iter(known))]
+
+    def has_sent(self, origin: Origin, message_id: str) -> bool:
+        """Whether this client has sent the prompt, as far as crow remembers."""
+        return self._origins.get(message_id) == origin
 
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
@@ -451,26 +521,34 @@ class AttachedClients(ClientGroup):
 
     async def publish(self, event: Event) -> None:
         """See `ClientGroup`."""
+        if isinstance(event, EntryStored):
+            self.place.pass_entry(event.entry)
         if isinstance(event, SubagentChanged):
             self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
         await super().publish(event)
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
-        self._turn_origin = self._origins.get(prompt.message_id)
+        leaf = self.leaf()
+        self.place.pass_prompt(entry=leaf)
+        self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
+        sender = self._senders.get(prompt.message_id)
+        self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
         self.last_turn = {"state": "running"}
-        for attachment in self.attachments:
+        for attachment in tuple(self.attachments):
             is_own = self.is_own_prompt(attachment, prompt.message_id)
-            attachment.put(partial(attachment.client.show_turn, prompt, is_own=is_own))
+            attachment.check_access()
+            attachment.put(partial(attachment.client.show_turn, prompt, leaf, is_own=is_own))
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
+        sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
-        for attachment in self.attachments:
-            is_own = self.is_own_prompt(attachment, prompt.message_id)
+        for attachment in tuple(self.attachments):
+            is_own = attachment is sender
             attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
-        self._turn_origin = None
+        self._turn_id, self._turn_origin = "", None
 
     def _note_kinds(self) -> None:
         if self.attachments:
@@ -486,8 +564,7 @@ def _size(event: Event) -> int:
     match event:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
             return EVENT_BYTES + len(text)
-        case EntryStored(entry=entry):
-            body = entry.body
-            return EVENT_BYTES + (len(body.text) if isinstance(body, ToolResult | Assistant) else 0)
+        case EntryStored(entry=Entry(body=ToolResult(text=text))):
+            return EVENT_BYTES + len(text)
         case _:
             return EVENT_BYTES

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 
@@ -19,9 +19,15 @@ from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, Too
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
-from crow.frontend import tool_calls
+from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap, CursorTracker, Missed
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.questions import (
+    elicitation_answer,
+    elicitation_params,
+    permission_answer,
+    permission_params,
+)
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import (
@@ -52,15 +58,6 @@ MAX_WAITING_QUESTIONS = 16
 
 MAX_REMEMBERED = 1_000
 """For at most this many of the last messages and calls of a replay, it is remembered that they were sent."""
-
-PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
-    "allow_once": "allow_once",
-    "allow_always": "allow_always",
-    "allow_writes": "allow_always",
-    "reject_once": "reject_once",
-    "reject_always": "reject_always",
-}
-"""The options of a permission question, and their kinds in the protocol."""
 
 
 class RequestParams(dict[str, Any]):
@@ -150,7 +147,10 @@ class SessionClient:
         self._replayed_to = 0
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
-        self._has_learned = False
+        self.has_learned = False
+        """Whether the client joined a running turn and has not been sent its unfinished message and calls."""
+        self.place = CursorTracker(is_used=caps.cursors)
+        """How much of the session's log the client has been sent."""
         self.sent_at = 0.0
         """When the connection last took an update, on the monotonic clock."""
         self.is_closed = False
@@ -173,16 +173,19 @@ class SessionClient:
         """Makes new updates and questions wait until `open`."""
         self._is_known = asyncio.Event()
 
-    def learn(self, running: Sequence[Event]) -> None:
-        """Takes over what other clients have been shown of the running turn. See `crow.domain.replay.RunningTurn`."""
+    def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
+        """Takes over what other clients have been shown of the running turn, and how far they are in the log. See
+        `crow.domain.replay.RunningTurn`."""
+        if place is not None and self._caps.cursors:
+            self.place = place
         for event in running:
             self._live.updates(event)
-        self._has_learned = True
+        self.has_learned = True
 
     async def catch_up(self) -> None:
         """Sends the unfinished message and calls to a client that has joined a running turn without a replay."""
-        if self._has_learned:
-            self._has_learned = False
+        if self.has_learned:
+            self.has_learned = False
             async with self._updating:
                 await self._send_all(self._live.catch_up())
 
@@ -254,6 +257,7 @@ class SessionClient:
             state = self._states.get(session_id) or known[session_id]
             await self._send_all(self._live.updates(replace(state, title=state.title or "")))
             if (running := self.subagents.get(session_id)) is not None:
+                await running.catch_up()
                 running.open()
 
     def release_subagents(self) -> None:
@@ -295,7 +299,8 @@ class SessionClient:
                     extra = [{"sessionUpdate": "config_option_update", "configOptions": self._options()}]
                 case events.CommandsChanged():
                     extra = [{"sessionUpdate": "available_commands_update", "availableCommands": self._commands()}]
-            await self._send_all((*self._live.updates(event), *extra))
+            await self._send_event(event, self._live.updates(event))
+            await self._send_all(extra)
 
     def _is_replayed(self, event: Event) -> bool:
         match event:
@@ -318,15 +323,24 @@ class SessionClient:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
         await self.publish(event)
 
-    async def show_turn(self, prompt: PendingPrompt, *, is_own: bool) -> None:
-        """A turn begins. Shows its prompt and that it runs, unless this client has sent the prompt."""
-        if is_own:
-            return
+    async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:
+        """A turn begins after `entry`, which is its prompt unless that is a slash command or not complete yet.
+
+        Shows the prompt and that the turn runs, unless this client has sent the prompt.
+        """
+        updates: Sequence[Update] = ()
         if prompt.command is not None:
-            await self._show_prompt_of_other(prompt.message_id, command_updates(prompt.message_id, prompt.text))
-        elif not prompt.needs_servers:  # otherwise the prompt is not complete yet
-            await self._show_prompt_of_other(prompt.message_id, prompt_updates(prompt.message_id, prompt.parts))
-        await self.send(turn_state_update({"state": "running"}))
+            updates = command_updates(prompt.message_id, prompt.text)
+        elif not prompt.needs_servers:
+            updates = prompt_updates(prompt.message_id, prompt.parts)
+        if not is_own:
+            await self._show_prompt_of_other(prompt.message_id, updates)
+        await self._is_known.wait()
+        async with self._updating:
+            if (entry or 0) > self._replayed_to:
+                self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
+            if not is_own:
+                await self.send(turn_state_update({"state": "running"}))
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
         """A turn has ended. Shows `state`, unless this client gets the response to the prompt."""
@@ -339,7 +353,9 @@ class SessionClient:
         await self._is_known.wait()
         async with self._updating:
             if message_id not in self._replayed_messages:
-                await self._send_all(updates)
+                for update in updates:
+                    self.place.pass_piece(User(parts=(), message_id=message_id))
+                    await self.send(update)
 
     async def replay(
         self,
@@ -355,7 +371,7 @@ class SessionClient:
         message and calls are sent.
         """
         async with self._updating:
-            self._has_learned = False
+            self.has_learned, self.place.cursor = False, Cursor()
             replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             messages: deque[str] = deque(maxlen=MAX_REMEMBERED)
             calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
@@ -366,8 +382,7 @@ class SessionClient:
                             messages.append(id_)
                         case ToolResult(call=call):
                             calls.append(call)
-                    for event in replay.feed(entry):
-                        await self._send_all(updates.updates(event))
+                    await self._send_entry(entry, replay, updates)
                     self._replayed_to = max(self._replayed_to, entry.id)
             self._replayed_messages, self._replayed_calls = frozenset(messages), frozenset(calls)
             for event in replay.pause() if is_running else replay.end():
@@ -376,10 +391,137 @@ class SessionClient:
                 await self._send_all(self._live.catch_up(ended=calls, shown=self._replayed_messages))
         return updates
 
-    async def send(self, update: Update) -> None:
-        """Sends one update; does nothing once the editor is gone or the session closed."""
+    async def resume(
+        self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool] = lambda _message_id: False
+    ) -> None:
+        """Sends what a client has missed, except prompts that it has sent itself, and the running turn's unfinished
+        message and calls as far as the client does not have them.
+
+        :raises CursorGap: the client was sent part of a message that is not in the history.
+        """
+        async with self._updating:
+            self.has_learned = False
+            cursor = missed.cursor
+            self._check(missed)
+            replay, updates = Replay(), ReplayUpdates(self._caps, ReplayLimits(is_full=True))
+            self.place.cursor = cursor
+            for entry in missed.before:
+                for event in replay.feed(entry):
+                    updates.updates(event)
+                self.place.note_answer(entry)
+            skipped = cursor.pieces
+            for entry in missed.entries:
+                is_known = isinstance(entry.body, User) and is_own(entry.body.message_id)
+                left = await self._send_entry(
+                    entry, replay, updates, cursor=cursor, skipped=10**9 if is_known else skipped
+                )
+                skipped = skipped if is_known else left
+                self._replayed_to = max(self._replayed_to, entry.id)
+            bodies = [entry.body for entry in (*missed.before, *missed.entries)]
+            self._replayed_messages = frozenset(
+                body.message_id for body in bodies if isinstance(body, Assistant | User | Command)
+            )
+            self._replayed_calls = frozenset(body.call for body in bodies if isinstance(body, ToolResult))
+            for event in replay.pause() if is_running else replay.end():
+                await self._send_all(updates.updates(event))
+            if is_running:
+                unfinished = self._live.catch_up(
+                    ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor
+                )
+                await self._send_all(unfinished)
+            await self._resume_subagents(missed)
+            own = {entry.id for entry in (*missed.before, *missed.entries)}
+            for call in cursor.calls:
+                if call.assistant not in own and call not in self._replayed_calls and not self._live.knows(call):
+                    result = missed.results.get(call)
+                    body = result.body if result is not None and isinstance(result.body, ToolResult) else None
+                    await self._send_all(self._live.ended_elsewhere(call, body))
+
+    async def _resume_subagents(self, missed: Missed) -> None:
+        """Says that updates of sub-agents may be missing, because their sessions have no cursors."""
+        for subagent in self.subagents.values():
+            subagent.has_learned = False  # the client may have a part of the unfinished message
+        results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
+        if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
+            title = "Updates of sub-agents were missed. Load the session to see all of them."
+            await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
+
+    def _check(self, missed: Missed) -> None:
+        """:raises CursorGap: the client was sent more of a message than there is."""
+        cursor = missed.cursor
+        if not (cursor.text or cursor.thought):
+            return
+        answer = next((each.body for each in missed.entries if isinstance(each.body, Assistant)), None)
+        message_id, thought, text = (
+            self._live.message if answer is None else (answer.message_id, answer.thought, answer.text)
+        )
+        if message_id != cursor.message:
+            raise CursorGap(f"the message {cursor.message} is not in the present history of this session.")
+        if len(thought) < cursor.thought or len(text) < cursor.text:
+            raise CursorGap(f"the message {cursor.message} is shorter than what the client was sent of it.")
+
+    async def _send_entry(
+        self,
+        entry: Entry,
+        replay: Replay,
+        updates: ReplayUpdates,
+        *,
+        cursor: Cursor | None = None,
+        skipped: int = 0,
+    ) -> int:
+        """Sends an entry of the history, except what was sent before `cursor` and the first `skipped` updates.
+
+        Returns how many updates still have to be skipped.
+        """
+        found: list[tuple[Event, Update]] = []
+        for event in replay.feed(entry):
+            shown = event if cursor is None else _after(event, cursor)
+            if shown is None:
+                updates.note_sent()
+                continue
+            found += [(event, update) for update in updates.updates(shown)]
+        if cursor is not None and isinstance(entry.body, Command) and entry.body.message_id == cursor.message:
+            found = [each for each in found if each[1]["sessionUpdate"] != "user_message_chunk"]
+        if isinstance(entry.body, PIECEMEAL):
+            found, skipped = found[skipped:], skipped if not found else 0
+        is_settled = not replay.holds_results
+        for index, (event, update) in enumerate(found, 1):
+            self.place.pass_update(event, update)
+            if index < len(found):
+                self.place.pass_piece(entry.body)
+            elif is_settled:
+                self.place.pass_entry(entry)
+            await self.send(update)
+        if not found and is_settled:
+            self.place.pass_entry(entry)
+        await self._after_sending()
+        return skipped
+
+    async def _send_event(self, event: Event, updates: Sequence[Update]) -> None:
+        """Sends the updates of an event. The last one has the cursor behind its entry."""
+        entry = event.entry if isinstance(event, events.EntryStored) else None
+        for index, update in enumerate(updates, 1):
+            self.place.pass_update(event, update)
+            if entry is not None and index < len(updates):
+                self.place.pass_piece(entry.body)
+            elif entry is not None:
+                self.place.pass_entry(entry)
+            await self.send(update)
+        if entry is not None and not updates:
+            self.place.pass_entry(entry)
+        await self._after_sending()
+
+    async def _after_sending(self) -> None:
+        """Called after the updates of an event."""
+
+    async def send(self, update: Update, *, has_place: bool = True) -> None:
+        """Sends one update; does nothing once the editor is gone or the session closed. `has_place`: the client has
+        everything up to this update."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
-            await self._connection.notify("session/update", {"sessionId": self._session_id, "update": update})
+            params = {"sessionId": self._session_id, "update": update}
+            if self._caps.cursors and has_place and self._parent is None:
+                params["_meta"] = {CURSOR_KEY: str(self.place.cursor)}
+            await self._connection.notify("session/update", params)
             self.sent_at = time.monotonic()
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
@@ -481,8 +623,11 @@ class SessionClient:
         return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
+        """Sends updates that repeat the present state."""
         for update in updates:
+            self.place.pass_update(None, update)
             await self.send(update)
+        await self._after_sending()
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
@@ -491,80 +636,15 @@ def turn_state_update(state: Mapping[str, Any]) -> Update:
     return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
 
 
-def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """The parameters of `session/request_permission`.
-
-    They repeat everything about the call, because many clients build their dialog from this request alone. A call that
-    is too large to be shown whole can only be allowed or rejected once.
-    """
-    announcement = question.plan.announcement
-    call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
-    content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
-    )
-    if content:
-        call["content"] = content
-    always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
-    labels = {"allow_once": "Allow", "reject_once": "Reject"}
-    if always:
-        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {never}"}
-    if always and question.offers_writes:
-        network = " or use the network" if has_network else ""
-        labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
-    options = [
-        {"optionId": answer, "kind": kind, "name": labels[answer]}
-        for answer, kind in PERMISSION_KINDS.items()
-        if answer in labels
-    ]
-    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    # A rule with hidden characters would have to be escaped, and would then no longer name this call.
-    has_rule = question.rule and safe(question.rule) == question.rule
-    return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
-
-
-def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
-
-    An "always" answer that was not `offered` counts as the matching "once" answer.
-    """
-    match result:
-        case {"outcome": {"outcome": "cancelled"}}:
-            return "cancelled"
-        case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
-            once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
-            return kind if kind in offered else once
+def _after(event: Event, cursor: Cursor) -> Event | None:
+    """The part of a piece of history that comes after `cursor`; None if there is none."""
+    match event:
+        case events.TextShown(message_id=message_id, text=text) if message_id == cursor.message:
+            return replace(event, text=text[cursor.text :]) if len(text) > cursor.text else None
+        case events.ThoughtShown(message_id=message_id, text=text) if message_id == cursor.message:
+            return replace(event, text=text[cursor.thought :]) if len(text) > cursor.thought else None
         case _:
-            return "reject_once"
-
-
-def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """The parameters of `elicitation/create`."""
-    params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
-    if question.call is not None:
-        params["toolCallId"] = question.call.call_id
-    match question:
-        case events.FormQuestion(schema=schema):
-            return params | {"mode": "form", "requestedSchema": {"type": "object", **schema}}
-        case events.UrlQuestion(url=url, id=question_id):
-            return params | {"mode": "url", "url": url, "elicitationId": question_id}
-        case _:
-            assert_never(question)
-
-
-def elicitation_answer(result: object) -> ElicitationAnswer:
-    """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
-
-    Values of types that a form cannot contain are dropped.
-    """
-    match result:
-        case {"action": "accept", "content": dict(content)}:
-            values = {key: value for key, value in content.items() if _is_form_value(value)}
-            return ElicitationAnswer(action="accept", content=values)
-        case {"action": "accept" | "decline" as action}:
-            return ElicitationAnswer(action=action)
-        case _:
-            return ElicitationAnswer(action="cancel")
+            return event
 
 
 def refusal_text(error: RequestError) -> str:
@@ -574,9 +654,3 @@ def refusal_text(error: RequestError) -> str:
             return text
         case _:
             return str(error)
-
-
-def _is_form_value(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, str | int | float)

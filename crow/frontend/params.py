@@ -30,7 +30,8 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 class ClientCapabilities:
     """What crow may send to this client or ask of it.
 
-    `cancelled_calls`: whether a tool call may have the status `cancelled`.
+    `cancelled_calls`: whether a tool call may have the status `cancelled`. `cursors`: whether updates name their place
+    in the session's log.
     """
 
     reads_files: bool = False
@@ -46,6 +47,7 @@ class ClientCapabilities:
     marked_remarks: bool = False
     subagents: bool = False
     cancelled_calls: bool = False
+    cursors: bool = False
     question_kinds: frozenset[ElicitationKind] = frozenset()
 
 
@@ -65,6 +67,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
         compaction=isinstance(session.get("compaction"), dict),
         subagents=isinstance(offered.get("subagents"), dict),
         plans=isinstance(offered.get("plan"), dict),
+        cursors=meta.get("acp/cursor") is True,
         marked_remarks=_crow_meta(offered).get("remarks") is True,
         boolean_options=isinstance(_object(session, "configOptions").get("boolean"), dict),
         question_kinds=frozenset(kind for kind in _ELICITATION_KINDS if isinstance(elicitation.get(kind), dict)),
@@ -205,6 +208,17 @@ def new_title(text: str) -> str:
     if not title:
         raise ArgumentError("title contains no visible characters.")
     return title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
+
+
+def resume_cursor(params: Mapping[str, Any]) -> str | None:
+    """`_meta["acp/cursor"]`: the cursor from which on the client wants what it has missed.
+
+    :raises ArgumentError: it is not a string.
+    """
+    cursor = _object(params, "_meta").get("acp/cursor")
+    if cursor is not None and not isinstance(cursor, str):
+        raise ArgumentError(f'_meta["acp/cursor"] is {describe(cursor)}; expected the cursor of an update.')
+    return cursor
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -31,13 +32,15 @@ from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
+from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
-from crow.frontend.workspace import EditorRequests, EditorWorkspace
+from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
+from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
@@ -108,6 +111,10 @@ class OpenSessions:
         self._view: Store | None = None
         self._opened: dict[str, OpenSession] = {}
 
+    def use_capabilities(self, caps: ClientCapabilities) -> None:
+        """The client has these capabilities. Only a shared host has cursors."""
+        self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
+
     @property
     def origin(self) -> Origin:
         """Identifies the client of this connection."""
@@ -130,7 +137,8 @@ class OpenSessions:
     def opened(self, session_id: object) -> OpenSession:
         """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        if opened is None or opened.session.closing:
+        is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
+        if opened is None or is_gone or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
@@ -232,6 +240,9 @@ class OpenSessions:
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
             hosted = host.open.get(session_id)
+            if hosted is not None and host.is_shared and hosted.session.closing:
+                await hosted.closed.wait()
+                hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
             if hosted is not None and self._view is not None:
                 await self._view.session(session_id)  # raises an error if this connection may not see it
@@ -244,8 +255,12 @@ class OpenSessions:
                 await self._apply(store, hosted, session_id, request)
 
             def stays_open() -> bool:
-                is_watched = hosted is not None and hosted.is_watched_without(self.origin)
-                return hosted is not None and (has_unstored or hosted.session.busy or is_watched or is_watcher)
+                if hosted is None:
+                    return False
+                is_kept = host.is_shared and (
+                    is_watcher or hosted.is_watched_without(self.origin) or hosted.satisfies(request)
+                )
+                return has_unstored or hosted.session.busy or is_kept
 
             if not stays_open() and is_watcher:
                 contents, tail = None, await (await host.store()).open_session(session_id)
@@ -260,7 +275,7 @@ class OpenSessions:
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, is_watcher=is_watcher, is_own=access == "own")
+            opened = self._start(tail, request, contents, is_watcher=is_watcher)
             if hosted is not None:
                 with anyio.CancelScope(shield=True):
                     await host.close(hosted)
@@ -410,7 +425,13 @@ class OpenSessions:
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
-        return {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
+        meta: dict[str, Any] = {}
+        if self.caps.cursors:
+            meta[CURSOR_KEY] = str(opened.client.place.cursor)
+        if opened.attachment is not None:
+            meta["acp/turnState"] = opened.hosted.clients.last_turn
+        answer = {"modes": mode_state(session.branch.row.mode), "configOptions": self.options(session)}
+        return answer | ({"_meta": meta} if meta else {})
 
     def options(self, session: Session) -> list[dict[str, Any]]:
         """All config options of a session."""
@@ -422,38 +443,29 @@ class OpenSessions:
         )
 
     def _start(
-        self,
-        tail: Tail,
-        request: OpenRequest,
-        contents: WorkspaceContents | None,
-        *,
-        is_watcher: bool = False,
-        is_own: bool = True,
+        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait. If the session belongs to somebody else,
-        it does not use the editor of this connection."""
-        host, row, dependencies, caps = self.host, tail.row, self.host.dependencies, self.caps
-        workspace = dependencies.workspace(row.cwd, row.additional_directories)
-        in_terminals = dependencies.editor_terminals and caps.terminals
-        if is_own and not is_watcher and (caps.reads_files or caps.writes_files or in_terminals):
-            editor = EditorRequests(row.id, self._connection.request, answer_s=dependencies.editor_timeout_s)
-            hidden = dependencies.hidden_variables() if in_terminals else None
-            workspace = EditorWorkspace(workspace, editor, caps, hidden)
+        """Opens a session in the host, and on this connection. Does not wait."""
+        host, row, dependencies = self.host, tail.row, self.host.dependencies
+        disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
         if host.is_shared:
-            clients = AttachedClients(host.tasks, wait_s=dependencies.user_timeout_s)
+            workspace = SharedWorkspace(disk)
+            clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
-            hosted = HostedSession(session=session, client=clients)
+            clients.follow(session.branch)
+            hosted = HostedSession(session=session, client=clients, request=request)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
+            workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
             client = self._client(row.id, row.cwd, lambda: session)
-            session = Session(host.adapters_for(row), client, workspace, servers, tail)
+            session = Session(host.adapters_for(row), client, self._through_editor(row.id, disk) or disk, servers, tail)
             self._bind(client, session)
-            hosted = HostedSession(session=session, client=client)
+            hosted = HostedSession(session=session, client=client, request=request)
             opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents)
         self._opened[row.id] = opened
-        if contents is not None and contents.concerns_agents and not caps.notices:
+        if contents is not None and contents.concerns_agents and not self.caps.notices:
             session.remark_later(notice_of_workspace(contents))
         host.run(hosted)
         return opened
@@ -466,9 +478,23 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        if hasattr(self._view, "require"):
+            attachment.check = partial(self.require, session.id)
+        # Only a user of this machine has the same files in the editor.
+        if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
+            attachment.editor = self._through_editor(session.id, session.workspace.disk)
         opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
         self._opened[session.id] = opened
         return opened
+
+    def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
+        """The workspace `disk` as this connection's editor serves it; None if it serves nothing."""
+        dependencies, caps = self.host.dependencies, self.caps
+        in_terminals = dependencies.editor_terminals and caps.terminals
+        if not (caps.reads_files or caps.writes_files or in_terminals):
+            return None
+        editor = EditorRequests(session_id, self._connection.request, answer_s=dependencies.editor_timeout_s)
+        return EditorWorkspace(disk, editor, caps, dependencies.hidden_variables() if in_terminals else None)
 
     def _client(self, session_id: str, cwd: str, session: Callable[[], Session]) -> SessionClient:
         return self.client_type(

@@ -15,6 +15,7 @@ from crow.domain.rendering import parts_text, safe, title_line
 from crow.domain.subagents import answer_id, call_of_order, order_id
 from crow.frontend import tool_calls
 from crow.frontend.content import blocks
+from crow.frontend.cursors import Cursor
 from crow.frontend.params import ClientCapabilities
 from crow.frontend.subagents import Family, answer_of, link, message_updates, order_of, subagent_update
 from crow.frontend.tool_calls import (
@@ -156,21 +157,41 @@ class LiveUpdates:
         """Whether the call was announced here and has not ended."""
         return call in self._calls
 
-    def catch_up(self, *, ended: Iterable[CallRef] = (), shown: Collection[str] = ()) -> tuple[Update, ...]:
+    @property
+    def message(self) -> tuple[str, str, str]:
+        """The id, thought and text of the unfinished message; empty if there is none."""
+        return self._message.message_id, "".join(self._message.thought), "".join(self._message.text)
+
+    def catch_up(
+        self, *, ended: Iterable[CallRef] = (), shown: Collection[str] = (), cursor: Cursor | None = None
+    ) -> tuple[Update, ...]:
         """The unfinished message and calls, for a client that has just received the stored history.
 
         Leaves out the calls that `ended` in that history, and the message if its id is among the messages `shown`
-        there.
+        there. With `cursor`, also leaves out what the client has been sent before, except that open calls are repeated.
         """
         for call in ended:
             self._calls.pop(call, None)
         updates: list[Update] = []
-        if self._message.message_id not in shown:
-            updates += _thought_updates(self._message.message_id, "".join(self._message.thought))
-            updates += _text_updates(self._message.message_id, "".join(self._message.text))
+        message_id, thought, text = self.message
+        if message_id not in shown:
+            is_known = cursor is not None and cursor.message == message_id
+            updates += _thought_updates(message_id, thought[cursor.thought :] if cursor and is_known else thought)
+            updates += _text_updates(message_id, text[cursor.text :] if cursor and is_known else text)
         for call, opened in self._calls.items():
-            updates += self._call_updates(call, opened)
+            sent = cursor.calls.get(call) if cursor is not None else None
+            if sent is None or opened.in_terminal is None:
+                updates += self._call_updates(call, opened)
+            elif rest := opened.in_terminal[sent:]:
+                output = {"terminal_output": _terminal_output(call, rest)}
+                updates.append(_call_update(call, opened.status) | {"_meta": output})
         return tuple(updates)
+
+    def ended_elsewhere(self, call: CallRef, result: ToolResult | None) -> tuple[Update, ...]:
+        """The end of a call of which the client knows, and which is neither running nor in the session's own log."""
+        if result is not None:
+            return _finished_call(result, by_id=self._caps.plans)
+        return (_call_update(call, _ended_status(self._caps)),)
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
         """The content of a permission request for an announced call: `content`, followed by the call's terminal if
@@ -387,6 +408,10 @@ class ReplayUpdates:
         if updates:
             self._is_answered = updates[-1]["sessionUpdate"] != "user_message_chunk"
         return updates
+
+    def note_sent(self) -> None:
+        """The client was sent a part of the answer to the present prompt earlier."""
+        self._is_answered = True
 
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:

@@ -18,6 +18,7 @@ from crow.domain.events import ElicitationKind, EntryStored, Event
 from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_methods, error_response
 from crow.frontend.client import ClientConnection, RequestParams, SessionClient, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
+from crow.frontend.cursors import CURSOR_KEY, CursorTracker
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
 from crow.frontend.host import PromptRun
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
@@ -69,9 +70,9 @@ class SessionClientV2(SessionClient):
         self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
         return future
 
-    def learn(self, running: Sequence[Event]) -> None:
+    def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
         """See `SessionClient.learn`."""
-        super().learn(running)
+        super().learn(running, place)
         if self.session.has_turn:
             self._state = RUNNING
 
@@ -79,9 +80,10 @@ class SessionClientV2(SessionClient):
         """See `SessionClient.publish_shared`. In version 2, clients are shown their own prompts, too."""
         await self.publish(event)
 
-    async def show_turn(self, prompt: PendingPrompt, *, is_own: bool) -> None:  # noqa: ARG002
+    async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:  # noqa: ARG002
         """See `SessionClient.show_turn`."""
         await self.turn_began(prompt)
+        self.place.pass_prompt(entry=entry, command=prompt.message_id if prompt.command is not None else "")
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
         """See `SessionClient.show_turn_end`."""
@@ -142,17 +144,18 @@ class SessionClientV2(SessionClient):
         finally:
             self._wording.end_replay()
 
-    async def send(self, update: Update) -> None:
+    async def send(self, update: Update, *, has_place: bool = True) -> None:
         """Converts an update of version 1 to version 2, and sends it."""
         if update["sessionUpdate"] == "available_commands_update":
             if update["availableCommands"] == self.known_commands:
                 return
             self.known_commands = update["availableCommands"]
-        for said in self._wording.updates(update):
-            await super().send(self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said)
+        converted = tuple(self._wording.updates(update))
+        for index, said in enumerate(converted, 1):
+            shown = self._with_capabilities(said) if said["sessionUpdate"] == "tool_call_update" else said
+            await super().send(shown, has_place=has_place and index == len(converted))
 
-    async def _send_all(self, updates: Sequence[Update]) -> None:
-        await super()._send_all(updates)
+    async def _after_sending(self) -> None:
         await self._show_whether_blocked()
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
@@ -260,9 +263,10 @@ class VersionedSessions(OpenSessions):
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
+        meta = {"_meta": answer["_meta"]} if "_meta" in answer else {}
         offered = self.host.commands(opened.session)
         client_of(opened).known_commands = offered
-        return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)}
+        return {"configOptions": config_options(answer["configOptions"]), "availableCommands": commands(offered)} | meta
 
     def _bind(self, client: SessionClient, session: Session) -> None:
         if isinstance(client, SessionClientV2):
@@ -298,7 +302,7 @@ class NegotiatingAgent(AcpAgent):
             return await super()._initialize(params)
         caps, info = capabilities_from(params), params["info"]
         self._begin_v2()
-        self._sessions.caps = caps
+        self._sessions.use_capabilities(caps)
         logger.info("Client: %s %s, with protocol version 2", info["name"], info["version"])
         return {
             "protocolVersion": PROTOCOL_VERSION,
@@ -315,6 +319,7 @@ class NegotiatingAgent(AcpAgent):
                 {"type": "agent", "methodId": method["id"]} | {key: method[key] for key in method if key != "id"}
                 for method in auth_methods(caps)
             ],
+            **({"_meta": {CURSOR_KEY: {}}} if self._host.is_shared else {}),
         }
 
     def _begin_v2(self) -> None:
@@ -345,9 +350,9 @@ class NegotiatingAgent(AcpAgent):
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
-        session_id, request, is_replayed = text_in(params, "sessionId"), open_request_v2(params), wants_replay(params)
-        opening = self._loaded(params, request) if is_replayed else self._sessions.reopened(session_id, request)
-        async with opening as opened:
+        text_in(params, "sessionId")
+        request, is_replayed = open_request_v2(params), wants_replay(params)
+        async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
             await client_of(opened).show_state()
             return self._sessions.introduce(opened)
 
@@ -498,6 +503,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
         boolean_options=True,
         cancelled_calls=True,
         question_kinds=frozenset(kind for kind in kinds if isinstance(elicitation.get(kind), dict)),
+        cursors=isinstance(meta := offered.get("_meta"), dict) and meta.get("acp/cursor") is True,
     )
 
 

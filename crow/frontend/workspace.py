@@ -259,6 +259,107 @@ class EditorWorkspace:
         return content if isinstance(content, str) else None
 
 
+class SharedWorkspace:
+    """See :class:`crow.tools.Workspace`. The workspace of a session that several clients may use.
+
+    The client whose prompt runs serves files and runs commands, as far as it offers that. If there
+    is no such client, or its connection breaks, `disk` does.
+    """
+
+    def __init__(self, disk: Workspace) -> None:
+        self.disk = disk
+        self.editor: EditorWorkspace | None = None
+        """The workspace as the prompting client serves it."""
+        self._with_leftovers: list[EditorWorkspace] = []
+        self.is_bounded = disk.is_bounded
+        self.cwd = disk.cwd
+        self.directories = disk.directories
+        self.resolve = disk.resolve
+        self.contains = disk.contains
+        self.protection = disk.protection
+        self.read_protection = disk.read_protection
+        self.find_names = disk.find_names
+        self.stat = disk.stat
+        self.read_bytes = disk.read_bytes
+        self.spawn = disk.spawn
+        self.run_program = disk.run_program
+        self.start_confined = disk.start_confined
+        self.end_confined = disk.end_confined
+        self.close = disk.close
+
+    def use(self, editor: EditorWorkspace | None) -> None:
+        """Uses another client's files and terminals from now on, or none."""
+        if self.editor is not None and self.editor.has_leftovers:
+            self._with_leftovers.append(self.editor)
+        self.editor = editor
+
+    @property
+    def _current(self) -> Workspace:
+        return self.disk if self.editor is None else self.editor
+
+    async def read_text(self, path: Path) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._current.read_text(path)
+
+    async def write_text(self, path: Path, text: str) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        try:
+            return await self._current.write_text(path, text)
+        except PermissionError as error:
+            if not isinstance(error.__cause__, ConnectionError):
+                raise
+            return await self.disk.write_text(path, text)
+
+    async def restore(self, path: Path, content: bytes | None) -> None:
+        """See :class:`crow.tools.Workspace`."""
+        try:
+            await self._current.restore(path, content)
+        except PermissionError as error:
+            if not isinstance(error.__cause__, ConnectionError):
+                raise
+            await self.disk.restore(path, content)
+
+    @property
+    def confines(self) -> bool:
+        """See :class:`crow.tools.Workspace`."""
+        return self._current.confines
+
+    def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
+        """See :class:`crow.tools.Workspace`."""
+        return self._current.explain_failure(access, output, has_failed=has_failed)
+
+    async def sandbox_status(self) -> SandboxStatus:
+        """See :class:`crow.tools.Workspace`."""
+        return await self._current.sandbox_status()
+
+    async def run(
+        self,
+        command: str,
+        *,
+        access: CommandAccess,
+        timeout_s: float,
+        on_output: OnOutput,
+        excluded: ExcludedPaths = NOTHING_EXCLUDED,
+    ) -> tuple[int | None, str]:
+        """See :class:`crow.tools.Workspace`. A command that was allowed to run in a terminal of a client does not run
+        elsewhere."""
+        return await self._current.run(
+            command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded
+        )
+
+    @property
+    def has_leftovers(self) -> bool:
+        """See :class:`crow.tools.Workspace`."""
+        return bool(self._with_leftovers) or self._current.has_leftovers
+
+    async def reap(self) -> None:
+        """See :class:`crow.tools.Workspace`."""
+        editors, self._with_leftovers = self._with_leftovers, []
+        for editor in editors:
+            await editor.reap()
+        await self._current.reap()
+
+
 def _in_format_of(saved: str, buffer: str) -> str:
     """`buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps them."""
     if saved.endswith("\n") and not buffer.endswith("\n"):
@@ -318,7 +419,7 @@ class EditorTerminals:
         leftovers, self._leftovers = self._leftovers, []
         with anyio.move_on_after(REAP_S):
             for terminal in leftovers:
-                with suppress(RequestError, TimeoutError):
+                with suppress(RequestError, TimeoutError, ConnectionError):
                     await self._editor.send("terminal/kill", terminalId=terminal)
                 await self._release(terminal)
 

@@ -43,7 +43,7 @@ class SessionFilter:
     archived: bool = False
 
     def takes(self, row: SessionRow) -> bool:
-        """Whether a session matches `title` and `tags`. The query applies the other limits."""
+        """Whether a session matches `title` and `tags`. The query has already checked the other conditions."""
         has_title = self.title.casefold() in (row.title or "").casefold()
         return has_title and set(self.tags) <= set(tags_of(row.metadata))
 
@@ -177,7 +177,7 @@ class Admin(Protocol):
 
     async def find(self, name: str) -> str:
         """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`.
+        id begins with `name`. Aliases that principals have given do not count: several may have chosen the same.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """

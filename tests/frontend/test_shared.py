@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from crow.domain.errors import NoSuchSession
 from crow.domain.events import FormQuestion
+from crow.frontend import attached
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
+from crow.frontend.v2 import NegotiatingAgent
+from crow.store import Store
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared, transcript
 
@@ -333,3 +339,222 @@ async def test_a_session_that_nobody_has_open_is_closed_after_its_turn(tmp_path:
         bob = await host.client()
         await bob.open("session/load", session)
         assert bob.text() == "Hi."
+
+
+FILES: dict[str, Any] = {"fs": {"readTextFile": True, "writeTextFile": True}}
+
+
+async def test_only_the_client_whose_prompt_runs_serves_files(tmp_path: Path) -> None:
+    def read() -> Say:
+        return Say(calls=(call("read_file", path="a.txt"),))
+
+    async with shared(tmp_path, read(), Say(text=("1",)), read(), Say(text=("2",))) as host:
+        (host.cwd / "a.txt").write_text("on disk\n")
+        ann, bob = await host.client(capabilities=FILES), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+
+        async def serve_file(method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            assert method == "fs/read_text_file"
+            return {"content": "in the editor\n"}
+
+        ann.on_request = serve_file
+        await ann.prompt(session, "read")
+        await bob.prompt(session, "read")
+        texts = [
+            str(each) for request in host.model.requests for each in request.messages if "ToolMessage" in str(each)
+        ]
+        assert "in the editor" in texts[0]
+        assert "on disk" in texts[-1]
+        assert [method for method, _ in ann.requests] == ["fs/read_text_file"]
+        assert bob.requests == []
+
+
+async def test_a_file_is_written_to_the_disk_if_its_editor_drops_meanwhile(tmp_path: Path) -> None:
+    async with shared(tmp_path, write("a.txt"), Say(text=("Done.",))) as host:
+        ann, bob = await host.client(capabilities=FILES), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+
+        async def drop(method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            if method == "session/request_permission":
+                return ALLOW
+            assert method == "fs/write_text_file"
+            await ann.drop()
+            raise ConnectionError
+
+        ann.on_request = drop
+        with pytest.raises(ConnectionError):
+            await ann.prompt(session, "write")
+        await bob.until_kind("session_info_update", "end_turn")
+        assert (host.cwd / "a.txt").read_text() == "x"
+
+
+async def test_clients_of_both_versions_share_a_session(tmp_path: Path) -> None:
+    hold = anyio.Event()
+    say = Say(text=("Hello ", "you."), hold=hold)
+    async with shared(tmp_path, say, Say(text=("Bye.",))) as host:
+        old = await host.client()
+        session = await old.new()
+        turn = asyncio.create_task(old.prompt(session, "hi"))
+        await say.reached.wait()
+        await old.until_kind("agent_message_chunk", "you.")
+        new = await host.client(agent_type=NegotiatingAgent, version=2)
+        await new.open("session/resume", session, replayFrom={"type": "start"})
+        states = [each["state"] for each in new.kinds_and_texts() if each["sessionUpdate"] == "state_update"]
+        assert states[-1] == "running"
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        await new.until_kind("state_update", "idle")
+        answer = await new.prompt(session, "bye")
+        assert answer["messageId"]
+        await old.until_kind("session_info_update", "end_turn")
+        assert old.text("user_message_chunk") == "bye"
+        assert old.text() == "Hello you.Bye."
+        kinds = [each["sessionUpdate"] for each in new.kinds_and_texts()]
+        assert kinds.count("user_message") == 2
+
+
+async def test_a_client_that_comes_back_finds_its_session_as_it_was(tmp_path: Path) -> None:
+    async with shared(tmp_path) as host:
+        ann = await host.client()
+        session = await ann.new()
+        before = host.host.open[session]
+        await ann.drop()
+        again = await host.client()
+        await again.open("session/resume", session)
+        assert host.host.open[session] is before
+        (host.cwd / "below").mkdir()
+        await again.call("session/resume", sessionId=session, cwd=str(host.cwd / "below"), mcpServers=[])
+        assert host.host.open[session] is not before
+        assert host.host.open[session].session.branch.row.cwd == str(host.cwd / "below")
+
+
+async def test_sub_agents_are_shown_to_all_clients_also_to_one_that_joins(tmp_path: Path) -> None:
+    capabilities: dict[str, Any] = {"subagents": {}}
+    hold = anyio.Event()
+    order = call("task", description="Look", prompt="Look around.")
+    work = Say(text=("Look", "ing."), hold=hold)
+    async with shared(tmp_path, Say(calls=(order,)), work, Say(text=("Done.",))) as host:
+        ann, bob = await host.client(capabilities=capabilities), await host.client(capabilities=capabilities)
+        session = await ann.new()
+        await bob.open("session/resume", session)
+        turn = asyncio.create_task(ann.prompt(session, "go"))
+        await work.reached.wait()
+        eve = await host.client(capabilities=capabilities)
+        await eve.open("session/load", session)
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        for client in (bob, eve):
+            await client.until_kind("session_info_update", "end_turn")
+        for client in (ann, bob, eve):
+            (own,) = {each["sessionId"] for each in client.updates} - {session}
+            texts = [each["update"] for each in client.updates if each["sessionId"] == own]
+            assert transcript(texts)[0][2] == "Looking."
+            states = [each for each in client.kinds_and_texts() if each["sessionUpdate"] == "subagent_update"]
+            assert states[-1]["state"]["state"] == "idle"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_clients_that_come_and_go_in_any_order_leave_the_session_in_order(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    says = [Say(text=(f"answer {number} ", "and ", "more")) for number in range(200)]
+    async with shared(tmp_path, *says) as host:
+        first = await host.client()
+        session = await first.new()
+        clients, pending = [first], []
+        for number in range(60):
+            client = chance.choice(clients)
+            match chance.randrange(7):
+                case 0 | 1:
+                    pending.append(asyncio.create_task(client.prompt(session, f"prompt {number}")))
+                case 2:
+                    clients.append(await host.client())
+                    method = chance.choice(("session/load", "session/resume"))
+                    pending.append(asyncio.create_task(clients[-1].open(method, session)))
+                case 3 if len(clients) > 1:
+                    clients.remove(client)
+                    pending.append(asyncio.create_task(client.drop()))
+                case 4:
+                    await client.connection.cancel(session)
+                case 5:
+                    pending.append(asyncio.create_task(client.open("session/load", session)))
+                case 6:
+                    pending.append(asyncio.create_task(client.call("session/close", sessionId=session)))
+            for _ in range(chance.randrange(20)):
+                await anyio.lowlevel.checkpoint()
+        for answered in await asyncio.gather(*pending, return_exceptions=True):
+            assert not isinstance(answered, BaseException) or isinstance(answered, RequestError | ConnectionError)
+        last, other = await host.client(), await host.client()
+        await last.open("session/load", session)
+        await other.open("session/load", session)
+        assert transcript(last.updates) == transcript(other.updates)
+        assert (await last.prompt(session, "the end"))["stopReason"] == "end_turn"
+        await other.until_kind("session_info_update", "end_turn")
+        assert other.text().endswith("and more")
+        assert len({name for kind, name, _ in transcript(other.updates) if kind == "user_message_chunk"}) == len(
+            [name for kind, name, _ in transcript(other.updates) if kind == "user_message_chunk"]
+        )
+
+
+async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "MAX_WAITING_BYTES", 12_000)
+    async with shared(tmp_path, *(Say(text=("word " * 1_000,)) for _ in range(3))) as host:
+        ann, bob = await host.client(), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+        bob.blocked = anyio.Event()
+        for _ in range(3):
+            assert (await ann.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert [attachment.client is not None for attachment in host.host.open[session].clients.attachments] == [True]
+        assert len(ann.text()) == 15_000
+        bob.blocked.set()
+        with pytest.raises(ConnectionError):
+            await bob.prompt(session, "too late")
+
+
+class Revocable:
+    """The store, as a user sees it whose access can be taken away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_revoked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def require(self, session_id: str, _access: str) -> None:
+        if self.is_revoked:
+            raise NoSuchSession(session_id)
+
+
+async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more(tmp_path: Path) -> None:
+    views: list[Revocable] = []
+
+    def view(store: Store) -> Store:
+        views.append(Revocable(store))
+        return cast(Store, views[-1])
+
+    async with shared(tmp_path, write("a.txt"), Say(text=("Secret.",))) as host:
+        ann, eve = await host.client(), await host.client(requester=Requester(view=view))
+        session = await ann.new()
+        await eve.open("session/resume", session)
+
+        async def answer(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            views[0].is_revoked = True
+            return ALLOW
+
+        eve.on_request = answer
+
+        async def later(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await eve.asked.wait()
+            while len(host.host.open[session].clients.attachments) > 1:
+                await anyio.lowlevel.checkpoint()
+            return REJECT
+
+        ann.on_request = later
+        await ann.prompt(session, "write")
+        assert not (host.cwd / "a.txt").exists()
+        assert "Secret." not in str(eve.updates)
+        with pytest.raises(RequestError, match="Session not found"):
+            await eve.prompt(session, "hello")

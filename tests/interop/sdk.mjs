@@ -1,6 +1,7 @@
 // The published TypeScript SDK drives a real crow through every stable method, and its unstable client through unstable ones.
-// CROW is the command and CROW_OPTIONS the options of `crow acp`, each as a JSON list. The offline model does what its
-// prompts say, so that no endpoint is needed.
+// CROW is the command and CROW_OPTIONS the options of `crow acp`, each as a JSON list. With CROW_SERVE=1 all tests connect to
+// one `crow serve` instead, with the SDK's own WebSocket client. The offline model does what its prompts say, so that no
+// endpoint is needed.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -9,8 +10,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Readable, Writable } from "node:stream";
 import { after, before, test } from "node:test";
+import { createInterface } from "node:readline";
 import * as acp from "@agentclientprotocol/sdk";
+import { createWebSocketStream } from "@agentclientprotocol/sdk/experimental/ws-client";
 import * as unstable from "@agentclientprotocol/sdk/unstable";
+import { WebSocket } from "ws";
 
 const command = JSON.parse(process.env.CROW);
 const options = JSON.parse(process.env.CROW_OPTIONS ?? "[]");
@@ -18,14 +22,40 @@ const root = mkdtempSync(join(tmpdir(), "crow-interop-"));
 const cwd = join(root, "work");
 const home = join(root, "home");
 const limits = { timeout: 60_000 };
+const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
+let server;
 
-before(() => {
+before(async () => {
   mkdirSync(cwd);
   mkdirSync(home);
   writeFileSync(join(cwd, "README.md"), "# Nest\nTwigs and string.\n");
   writeFileSync(join(home, "config.toml"), "[editor]\nterminals = true\n");
+  if (process.env.CROW_SERVE) server = await startServer();
 });
-after(() => rmSync(root, { recursive: true, force: true }));
+after(async () => {
+  if (server) {
+    server.child.kill("SIGTERM");
+    assert.equal(await server.exit, 0);
+    assert.deepEqual(server.errors, []);
+  }
+  rmSync(root, { recursive: true, force: true });
+});
+
+/** Starts `crow serve` on a free port; its log tells which. */
+async function startServer() {
+  const argv = [...command.slice(1), "serve", "--listen", "127.0.0.1:0", ...options];
+  const child = spawn(command[0], argv, { cwd, env: environment, stdio: ["ignore", "ignore", "pipe"] });
+  const started = { child, errors: [], exit: new Promise((resolve) => child.on("close", resolve)) };
+  started.address = await new Promise((resolve, reject) => {
+    child.on("close", () => reject(new Error(`crow serve ended: ${JSON.stringify(started.errors)}`)));
+    createInterface({ input: child.stderr }).on("line", (line) => {
+      const entry = JSON.parse(line);
+      if (entry.level === "error") started.errors.push(entry);
+      if (entry.address && entry.version) resolve(entry.address);
+    });
+  });
+  return started;
+}
 
 /** A terminal of this client: a real process. */
 class Terminal {
@@ -39,7 +69,7 @@ class Terminal {
   }
 }
 
-/** Runs `body(agent, seen)` against a new process, which must then end by itself, silent on stderr. */
+/** Runs `body(agent, seen)` against a new process, which must then end by itself, silent on stderr, or against the server. */
 async function withCrow(body, { clientCapabilities = {}, permission = "allow_once", sdk = acp } = {}) {
   const seen = { updates: [], asked: [], read: [], wrote: [], terminals: new Map(), released: 0, waiters: [] };
   seen.until = (wanted) =>
@@ -53,11 +83,7 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
       .filter((note) => note.sessionId === sessionId && note.update.sessionUpdate === "agent_message_chunk")
       .map((note) => note.update.content.text)
       .join("");
-  const environment = { PATH: process.env.PATH, PYTHONPATH: process.env.PYTHONPATH ?? "", CROW_HOME: home, CROW_MODEL: "offline" };
-  const child = spawn(command[0], [...command.slice(1), "acp", ...options], { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
-  let stderr = "";
-  child.stderr.on("data", (data) => (stderr += data));
-  const exit = new Promise((resolve) => child.on("close", resolve));
+  const connection = server ? connectToServer() : startProcess(sdk);
   const { client: methods } = sdk.methods;
   const named = (params) => seen.terminals.get(params.terminalId);
   const client = sdk
@@ -94,8 +120,7 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
     .onRequest(methods.terminal.kill, ({ params }) => (named(params).child.kill(), {}))
     .onRequest(methods.terminal.release, () => ((seen.released += 1), {}));
   try {
-    const stream = sdk.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout));
-    await client.connectWith(stream, async (agent) => {
+    await client.connectWith(connection.stream, async (agent) => {
       const hello = await agent.request("initialize", {
         protocolVersion: acp.PROTOCOL_VERSION,
         clientCapabilities,
@@ -105,13 +130,28 @@ async function withCrow(body, { clientCapabilities = {}, permission = "allow_onc
       await body(agent, seen, hello);
     });
   } finally {
+    await connection.end();
+  }
+}
+
+const connectToServer = () => ({ stream: createWebSocketStream(server.address, { WebSocket }), end: async () => {} });
+
+/** Starts `crow acp`. */
+function startProcess(sdk) {
+  const argv = [...command.slice(1), "acp", ...options];
+  const child = spawn(command[0], argv, { cwd, env: environment, stdio: ["pipe", "pipe", "pipe"] });
+  let stderr = "";
+  child.stderr.on("data", (data) => (stderr += data));
+  const exit = new Promise((resolve) => child.on("close", resolve));
+  const end = async () => {
     child.stdin.end();
     const late = setTimeout(() => child.kill("SIGKILL"), 10_000);
     const code = await exit;
     clearTimeout(late);
     assert.equal(stderr, "");
     assert.equal(code, 0);
-  }
+  };
+  return { stream: sdk.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout)), end };
 }
 
 const open = async (agent) => (await agent.request("session/new", { cwd, mcpServers: [] })).sessionId;

@@ -46,14 +46,15 @@ def place(tmp_path: Path) -> Path:
 class Service:
     """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, *, max_connections: int = 50) -> None:
         self.limits = limits
+        self.methods: list[str] = []
         self.acp = AcpService(
             self._serve,
             access=NoAccessControl(),
             limits=limits,
-            max_connections=50,
-            max_connections_each=50,
+            max_connections=max_connections,
+            max_connections_each=max_connections,
             check_ready=self._problem,
         )
 
@@ -81,6 +82,7 @@ class Service:
     async def _serve(self, connection: ServedConnection, id_: str, _grant: Grant | None) -> None:
 
         async def handle(method: str, params: Any, is_notification: bool) -> Any:
+            self.methods.append(method)
             if method == "flood":
                 for _ in range(params["count"]):
                     if params["waits"]:

@@ -105,7 +105,7 @@ class ServerProcess:
         """The response to a GET request, over TCP or the Unix socket."""
         is_unix = self.address.startswith("unix:")
         transport = httpx2.AsyncHTTPTransport(uds=self.address.removeprefix("unix:")) if is_unix else None
-        async with httpx2.AsyncClient(transport=transport, trust_env=False) as http:
+        async with httpx2.AsyncClient(transport=transport, trust_env=False, timeout=WAIT_S) as http:
             return await http.get(("http://localhost" if is_unix else self.base_url) + path, headers=headers)
 
     async def metrics(self) -> dict[str, float]:

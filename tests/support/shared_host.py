@@ -186,6 +186,9 @@ def transcript(updates: Sequence[Params]) -> list[tuple[str, str, str]]:
             case "agent_message_chunk" | "agent_thought_chunk" | "user_message_chunk" as kind:
                 key = (kind, update["messageId"])
                 found[key] = found.get(key, "") + str(update["content"].get("text", update["content"]))
+            case "user_message" | "agent_message" | "agent_thought" as kind:
+                key = (f"{kind}_chunk", update["messageId"])
+                found[key] = "".join(str(block.get("text", block)) for block in update["content"])
             case "tool_call" | "tool_call_update":
                 found[("call", update["toolCallId"])] = update["status"]
     return [(kind, name, value) for (kind, name), value in found.items()]

@@ -131,7 +131,10 @@ class PostgresAdmin(UsesDatabase, Admin):
 
     @snapshot
     async def find(self, sql: Sql, name: str) -> str:
-        query = "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL AND (id = $1 OR alias = $1) ORDER BY id <> $1"
+        query = (
+            "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL"
+            " AND (id = $1 OR (alias = $1 AND principal IS NULL)) ORDER BY id <> $1"
+        )
         found = only_match(name, [row[0] for row in await sql.fetch(query, plain(name))], is_exact=True)
         if found is None:
             query = (

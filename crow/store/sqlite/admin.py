@@ -99,7 +99,8 @@ class SessionAdmin(UsageMethods, Admin):
     @snapshot()
     def find(self, sql: Connection, name: str) -> str:
         query = (
-            "SELECT id FROM sessions WHERE deleted_ms IS NULL AND (id = :name OR alias = :name) ORDER BY id <> :name"
+            "SELECT id FROM sessions WHERE deleted_ms IS NULL"
+            " AND (id = :name OR (alias = :name AND principal IS NULL)) ORDER BY id <> :name"
         )
         found = only_match(name, [row[0] for row in sql.execute(query, {"name": name})], is_exact=True)
         if found is None:
