@@ -12,6 +12,13 @@ def main() -> int:
             sys.stdout.write(text.read())
         return 0
 
+    if sys.argv[1:2] in ([], ["acp"]):
+        from crow.bridge import run_if_asked, run_with_resident
+
+        for run in (run_if_asked, run_with_resident):
+            if (exit_code := run(sys.argv[1:])) is not None:
+                return exit_code
+
     from crow.cli import main as run_command
 
     return run_command()

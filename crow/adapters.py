@@ -26,7 +26,6 @@ from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
 from crow.store import Store
-from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
@@ -375,7 +374,7 @@ async def open_store(loaded: Loaded) -> Store:
     """
     database = loaded.settings.database
     if database.url is None:
-        return await SqliteStore.open(loaded.paths.database)
+        return await _open_sqlite(loaded.paths.database)
     return await _open_postgres(database)
 
 
@@ -384,7 +383,7 @@ async def open_store_to_read(loaded: Loaded) -> Store:
     errors, see `open_store`."""
     database = loaded.settings.database
     if database.url is None:
-        return await SqliteStore.open_to_read(loaded.paths.database)
+        return await _open_sqlite(loaded.paths.database, to_read=True)
     return await _open_postgres(database, to_read=True)
 
 
@@ -397,6 +396,13 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
         database = DatabaseSettings.model_construct(url=SecretStr(place), direct_url=None)
         return await _open_postgres(database, to_read=to_read)
     path = await anyio.to_thread.run_sync(lambda: Path(place).expanduser().absolute())
+    return await _open_sqlite(path, to_read=to_read)
+
+
+async def _open_sqlite(path: Path, *, to_read: bool = False) -> Store:
+    # imported when it is needed, like the other engine: 10 ms that `initialize` does not need
+    from crow.store.sqlite.store import SqliteStore
+
     return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
 
 
@@ -417,6 +423,8 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
 
 def open_admin(store: Store) -> Admin:
     """Return what administers the sessions of an open store."""
+    from crow.store.sqlite.store import SqliteStore
+
     if isinstance(store, SqliteStore):
         from crow.store.sqlite.admin import SessionAdmin
 

@@ -97,6 +97,14 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     acp.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    acp.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
+    )
+    acp.add_argument(
+        "--token-file", metavar="FILE", help="the token for --connect, in a file that only you can read; or CROW_TOKEN"
+    )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
     serving = add("serve", _serve, "serve the Agent Client Protocol over WebSocket to several clients", [settings])
@@ -176,6 +184,18 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    user = parser.add_argument_group("one server for all editors of this user")
+    user.add_argument(
+        "--user", action="store_true", help="serve only this user, on a Unix socket that crow acp finds by itself"
+    )
+    actions = user.add_mutually_exclusive_group()
+    for name, words in (
+        ("start", "with --user: start the server in the background, unless it runs"),
+        ("stop", "with --user: let running turns end, then end the server"),
+        ("status", "with --user: say whether the server runs, and what it does"),
+    ):
+        actions.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=words)
+
     from crow.cli.tokens import add_token_commands
 
     parser.set_defaults(token_command=None)
@@ -435,9 +455,13 @@ def _load_and_log(options: argparse.Namespace) -> Loaded:
 
 
 def _acp(options: argparse.Namespace) -> int:
+    if getattr(options, "connect", None) is not None:  # absent if crow was started without a command
+        return _connect(options)
     from crow.runtime import importing
 
     loaded = _load_and_log(options)
+    if loaded.settings.serve.autostart and (exit_code := _with_resident(options)) is not None:
+        return exit_code
     try:
         with importing():
             from crow.app import serve
@@ -454,6 +478,43 @@ def _acp(options: argparse.Namespace) -> int:
         return _fail(f"internal error: {kind}: {error}; for more, see the log {loaded.paths.log_file}", 1)
 
 
+def _with_resident(options: argparse.Namespace) -> int | None:
+    """Start the resident server unless it runs, and connect the editor to it. Returns the exit code; None if this
+    process must serve by itself."""
+    import logging
+
+    from crow.bridge import connect_to_resident, start_resident
+    from crow.bridge.resident import OWN_PROCESS, running_socket
+
+    options_given = any(getattr(options, name, None) for name in ("model", "base_url", "mode", "experimental_v2"))
+    if options_given or any(os.environ.get(name) for name in OWN_PROCESS):
+        return None  # they apply to one process
+    log = logging.getLogger(__name__)
+    problem = start_resident()
+    path = None if problem else running_socket(os.environ)
+    if path is None:
+        log.warning("This process serves by itself: the server of this user could not be started: %s", problem)
+        return None
+    exit_code = connect_to_resident(path)
+    if exit_code is None:
+        log.warning(
+            "This process serves by itself: the server of this user is another version of crow. Run `crow serve --user "
+            "--stop` to replace it."
+        )
+    return exit_code
+
+
+def _connect(options: argparse.Namespace) -> int:
+    """`crow acp --connect`; `crow.bridge.run_if_asked` runs the usual form of it without a parser."""
+    from crow.bridge import connect_editor
+
+    for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ArgumentError(f"{flag} has no effect with --connect: the settings of the server apply. Leave it out.")
+    return connect_editor(options.connect, options.token_file)
+
+
 def _serve(options: argparse.Namespace) -> int:
     from crow.runtime import importing
 
@@ -461,6 +522,22 @@ def _serve(options: argparse.Namespace) -> int:
         from crow.cli.tokens import run_token_command
 
         return _run_async(run_token_command(_load(options), options))
+    if options.action and not options.user:
+        raise ArgumentError(
+            f"--{options.action} is about the server of this user: crow serve --user --{options.action}"
+        )
+    if options.user:
+        from crow.serve import resident
+
+        for name in ("listen", "tls_cert", "tls_key"):
+            if getattr(options, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise ArgumentError(f"{flag} cannot be used with --user, which listens on a Unix socket of its own.")
+        if options.action:
+            return _resident(options)
+        options.listen = str(resident.own_socket(os.environ))
+        if not options.log_file and not sys.stderr.isatty():
+            options.log_file = str(_load(options).paths.log_file.with_name("serve.log"))
     if options.tls_cert or options.tls_key or options.log_file:
         for name in ("tls_cert", "tls_key", "log_file"):
             if getattr(options, name):  # the settings resolve relative paths against their own directory
@@ -473,7 +550,33 @@ def _serve(options: argparse.Namespace) -> int:
         if error.name not in {"starlette", "uvicorn", "websockets"}:
             raise
         raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
-    return _run_async(serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2))
+    work = serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2, is_resident=options.user)
+    try:
+        return _run_async(work)
+    except CrowError:
+        raise
+    except Exception as error:
+        import logging
+
+        logging.getLogger(__name__).exception("crow serve ended")
+        return _fail(f"internal error: {type(error).__name__}: {error}", 1)
+
+
+def _resident(options: argparse.Namespace) -> int:
+    """`crow serve --user --start`, `--stop` and `--status`."""
+    from crow.serve import resident
+
+    if options.action == "start":
+        resident.start(os.environ)
+        return 0
+    if options.action == "stop":
+        timeout_s = _load(options).settings.serve.drain_timeout_s + resident.START_S
+        stopped = resident.stop(os.environ, timeout_s=timeout_s)
+        print("No server of this user runs." if stopped is None else f"The server (process {stopped.pid}) has ended.")
+        return 0
+    running = resident.find(os.environ)
+    print("No server of this user runs." if running is None else running.describe())
+    return 0 if running is not None else 1
 
 
 def _run(options: argparse.Namespace) -> int:

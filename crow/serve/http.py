@@ -25,6 +25,7 @@ from crow.domain.errors import StoreError
 from crow.frontend.agent import OPENING
 from crow.frontend.client import Handler, request_error
 from crow.frontend.connection import EditorConnection
+from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.serve.listen import is_known_host
 from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
@@ -41,6 +42,9 @@ from crow.serve.websocket import (
 from crow.store import Store
 
 CONNECTION_ID = "acp-connection-id"
+CURSORS = "crow-cursors"
+"""The header of a client that understands cursors but passes on the `initialize` of an editor that may not."""
+
 REMEMBERED_S = 300.0
 """How long a client may come back with its connection id."""
 
@@ -137,9 +141,10 @@ class NoAccessControl:
 class ServedConnection(EditorConnection):
     """A connection of one client. It refuses new work while the server drains."""
 
-    def __init__(self, transport: WebSocketTransport, service: AcpService) -> None:
+    def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
         super().__init__(transport, ends_on_signals=False)
         self._service = service
+        self._wants_cursors = wants_cursors
 
     async def run(self, handle: Handler) -> None:
         """See `ClientConnection`."""
@@ -149,6 +154,8 @@ class ServedConnection(EditorConnection):
         if is_notification:
             return await handle(method, params, is_notification)
         service = self._service
+        if method == "initialize" and self._wants_cursors:
+            ask_for_cursors(params)
         service.metrics.requests.add(method=method if method in KNOWN_METHODS else "other")
         if service.is_draining and method in START_WORK:
             problem = "This server is shutting down and starts nothing new. Connect again in a moment and repeat this."
@@ -160,6 +167,16 @@ class ServedConnection(EditorConnection):
             return await handle(method, params, is_notification)
         finally:
             service.prompts -= 1
+
+
+def ask_for_cursors(params: dict[str, Any]) -> None:
+    """Changes the parameters of `initialize` as if the editor had asked for cursors itself."""
+    key = "capabilities" if params.get("protocolVersion") == 2 else "clientCapabilities"
+    offered = params.get(key)
+    offered = {} if offered is None else offered
+    if isinstance(offered, dict):
+        meta = offered.get("_meta")
+        params[key] = offered | {"_meta": (meta if isinstance(meta, dict) else {}) | {CURSOR_KEY: True}}
 
 
 KNOWN_METHODS = START_WORK | {
@@ -274,7 +291,8 @@ class AcpService:
             details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
             with self._access.connected(grant, lambda why: transport.drop(End(CLOSE_POLICY, why, "revoked"))):
-                await self._serve(ServedConnection(transport, self), id_, grant)
+                wants_cursors = websocket.headers.get(CURSORS) is not None
+                await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
         finally:
             if self.clients.get(id_) is client:
                 del self.clients[id_]

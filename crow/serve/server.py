@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from crow.store.principals import PrincipalStore, session_view
 CLOSE_S = 5.0
 """After the drain, cancelled turns get this long to end, and clients to read what waits for them."""
 
+IDLE_CHECK_S = 10.0
 READY_S = 1.0
 READY_TIMEOUT_S = 3.0
 
@@ -52,12 +53,14 @@ async def serve(
     reload: Callable[[], Loaded],
     *,
     offers_v2: bool = False,
+    is_resident: bool = False,
     limits: ConnectionLimits | None = None,
     on_listening: Callable[[str], object] = lambda _address: None,
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, and return the exit code.
 
-    `on_listening` gets each address when the server can be reached there.
+    `on_listening` gets each address when the server can be reached there. A resident server serves only this user, and
+    ends when nobody has needed it for `serve.idle_timeout_s`.
 
     :raises ConfigError: the server cannot listen as the settings say.
     """
@@ -65,7 +68,14 @@ async def serve(
         raise loaded.problem
     start_server_log(loaded)
     try:
-        await _serve(loaded, reload, offers_v2=offers_v2, limits=limits or ConnectionLimits(), tell=on_listening)
+        await _serve(
+            loaded,
+            reload,
+            offers_v2=offers_v2,
+            is_resident=is_resident,
+            limits=limits or ConnectionLimits(),
+            tell=on_listening,
+        )
     except BaseExceptionGroup as group:  # the task groups wrap what is raised inside
         raise _only_error(group) from None
     logger.info("The server has ended")
@@ -77,11 +87,12 @@ async def _serve(
     reload: Callable[[], Loaded],
     *,
     offers_v2: bool,
+    is_resident: bool,
     limits: ConnectionLimits,
     tell: Callable[[str], object],
 ) -> None:
     settings = loaded.settings.serve
-    tls = tls_options(settings, loaded.paths.config_file.parent)
+    tls = {} if is_resident else tls_options(settings, loaded.paths.config_file.parent)
     with listen.listening(listen.parse_address(settings.listen)) as sockets:
         raise_file_limit()
         adapters.protect_process(loaded)
@@ -92,7 +103,7 @@ async def _serve(
             share_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
             anyio.create_task_group() as tasks,
         ):
-            http = uvicorn_server(server.service, settings, limits, tls)
+            http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
             tasks.start_soon(http.serve, sockets)
             with ended_by_signals() as signals:
                 await http.has_started()
@@ -102,7 +113,9 @@ async def _serve(
                     tell(address)
                 listen.notify_systemd("READY=1")
                 tasks.start_soon(server.warm)
-                tasks.start_soon(server.authenticator.run)
+                tasks.start_soon(keep_running, server.authenticator.run)
+                if is_resident and settings.idle_timeout_s:
+                    tasks.start_soon(server.end_when_idle, settings.idle_timeout_s, signals)
                 await signals.get()
                 listen.notify_systemd("STOPPING=1")
                 await server.drain(settings.drain_timeout_s, signals)
@@ -162,13 +175,23 @@ class Server:
         """Prepares the first prompt."""
         try:
             await self._host.warm()
-        except ImportError:
-            logger.exception("A package is broken")
+        except Exception:
+            logger.exception("The first prompt could not be prepared")
 
     @property
     def busy_sessions(self) -> int:
         """How many sessions run a turn, or a sub-agent in the background."""
         return sum(hosted.session.busy for hosted in self._host.open.values())
+
+    async def end_when_idle(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
+        """Ends the server like SIGTERM when there was no client and no running turn for this long."""
+        used_at = time.monotonic()
+        while (idle_s := time.monotonic() - used_at) < timeout_s:
+            await anyio.sleep(min(timeout_s - idle_s, IDLE_CHECK_S))
+            if self.service.clients or self.busy_sessions:
+                used_at = time.monotonic()
+        logger.info("Nobody has used the server", extra={"seconds": round(idle_s)})
+        signals.put_nowait(signal.SIGTERM)
 
     async def drain(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
         """Lets running turns end; then cancels what still runs, stores it and tells the clients. The next signal ends
@@ -316,10 +339,15 @@ class UvicornServer(uvicorn.Server):
 
 
 def uvicorn_server(
-    service: AcpService, settings: ServeSettings, limits: ConnectionLimits, tls: dict[str, Any]
+    service: AcpService,
+    settings: ServeSettings,
+    limits: ConnectionLimits,
+    tls: dict[str, Any],
+    *,
+    is_resident: bool = False,
 ) -> UvicornServer:
     """The HTTP server."""
-    http: Any = partial(HttpProtocol, service.handshakes)
+    http: Any = partial(HttpProtocol, service.handshakes, only_this_user=is_resident)
     ws: Any = partial(SocketProtocol, limits)
     config = uvicorn.Config(
         service.app(),
@@ -384,6 +412,16 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
+    """Runs a task of the server. An unexpected error is logged and ends neither the task nor the server."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            logger.exception("A task of the server failed; it starts again")
+        await anyio.sleep(pause_s)
 
 
 async def _then_cancel(wait: Callable[[], Any], scope: anyio.CancelScope) -> None:

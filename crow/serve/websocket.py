@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.protocol import State
 
+from crow.bridge.wire import peer
 from crow.frontend import frames
 from crow.frontend.frames import FrameError, Message
 from crow.frontend.transport import FairSending, Wire
@@ -433,10 +435,14 @@ class PendingHandshakes:
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP protocol. It ends a connection that is not upgraded in time, however slowly it sends."""
+    """uvicorn's HTTP protocol. It ends a connection that is not upgraded in time, however slowly it sends.
 
-    def __init__(self, handshakes: PendingHandshakes, **arguments: Any) -> None:
+    With `only_this_user`, it ends connections of other users, where the system tells whose they are.
+    """
+
+    def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self._only_this_user = only_this_user
         self._handshakes = handshakes
         self._deadline: asyncio.TimerHandle | None = None
 
@@ -445,6 +451,9 @@ class HttpProtocol(H11Protocol):
         super().connection_made(transport)
         self._handshakes.enter(self)
         self._deadline = self.loop.call_later(self._handshakes.limits.handshake_s, self._expire)
+        owner = peer(transport.get_extra_info("socket")) if self._only_this_user else None
+        if owner is not None and owner[1] != os.getuid():
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the clock."""

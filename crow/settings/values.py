@@ -506,6 +506,12 @@ class ServeSettings(Section):
     """How many of them may belong to one principal."""
     drain_timeout_s: Seconds = 60.0
     """Seconds that running turns get to finish after SIGTERM. Then they are cancelled and stored."""
+    autostart: Switch = False
+    """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it when none runs."""
+    idle_timeout_s: Annotated[
+        float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 3600; 0 for never")
+    ] = 3600.0
+    """After how many seconds without a client and without a running turn the resident server ends; 0 for never."""
     log_file: Annotated[NonEmpty, Expected("the path of a file")] | None = None
     """Where the server's log goes, one JSON object per line. If unset, to stderr."""
 

@@ -77,10 +77,12 @@ class SchemaChecker:
             raise violation(message, f"the {receiver} has no {kind.lower()} with this name")
         if method != "session/update":
             validate(name, params, strict=sender == "agent", message=message)
-        elif not isinstance(params, dict) or params.keys() != {"sessionId", "update"}:
+        elif not isinstance(params, dict) or params.keys() - {"_meta"} != {"sessionId", "update"}:
             raise violation(message, "session/update must have the members sessionId and update")
         elif not isinstance(params["sessionId"], str):
             raise violation(message, "sessionId is not a string")
+        elif not isinstance(params.get("_meta"), dict | None):
+            raise violation(message, "_meta is not an object")
         else:
             check_update(params["update"], message)
 

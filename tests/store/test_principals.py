@@ -381,6 +381,32 @@ async def test_what_may_be_prompted_by_others_reaches_only_the_shared_session(sc
     assert await local.search("hello") == ()
 
 
+async def test_the_list_of_a_principal_reads_nothing_of_others(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        bob, steps = PrincipalStore(store, "bob"), 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        await (await store.database._open_reader()).run(lambda one: one.set_progress_handler(count, 1))
+        assert (await bob.sessions()).rows == ()
+        alone, steps = steps, 0
+        await store.database.write(
+            lambda sql: sql.execute(
+                "INSERT INTO sessions (id, conversation, cwd, model, mode, has_prompt, principal, created_ms,"
+                " updated_ms) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
+                " SELECT 's' || i, 1, '/', 'm', 'ask', 1, 'ann', 0, 0 FROM n"
+            )
+        )
+        assert (await bob.sessions()).rows == ()
+        assert steps < alone + 50  # 500 sessions of others would take thousands
+    finally:
+        await store.close()
+
+
 async def test_deleting_needs_the_owner_and_ends_the_shares(scene: Scene) -> None:
     await scene.ann.share_session("a1", "bob", "write")
     with pytest.raises(ArgumentError, match="only its owner"):

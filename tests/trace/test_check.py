@@ -272,3 +272,12 @@ def test_a_fault_in_the_messages_of_a_sub_agent_is_found(
 ) -> None:
     with pytest.raises(Violation, match=words):
         with_subagents(*messages, offered=offered)
+
+
+def test_an_update_may_carry_meta() -> None:
+    params = {"sessionId": "s", "update": {"sessionUpdate": "plan", "entries": []}}
+    notification = {"jsonrpc": "2.0", "method": "session/update"}
+    SchemaChecker().check("agent", notification | {"params": params | {"_meta": {"acp/cursor": "e1"}}})
+    for name, value in (("_meta", 1), ("meta", {})):
+        with pytest.raises(Violation):
+            SchemaChecker().check("agent", notification | {"params": params | {name: value}})

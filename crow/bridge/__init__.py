@@ -1,0 +1,147 @@
+"""`crow acp --connect`: connects an editor on stdin and stdout to a server that runs already.
+
+It starts in about the time of a bare Python, so it imports no package, and of the standard library only what it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
+
+USERS_FAULT = 2
+MAX_TOKEN_BYTES = 4096
+
+
+def run_if_asked(arguments: Sequence[str]) -> int | None:
+    """Run `acp --connect ADDRESS [--token-file FILE]` and return the exit code; None if the arguments are different.
+
+    This saves building the parser, which takes as long as starting Python.
+    """
+    if not arguments or arguments[0] != "acp":
+        return None
+    given: dict[str, str] = {}
+    rest = list(arguments[1:])
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in ("--connect", "--token-file") or name in given or not (equals or rest):
+            return None
+        given[name] = value if equals else rest.pop(0)
+    if "--connect" not in given or any(value.startswith("-") for value in given.values()):
+        return None
+    return connect_editor(given["--connect"], given.get("--token-file"))
+
+
+def run_with_resident(arguments: Sequence[str]) -> int | None:
+    """Run `acp` with the resident server if `serve.autostart` says so and one of this version is running.
+
+    Returns the exit code. None means that the settings must decide; nothing has been read from stdin then.
+    """
+    from crow.bridge.resident import OWN_PROCESS, running_socket, wants_autostart
+
+    if list(arguments) not in ([], ["acp"]) or any(os.environ.get(name) for name in OWN_PROCESS) or os.isatty(0):
+        return None
+    path = running_socket(os.environ)
+    return connect_to_resident(path) if path is not None and wants_autostart(os.environ) else None
+
+
+def connect_to_resident(path: str) -> int | None:
+    """Carry messages between stdin, stdout and the resident server. Returns the exit code; None if there is no server
+    of this version at `path`."""
+    from crow import __version__
+    from crow.bridge.loop import Bridge, Times, first_headers
+    from crow.bridge.websocket import Address
+    from crow.bridge.wire import Refused, connect
+
+    address = Address(path)
+    try:
+        wire = connect(address, first_headers(""), Times.connect)
+    except Refused:
+        return None
+    if wire.response.headers.get("crow-version") != __version__ or not wire.belongs_to_this_user:
+        wire.close()
+        return None
+    bridge = Bridge(address, wire=wire, start_server=start_resident, handles_signals=True)
+    exit_code = bridge.run()
+    if exit_code:
+        _fail(bridge.problem)
+    return exit_code
+
+
+def start_resident() -> str:
+    """Start the resident server, unless it runs. Returns why that failed; empty if it runs."""
+    import subprocess  # takes 10 ms, and only a server that has ended needs it
+
+    # -P: an editor may have started us in a workspace, and Python must not import anything from there.
+    command = [sys.executable, "-P", "-m", "crow", "serve", "--user", "--start"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603  our own
+    return done.stderr.decode(errors="replace").strip().removeprefix("crow: ") if done.returncode else ""
+
+
+def connect_editor(address: str, token_file: str | None) -> int:
+    """Carry messages between stdin, stdout and the server at `address`. Returns the exit code."""
+    from crow.bridge.loop import Bridge
+    from crow.bridge.websocket import Address, BadAddress
+
+    try:
+        os.fstat(0), os.fstat(1)
+    except OSError:
+        return _fail("stdin or stdout is closed; an editor must start `crow acp` with pipes for both.")
+    try:
+        place = Address(address)
+        token = _token(token_file)
+    except (BadAddress, BadToken) as error:
+        return _fail(str(error))
+    if token and not place.is_tls and not place.is_loopback:
+        return _fail(f"{address} would send the token unencrypted; use wss://, or a tunnel to 127.0.0.1.")
+    bridge = Bridge(place, token=token, handles_signals=True)
+    exit_code = bridge.run()
+    if exit_code:
+        _fail(bridge.problem)
+    return exit_code
+
+
+class BadToken(Exception):
+    """The token cannot be used."""
+
+
+def _token(file: str | None) -> str:
+    """The token from the file, else from CROW_TOKEN; empty if there is none. :raises BadToken: it cannot be used."""
+    if file is None:
+        source, token = "CROW_TOKEN", os.environ.get("CROW_TOKEN", "").strip()
+    else:
+        source, token = file, _read_token(file)
+    if not all("!" <= character <= "~" for character in token):
+        raise BadToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
+    return token
+
+
+def _read_token(file: str) -> str:
+    try:
+        fd = os.open(os.path.expanduser(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadToken(f"{file} is not a file; name the file that holds the token.")
+            if mode & 0o077:
+                raise BadToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
+            token = os.read(fd, MAX_TOKEN_BYTES + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise BadToken(f"The token file {file} cannot be read: {error.strerror}.") from error
+    if not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
+        raise BadToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
+    return token.decode().strip()
+
+
+def _fail(problem: str) -> int:
+    os.write(2, f"crow: {problem}\n".encode(errors="replace"))
+    return USERS_FAULT

@@ -1,0 +1,485 @@
+"""What the bridge remembers of a conversation, so that it can go on over a new connection. No I/O.
+
+The first connection passes every byte on unchanged. After a lost one, the journal initializes the next connection,
+resumes the open sessions from their cursors, and repeats the requests that have no answer. A prompt is repeated under
+its own id, by which the server recognises it.
+"""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    Message: TypeAlias = dict[str, Any]
+
+REQUEST_CANCELLED, INTERNAL_ERROR, NOT_FOUND = -32800, -32603, -32002
+
+OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
+REOPENING = frozenset({"session/resume", "session/load"})
+CLOSING = frozenset({"session/close", "session/delete", "session/archive"})
+REPEATABLE = CLOSING | {
+    *("initialize", "authenticate", "logout", "auth/login", "auth/logout", "auth/status", "session/list"),
+    *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
+    *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
+}
+"""Requests that have the same effect when they are sent twice. `session/new` leaves an empty session, which no list
+shows."""
+
+SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
+"""Updates that an editor would show twice if they came twice."""
+
+KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
+"""The parameters with which a session is resumed: those with which the editor opened it."""
+
+LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
+"""Requests whose effect ends with the connection; the newest one that succeeded is repeated on the next."""
+
+GAP = (
+    "[The connection to crow broke, and the messages that came meanwhile could not be fetched. Load the session again "
+    "to see all of it.]"
+)
+
+
+class Pending:
+    """A request of the editor that has no answer yet. `cancels` are the notifications that cancel it."""
+
+    __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
+
+    def __init__(self, line: bytes, message: Message, number: int) -> None:
+        self.line, self.message, self.number = line, message, number
+        self.cancels: list[bytes] = []
+        self.is_received = False
+        self.is_repeated = False
+
+    @property
+    def session(self) -> object:
+        """The id of the session that the request names."""
+        return _object(self.message.get("params")).get("sessionId")
+
+
+class Ask:
+    """A request of the server that the editor has not answered, or whose answer may be lost.
+
+    The editor knows it by `editor_id`, the connection number `generation` by `server_id`.
+    """
+
+    __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "server_id")
+
+    def __init__(self, key: object, editor_id: Any, server_id: Any, generation: int) -> None:
+        self.key, self.editor_id, self.server_id, self.generation = key, editor_id, server_id, generation
+        self.answer: Message | None = None
+        self.number = 0
+        self.is_withdrawn = False
+
+
+class Journal:
+    """Decides what goes to the server and to the editor: the caller sends and empties `to_server` and `to_editor`."""
+
+    def __init__(self) -> None:
+        self.to_server: list[bytes] = []
+        self.to_editor: list[bytes] = []
+        self.fatal = ""
+        """Why the conversation cannot go on; empty if it can."""
+        self.held_bytes = 0
+        """The size of the messages that wait for a connection."""
+        self.is_live = False
+        """Whether messages pass: there is a connection, and it has been restored."""
+        self._generation = 0
+        self._is_known = False
+        self._number = 0
+        self._held: list[bytes] = []
+        self._pending: dict[Any, Pending] = {}
+        self._notices: list[tuple[int, bytes]] = []
+        self._initialize: Message | None = None
+        self._login: Message | None = None
+        self._providers: dict[str, Message] = {}
+        self._sessions: dict[str, Message] = {}
+        self._unseen: set[str] = set()
+        self._cursors: dict[str, str] = {}
+        self._asks: dict[Any, Ask] = {}
+        self._own: dict[str, Message] = {}
+        self._own_count = 0
+
+    @property
+    def waits_for_answers(self) -> bool:
+        """Whether a request other than a prompt has no answer."""
+        return any(pending.message["method"] != "session/prompt" for pending in self._pending.values())
+
+    @property
+    def number(self) -> int:
+        """How many messages of the editor were sent so far."""
+        return self._number
+
+    def editor_sent(self, line: bytes) -> None:
+        """A line of the editor."""
+        if not self.is_live:
+            self._held.append(line)
+            self.held_bytes += len(line)
+            return
+        sent = self.note(line)
+        if sent is not None:
+            self.to_server.append(sent)
+
+    def note(self, line: bytes) -> bytes | None:
+        """Remember a line that is sent to the server now. Returns what to send instead of it; None for nothing."""
+        self._number += 1
+        message = _parse(line)
+        method, message_id = message.get("method"), message.get("id")
+        if isinstance(method, str) and "id" in message:
+            return self._note_request(line, message, method, message_id)
+        if isinstance(method, str):
+            self._note_notification(line, message, method)
+        elif _is_id(message_id) and message_id in self._asks:
+            return self._note_answer(line, message, self._asks[message_id])
+        return line
+
+    def server_sent(self, text: bytes) -> None:
+        """A message of the server."""
+        message = _parse(text)
+        method, message_id = message.get("method"), message.get("id")
+        if isinstance(method, str):
+            params = _object(message.get("params"))
+            if "id" in message:
+                text = self._asked(text, message, method, params)
+            elif method == "$/cancel_request":
+                text = self._withdrawn(text, message, params)
+            else:
+                text = self._updated(text, params)
+        elif isinstance(message_id, str) and message_id in self._own:
+            self._answered_us(self._own.pop(message_id), message)
+            return
+        elif _is_id(message_id) and message_id in self._pending:
+            text = self._answered(text, self._pending.pop(message_id), message)
+        if text:
+            self.to_editor.append(text)
+
+    def connected(self, *, is_known: bool) -> None:
+        """There is a new connection. `is_known`: the server still knows the one before, so it recognises prompts."""
+        self._generation += 1
+        self._is_known = is_known
+        self._own = {}
+        if self._initialize is None:
+            self._go_live()
+        elif (request_id := self._initialize["id"]) in self._pending:
+            self.to_server.append(self._pending[request_id].line)
+        else:
+            self._request(self._initialize)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self.is_live = False
+        self.to_server.clear()
+        for ask in tuple(self._asks.values()):
+            # The server asks again for a permission. It does not wait for anything else over a lost connection.
+            if not _is_asked_again(ask) and ask.answer is None:
+                self._withdraw(ask)
+            if ask.is_withdrawn or (not _is_asked_again(ask) and ask.answer is not None):
+                del self._asks[ask.editor_id]
+
+    def acknowledged(self, number: int) -> None:
+        """The server has read the first `number` messages of the editor."""
+        self._notices = [notice for notice in self._notices if notice[0] > number]
+        for pending in self._pending.values():
+            pending.is_received = pending.is_received or pending.number <= number
+        for ask in tuple(self._asks.values()):
+            if ask.answer is not None and ask.number and ask.number <= number:
+                del self._asks[ask.editor_id]
+
+    def withdraw_old(self) -> None:
+        """Withdraw the permission requests of earlier connections that the server has not asked again."""
+        for ask in tuple(self._asks.values()):
+            if ask.generation < self._generation:
+                del self._asks[ask.editor_id]
+                if ask.answer is None and not ask.is_withdrawn:
+                    self._withdraw(ask)
+
+    @property
+    def has_old(self) -> bool:
+        """Whether there are requests for `withdraw_old`."""
+        return any(ask.generation < self._generation for ask in self._asks.values())
+
+    def fail_all(self, problem: str) -> None:
+        """Answer every request of the editor with an error."""
+        for pending in self._pending.values():
+            self._refuse(pending, problem)
+        for line in self._held:
+            message = _parse(line)
+            if isinstance(message.get("method"), str) and "id" in message:
+                self.to_editor.append(_error(message["id"], problem))
+        self._pending.clear()
+        self._held.clear()
+        self.held_bytes = 0
+
+    # What the editor sends.
+
+    def _note_request(self, line: bytes, message: Message, method: str, request_id: Any) -> bytes:
+        if not _is_id(request_id) or request_id in self._pending:
+            return line  # the server refuses it
+        self._pending[request_id] = Pending(line, message, self._number)
+        if method == "initialize":
+            self._initialize = message
+        elif method == "session/load" and isinstance(session := self._pending[request_id].session, str):
+            self._cursors.pop(session, None)
+            self._unseen.add(session)
+        return line
+
+    def _note_notification(self, line: bytes, message: Message, method: str) -> None:
+        params = _object(message.get("params"))
+        if method == "session/cancel":
+            meant = [
+                pending
+                for pending in self._pending.values()
+                if pending.message["method"] == "session/prompt" and pending.session == params.get("sessionId")
+            ]
+        else:
+            request_id = params.get("requestId") if method == "$/cancel_request" else None
+            meant = [self._pending[request_id]] if _is_id(request_id) and request_id in self._pending else []
+        for pending in meant[-1:] if method == "session/cancel" else meant:
+            pending.cancels.append(line)
+        if not meant and method != "$/cancel_request":
+            self._notices.append((self._number, line))
+
+    def _note_answer(self, line: bytes, message: Message, ask: Ask) -> bytes | None:
+        if ask.is_withdrawn:
+            del self._asks[ask.editor_id]
+            return None
+        ask.answer = message
+        if ask.generation < self._generation:
+            return None  # sent when the server asks again
+        ask.number = self._number
+        return line if ask.server_id == ask.editor_id else _encode(message | {"id": ask.server_id})
+
+    # What the server sends.
+
+    def _asked(self, text: bytes, message: Message, method: str, params: Message) -> bytes:
+        server_id = message["id"]
+        if not _is_id(server_id):
+            return text
+        call = _object(params.get("toolCall")).get("toolCallId")
+        key = (method, str(params.get("sessionId")), str(call)) if call is not None else None
+        for ask in self._asks.values():
+            if key is not None and ask.key == key and ask.generation < self._generation:
+                ask.server_id, ask.generation = server_id, self._generation
+                if ask.answer is not None:
+                    self._number += 1
+                    ask.number = self._number
+                    self.to_server.append(_encode(ask.answer | {"id": server_id}))
+                return b""
+        editor_id = server_id
+        while editor_id in self._asks:  # a request of an earlier connection, which the editor has not answered yet
+            editor_id = f"{server_id}~{self._generation}" if editor_id == server_id else f"{editor_id}~"
+        self._asks[editor_id] = Ask(key, editor_id, server_id, self._generation)
+        return text if editor_id == server_id else _encode(message | {"id": editor_id})
+
+    def _withdrawn(self, text: bytes, message: Message, params: Message) -> bytes:
+        for ask in self._asks.values():
+            if ask.server_id == params.get("requestId") and ask.generation == self._generation:
+                if ask.editor_id != ask.server_id:
+                    return _encode(message | {"params": params | {"requestId": ask.editor_id}})
+                break
+        return text
+
+    def _updated(self, text: bytes, params: Message) -> bytes:
+        session, update = params.get("sessionId"), _object(params.get("update"))
+        if not isinstance(session, str):
+            return text
+        self._note_cursor(session, params)
+        if update.get("sessionUpdate") in SHOWN:
+            self._unseen.discard(session)
+        prompts = [each for each in self._pending.values() if each.session == session and _is_prompt(each)]
+        if not self.is_live and update.get("sessionUpdate") in ("user_message_chunk", "user_message"):
+            for pending in prompts:
+                if _is_part_of(pending, update):
+                    pending.is_received = True
+                    return b""  # the editor shows the prompt that it sent
+        elif self.is_live:
+            for pending in prompts:
+                pending.is_received = True
+        return text
+
+    def _note_cursor(self, session: str, holder: Message) -> None:
+        cursor = _object(holder.get("_meta")).get("acp/cursor")
+        if isinstance(cursor, str):
+            self._cursors[session] = cursor
+
+    def _answered(self, text: bytes, pending: Pending, message: Message) -> bytes:
+        method, params = pending.message["method"], _object(pending.message.get("params"))
+        if "result" not in message:
+            is_gone = _object(message.get("error")).get("code") == NOT_FOUND
+            if pending.is_repeated and is_gone and method in CLOSING:
+                self._forget(pending.session)  # the first time had its effect; only its answer was lost
+                return _encode({"jsonrpc": "2.0", "id": message["id"], "result": {}})
+            if method == "initialize" and not self.is_live:
+                self._go_live()
+            return text
+        result = _object(message["result"])
+        session = result.get("sessionId", pending.session)
+        if method == "initialize":
+            if not self.is_live:
+                self._go_live()
+        elif method in LOGIN:
+            self._login = pending.message
+        elif method in ("providers/set", "providers/disable"):
+            self._providers[str(params.get("providerId", params.get("id")))] = pending.message
+        elif method in CLOSING:
+            self._forget(session)
+        elif method in OPENING and isinstance(session, str):
+            self._sessions[session] = {key: params[key] for key in KEPT if key in params}
+            if method == "session/new":
+                self._unseen.add(session)
+        if isinstance(session, str):
+            self._note_cursor(session, result)
+        return text
+
+    def _forget(self, session: object) -> None:
+        if isinstance(session, str):
+            self._sessions.pop(session, None)
+            self._cursors.pop(session, None)
+            self._unseen.discard(session)
+
+    # A new connection.
+
+    def _request(self, request: Message) -> None:
+        """Send a request of the bridge's own."""
+        self._own_count += 1
+        request_id = f"crow-bridge-{self._own_count}"
+        self._own[request_id] = request
+        self.to_server.append(_encode(request | {"id": request_id}))
+
+    def _answered_us(self, request: Message, message: Message) -> None:
+        method, error = request["method"], _object(message.get("error"))
+        if method == "initialize":
+            if error:
+                self.fatal = f"The server refused to initialize the connection again: {error.get('message')}"
+                return
+            for each in (*([self._login] if self._login else ()), *self._providers.values()):
+                self._request(each)
+        elif method in REOPENING and request["params"].get("sessionId") in self._sessions:
+            self._resumed(request["params"], error, message)
+        if self._own:
+            return
+        if method in REOPENING or not self._sessions:
+            self._go_live()
+            return
+        for session in self._sessions:
+            cursor = self._cursors.get(session)
+            is_unseen = cursor is None and session in self._unseen
+            self._resume(session, cursor, "session/load" if is_unseen else "session/resume")
+
+    def _resume(self, session: str, cursor: str | None, method: str = "session/resume") -> None:
+        params: Message = {"mcpServers": []}
+        params |= self._sessions[session] | {"sessionId": session}
+        self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
+
+    def _resumed(self, params: Message, error: Message, message: Message) -> None:
+        session = params["sessionId"]
+        if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != NOT_FOUND:
+            self._cursors.pop(session, None)
+            update: Message = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": GAP}}
+            notice: Message = {"jsonrpc": "2.0", "method": "session/update"}
+            self.to_editor.append(_encode(notice | {"params": {"sessionId": session, "update": update}}))
+            self._resume(session, None)
+        elif error:
+            self._forget(session)  # requests that name it are answered with the server's words
+        else:
+            self._note_cursor(session, _object(message.get("result")))
+
+    def _go_live(self) -> None:
+        """Repeat the requests without an answer, then send what the editor sent meanwhile."""
+        self.is_live = True
+        for request_id, pending in tuple(self._pending.items()):
+            method = pending.message["method"]
+            if method == "initialize":
+                continue
+            is_run_again = _is_prompt(pending) and pending.is_received and not self._is_known
+            if is_run_again or not (_is_prompt(pending) or method in REPEATABLE):
+                del self._pending[request_id]
+                self._refuse(pending, _lost_answer(method, is_restarted=is_run_again))
+                continue
+            pending.is_repeated = True
+            self.to_server += [self._repeated(pending), *pending.cancels]
+        self.to_server += [line for _, line in self._notices]
+        held, self._held, self.held_bytes = self._held, [], 0
+        for line in held:
+            self.editor_sent(line)
+
+    def _repeated(self, pending: Pending) -> bytes:
+        """The request, or for a load of which a part has been shown, the request for the rest."""
+        session = pending.session
+        cursor = self._cursors.get(session) if isinstance(session, str) else None
+        if pending.message["method"] != "session/load" or cursor is None:
+            return pending.line
+        params = _at_cursor(_object(pending.message.get("params")), cursor)
+        return _encode(pending.message | {"method": "session/resume", "params": params})
+
+    def _refuse(self, pending: Pending, problem: str) -> None:
+        self.to_editor.append(_error(pending.message["id"], problem))
+
+    def _withdraw(self, ask: Ask) -> None:
+        ask.is_withdrawn = True
+        params = {"requestId": ask.editor_id}
+        self.to_editor.append(_encode({"jsonrpc": "2.0", "method": "$/cancel_request", "params": params}))
+
+
+def _lost_answer(method: str, *, is_restarted: bool) -> str:
+    if is_restarted:
+        return (
+            "The server was restarted during this turn, which ended it. The session has everything up to then; send a "
+            "prompt to continue."
+        )
+    return f"The connection to the server broke before {method} was answered. It may or may not have had its effect."
+
+
+def _error(request_id: Any, problem: str) -> bytes:
+    error = {"code": INTERNAL_ERROR, "message": problem, "data": {"details": problem}}
+    return _encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def _at_cursor(params: Message, cursor: str | None) -> Message:
+    if cursor is None:
+        return params
+    return params | {"_meta": _object(params.get("_meta")) | {"acp/cursor": cursor}}
+
+
+def _is_prompt(pending: Pending) -> bool:
+    return bool(pending.message["method"] == "session/prompt")
+
+
+def _is_part_of(pending: Pending, update: Message) -> bool:
+    """Whether an update repeats a part of this prompt."""
+    parts = _object(pending.message.get("params")).get("prompt")
+    content = update.get("content")
+    shown = content if isinstance(content, list) else [content]
+    return isinstance(parts, list) and all(any(_is_same(part, each) for part in parts) for each in shown)
+
+
+def _is_same(part: Any, shown: Any) -> bool:
+    texts = [_object(each).get("text") for each in (part, shown)]
+    return bool(part == shown or (isinstance(texts[0], str) and texts[0] == texts[1]))
+
+
+def _is_asked_again(ask: Ask) -> bool:
+    return ask.key is not None
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _object(value: Any) -> Message:
+    return value if isinstance(value, dict) else {}
+
+
+def _parse(line: bytes) -> Message:
+    """The message in `line`; empty if there is none. The other side answers what is not a message."""
+    try:
+        return _object(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _encode(message: Message) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()

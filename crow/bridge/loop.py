@@ -1,0 +1,579 @@
+"""Carries messages between an editor on stdin and stdout and a server, over as many connections as that takes."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import select
+import stat
+import time
+
+from crow.bridge.websocket import (
+    CLOSE,
+    GOING_AWAY,
+    NO_CLOSE_FRAME,
+    NORMAL,
+    PING,
+    PONG,
+    TEXT,
+    Address,
+    ProtocolError,
+    close_payload,
+    close_reason,
+)
+from crow.bridge.wire import CHUNK_BYTES, FAILED, USERS_FAULT, Refused, Wire, connect
+
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from crow.bridge.journal import Journal
+
+MAX_LINE_BYTES = 32 * 1024 * 1024
+"""The largest message of an editor; the same as `crow.frontend.frames.MAX_LINE_BYTES`."""
+
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+"""While more than this waits for one side, the bridge reads nothing from the other side."""
+
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""While more than this waits for a connection, the bridge reads nothing from the editor."""
+
+TEMPORARY = frozenset({NORMAL, GOING_AWAY, 1005, NO_CLOSE_FRAME, 1011, 1012, 1013, 1014})
+"""Close codes after which the bridge connects again. The others say that this would not help."""
+
+
+class Times:
+    """How long the bridge waits for what, in seconds."""
+
+    connect = 10.0
+    """For a connection and the answer to its request."""
+    ping = 20.0
+    """Silence after which the server is asked whether it is still there."""
+    pong = 10.0
+    """For the answer to that."""
+    first_delay, longest_delay = 0.05, 5.0
+    """Between two attempts to connect."""
+    give_up = 120.0
+    """Without a connection, until the bridge ends."""
+    close = 0.08
+    """For answers and unsent messages after the editor has closed stdin."""
+    ask_again = 5.0
+    """For the server to repeat its permission requests on a new connection."""
+
+
+class Bridge:
+    """One editor and the server it talks to."""
+
+    times = Times()
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        token: str = "",
+        wire: Wire | None = None,
+        start_server: Callable[[], str] | None = None,
+        source: int = 0,
+        sink: int = 1,
+        handles_signals: bool = False,
+    ) -> None:
+        """`wire` is the first connection, if there is one already. `start_server` starts a server that has ended; it
+        returns why that failed."""
+        self._address, self._token = address, token
+        self._source, self._sink = source, sink
+        self._handles_signals = handles_signals
+        self._journal: Journal | None = None
+        self._wire: Wire | None = None
+        self._connection_id = ""
+        self._cookies: dict[str, str] = {}
+        self._connections = 0
+        self._is_connecting = False
+        self._outcome: Wire | Refused | None = None
+        self._delay_s = 0.0
+        self._next_attempt_at = 0.0
+        self._gone_since: float | None = time.monotonic()
+        self._heard_at = 0.0
+        self._pinged_at: float | None = None
+        self._ask_again_at = 0.0
+        self._acked_number = 0
+        self._line: list[bytes] = []
+        self._line_bytes = 0
+        self._early: list[bytes] = []
+        self._unnoted: list[tuple[Callable[[Journal, bytes], None], bytes]] = []
+        self._output = bytearray()
+        self._is_at_end = False
+        self._end_at: float | None = None
+        self._exit_code: int | None = None
+        self.problem = ""
+        """Why the bridge ended; empty if the editor ended it."""
+        self._start_server = start_server
+        self._wakeup, self._wake_end = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        os.set_blocking(self._wake_end, False)
+        if wire is not None:
+            self._connected(wire)
+
+    def run(self) -> int:
+        """Carry messages until the editor closes stdin or there is no server. Returns the exit code."""
+        was_blocking = _is_pipe(self._sink) and os.get_blocking(self._sink)
+        if was_blocking:
+            os.set_blocking(self._sink, False)
+        try:
+            while self._exit_code is None:
+                self._connect_if_due()
+                self._poll()
+                self._check_times()
+            self._finish()
+        finally:
+            if was_blocking:
+                os.set_blocking(self._sink, True)
+        return self._exit_code
+
+    def stop(self) -> None:
+        """Act as if stdin had ended. May be called from a signal handler or another thread."""
+        self._is_at_end = True
+        self._wake()
+
+    # The three descriptors.
+
+    def _poll(self) -> None:
+        poll, wire = select.poll(), self._wire
+        poll.register(self._wakeup, select.POLLIN)
+        if not self._is_at_end:
+            # Without an event, poll still reports that the editor has closed the pipe.
+            poll.register(self._source, select.POLLIN if self._may_read_editor else 0)
+        if self._output:
+            poll.register(self._sink, select.POLLOUT)
+        if wire is not None:
+            reads = select.POLLIN if self._may_read_server else 0
+            poll.register(wire.fd, reads | (select.POLLOUT if wire.unsent_bytes else 0))
+        is_ready = wire is not None and wire.is_readable and self._may_read_server
+        for fd, events in poll.poll(0 if is_ready else self._timeout_ms()):
+            if fd == self._wakeup:
+                self._woken()
+            elif fd == self._source:
+                self._read_editor(events)
+            elif fd == self._sink:
+                self._write_editor()
+            elif wire is self._wire:
+                self._serve_wire(events)
+        if is_ready and wire is self._wire:
+            self._serve_wire(select.POLLIN)
+
+    @property
+    def _may_read_editor(self) -> bool:
+        if self._wire is not None and self._wire.unsent_bytes > MAX_UNSENT_BYTES:
+            return False
+        held = sum(map(len, self._early)) if self._journal is None else self._journal.held_bytes
+        return held <= MAX_HELD_BYTES
+
+    @property
+    def _may_read_server(self) -> bool:
+        return len(self._output) <= MAX_UNSENT_BYTES
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_end, b"\0")
+        except OSError:
+            return  # the pipe is full, so the loop wakes up anyway
+
+    def _woken(self) -> None:
+        os.read(self._wakeup, 4096)
+        outcome, self._outcome = self._outcome, None
+        if isinstance(outcome, Wire):
+            self._is_connecting = False
+            self._connected(outcome)
+        elif isinstance(outcome, Refused):
+            self._is_connecting = False
+            self._not_connected(outcome)
+
+    def _read_editor(self, events: int) -> None:
+        if not events & (select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL):
+            return
+        try:
+            data = os.read(self._source, CHUNK_BYTES) if self._may_read_editor else b""
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._add(line)
+            self._editor_sent(b"".join(self._line), self._line_bytes)
+            self._line, self._line_bytes = [], 0
+        self._add(rest)
+        if not data:
+            if self._line_bytes:
+                self._editor_sent(b"".join(self._line), self._line_bytes)
+            self._is_at_end = True
+        self._send()
+
+    def _add(self, part: bytes) -> None:
+        self._line_bytes += len(part)
+        if self._line_bytes > MAX_LINE_BYTES:
+            self._line.clear()
+        elif part:
+            self._line.append(part)
+
+    def _editor_sent(self, line: bytes, size: int) -> None:
+        if size > MAX_LINE_BYTES:
+            words = f"The line is {size} bytes long; crow reads at most {MAX_LINE_BYTES} bytes (32 MiB) in one message."
+            self._write(_refused_line(-32600, words))
+            return
+        if not line or line.isspace():
+            return
+        try:
+            line if line.isascii() else line.decode()
+        except UnicodeDecodeError as error:
+            self._write(_refused_line(-32700, f"The line is not UTF-8 (byte {error.start}): {error.reason}."))
+            return
+        if self._journal is not None:
+            self._journal.editor_sent(line)
+        elif self._wire is None:
+            self._early.append(line)
+        else:
+            self._wire.send(TEXT, line)
+            self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
+
+    def _load_journal(self) -> Journal:
+        """The journal. It is made when the editor has its first answer, since importing it takes 5 ms."""
+        if self._journal is None:
+            from crow.bridge.journal import Journal
+
+            self._journal = journal = Journal()
+            if self._connections:
+                journal.connected(is_known=False)
+            for note, message in self._unnoted:
+                note(journal, message)
+            self._unnoted.clear()
+            journal.to_editor.clear()
+            journal.to_server.clear()
+            if self._handles_signals:
+                _handle_signals(self, self._wake_end)
+        return self._journal
+
+    def _write(self, message: bytes) -> None:
+        self._output += message.replace(b"\n", b" ").replace(b"\r", b" ")
+        self._output += b"\n"
+
+    def _write_editor(self) -> None:
+        while self._output:
+            try:
+                written = os.write(self._sink, self._output[:CHUNK_BYTES])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._output.clear()
+                self._exit_code = 0  # the editor is gone
+                return
+            del self._output[:written]
+
+    def _serve_wire(self, events: int) -> None:
+        assert self._wire is not None
+        try:
+            if events & select.POLLOUT:
+                self._wire.flush()
+            if events & ~select.POLLOUT and self._may_read_server:
+                data = self._wire.read()
+                if data is not None:
+                    self._server_sent(data)
+            elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                self._lost("the connection broke")
+        except OSError as error:
+            self._lost(str(error.strerror or error))
+
+    def _server_sent(self, data: bytes) -> None:
+        if not data:
+            self._lost("the server ended the connection")
+            return
+        self._heard_at, self._pinged_at = time.monotonic(), None
+        assert self._wire is not None
+        try:
+            for opcode, payload in self._wire.decoder.feed(data):
+                self._handle(opcode, payload)
+                if self._wire is None:
+                    return
+        except ProtocolError as error:
+            self._wire.send(CLOSE, close_payload(error.code, str(error)))
+            self._flush()
+            self._fail(f"{self._address.text}: {error}", FAILED)
+            return
+        self._send()
+
+    def _handle(self, opcode: int, payload: bytes) -> None:
+        assert self._wire is not None
+        if opcode == TEXT:
+            if self._journal is None:
+                self._write(payload)
+                self._write_editor()
+                self._unnoted.append((lambda journal, message: journal.server_sent(message), payload))
+                self._load_journal()
+            else:
+                self._journal.server_sent(payload)
+        elif opcode == PING:
+            self._wire.send(PONG, payload)
+        elif opcode == PONG and payload.isdigit():
+            if self._journal is not None and self._journal.is_live:
+                self._journal.acknowledged(int(payload))
+        elif opcode == CLOSE:
+            code, reason = close_reason(payload)
+            words = f" ({code}{': ' + _printable(reason) if reason else ''})"
+            self._wire.send(CLOSE, close_payload(NORMAL if code == 1005 else code))
+            self._flush()
+            if code in TEMPORARY or not self._has_begun:
+                self._lost(f"the server closed the connection{words}")
+            else:
+                self._fail(f"{self._address.text} closed the connection for good{words}.", FAILED)
+
+    # Connections.
+
+    def _connect_if_due(self) -> None:
+        if self._wire is not None or self._is_connecting or self._exit_code is not None:
+            return
+        if self._connections and not self._has_begun:
+            return  # the server has given up waiting for an editor that has not said anything yet
+        if time.monotonic() < self._next_attempt_at:
+            return
+        self._is_connecting = True
+        headers = first_headers(self._token)
+        if self._connection_id:
+            headers.append(("Acp-Connection-Id", self._connection_id))
+        if self._cookies:
+            headers.append(("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items())))
+        if self._address.path and not self._connections:
+            self._try(headers)  # a Unix socket answers at once
+        else:
+            _thread.start_new_thread(self._try, (headers,))
+
+    def _try(self, headers: list[tuple[str, str]]) -> None:
+        try:
+            self._outcome = self._connect(headers)
+        except Refused as error:
+            self._outcome = error
+        except Exception as error:  # noqa: BLE001 - the loop must hear of it
+            self._outcome = Refused(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
+        self._wake()
+
+    def _connect(self, headers: list[tuple[str, str]]) -> Wire:
+        try:
+            return connect(self._address, headers, self.times.connect)
+        except Refused as error:
+            if self._start_server is None or not error.is_absent:
+                raise
+        if problem := self._start_server():
+            raise Refused(problem)
+        return connect(self._address, headers, self.times.connect)
+
+    def _connected(self, wire: Wire) -> None:
+        self._wire = wire
+        self._connections += 1
+        self._heard_at, self._pinged_at = time.monotonic(), None
+        given = wire.response.headers.get("acp-connection-id", "")
+        is_known = bool(given) and given == self._connection_id
+        self._connection_id = given if given.isascii() and given.isprintable() else ""
+        for cookie in wire.response.headers.get("set-cookie", "").split("\n"):
+            name, equals, value = cookie.partition(";")[0].partition("=")
+            if equals and len(self._cookies) < 20:
+                self._cookies[name.strip()] = value.strip()
+        early, self._early = self._early, []
+        if self._journal is None:
+            self._gone_since = None
+            for line in early:
+                self._editor_sent(line, len(line))
+        else:
+            self._journal.connected(is_known=is_known)
+            for line in early:
+                self._journal.editor_sent(line)
+        self._send()
+
+    def _not_connected(self, refused: Refused) -> None:
+        if refused.exit_code or not self._connections:
+            self._fail(str(refused), refused.exit_code or USERS_FAULT)
+            return
+        self.problem = str(refused)
+        self._retry_later()
+
+    def _lost(self, why: str) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire, self._ask_again_at = None, 0.0
+        self.problem = f"{self._address.text}: {why}"
+        self._gone_since = self._gone_since or time.monotonic()
+        if self._unnoted or self._journal is not None:
+            self._load_journal().lost()
+            self._take_output()
+        self._retry_later()
+
+    def _retry_later(self) -> None:
+        """The first attempt comes at once, later ones after growing delays. None comes at the same moment as those of
+        other bridges."""
+        share = 0.5 + int.from_bytes(os.urandom(2), "big") / 131072
+        self._next_attempt_at = time.monotonic() + self._delay_s * share
+        self._delay_s = min(max(self._delay_s * 2, self.times.first_delay), self.times.longest_delay)
+
+    # Between the journal and the wire.
+
+    def _send(self) -> None:
+        journal = self._journal
+        if journal is not None:
+            was_gone = self._gone_since is not None
+            if journal.is_live and was_gone and self._wire is not None:
+                self._gone_since = None
+                self._ask_again_at = time.monotonic() + self.times.ask_again if journal.has_old else 0.0
+            self._take_output()
+            if self._wire is not None and journal.to_server:
+                for message in journal.to_server:
+                    self._wire.send(TEXT, message)
+                journal.to_server.clear()
+            if self._wire is not None and journal.is_live and journal.number > self._acked_number:
+                self._acked_number = journal.number
+                self._wire.send(PING, b"%d" % journal.number)  # its answer tells what the server has read
+            if journal.fatal:
+                self._fail(f"{self._address.text}: {journal.fatal}", FAILED)
+        self._flush()
+        if self._output:
+            self._write_editor()
+
+    def _take_output(self) -> None:
+        assert self._journal is not None
+        for message in self._journal.to_editor:
+            self._write(message)
+            self._delay_s = 0.0  # the connection was good for something
+        self._journal.to_editor.clear()
+
+    def _flush(self) -> None:
+        if self._wire is not None and self._wire.unsent_bytes:
+            try:
+                self._wire.flush()
+            except OSError as error:
+                self._lost(str(error.strerror or error))
+
+    # Time.
+
+    def _timeout_ms(self) -> float | None:
+        now = time.monotonic()
+        times = [at for at in (self._end_at, self._ask_again_at or None) if at is not None]
+        if self._wire is None:
+            is_waiting = self._connections > 0 and not self._has_begun
+            times += [] if self._is_connecting or is_waiting else [self._next_attempt_at]
+            times += [] if self._gone_since is None or is_waiting else [self._gone_since + self.times.give_up]
+        elif self._pinged_at is not None:
+            times.append(self._pinged_at + self.times.pong)
+        elif self._next_ping_at is not None:
+            times.append(self._next_ping_at)
+        return max(0.0, min(times) - now) * 1000 + 1 if times else None
+
+    def _check_times(self) -> None:
+        now = time.monotonic()
+        if self._is_at_end and self._end_at is None:
+            self._end_at = now + self.times.close
+        if self._end_at is not None and (now >= self._end_at or self._is_done):
+            self._exit_code = self._exit_code or 0
+        elif self._wire is None and self._gone_since is not None and now - self._gone_since > self.times.give_up:
+            words = f"No connection to crow for {self.times.give_up:g} s: {self.problem}"
+            self._fail(f"{words.rstrip('.')}. The sessions are kept.", FAILED)
+        elif self._wire is not None and not self._may_read_server:
+            self._heard_at, self._pinged_at = now, None  # the editor does not read, so the bridge does not either
+        elif self._wire is not None and self._pinged_at is not None and now - self._pinged_at >= self.times.pong:
+            self._lost(f"the server did not answer for {self.times.pong:g} s")
+        elif self._next_ping_at is not None and now >= self._next_ping_at:
+            self._pinged_at = now
+            assert self._wire is not None
+            self._wire.send(PING, b"")
+            self._flush()
+        if self._ask_again_at and now >= self._ask_again_at and self._journal is not None:
+            self._ask_again_at = 0.0
+            self._journal.withdraw_old()
+            self._send()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the editor has sent anything."""
+        return self._journal is not None or bool(self._early or self._unnoted)
+
+    @property
+    def _next_ping_at(self) -> float | None:
+        """When to ask whether the server is still there. The end of a Unix socket is noticed without asking."""
+        if self._wire is None or self._address.path or self._pinged_at is not None:
+            return None
+        return self._heard_at + self.times.ping
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether nothing is left to do after the end of stdin."""
+        if self._output or self._early or self._is_connecting:
+            return False
+        if self._journal is None:
+            return not self._unnoted
+        if self._wire is None:
+            return not self._journal.held_bytes
+        return not self._wire.unsent_bytes and not self._journal.waits_for_answers
+
+    def _fail(self, problem: str, exit_code: int) -> None:
+        """End with an error, which also answers all requests."""
+        self.problem, self._exit_code = problem, exit_code
+        journal = self._load_journal()
+        for line in self._early:
+            journal.editor_sent(line)
+        self._answer_all()
+
+    def _finish(self) -> None:
+        if self._wire is not None:
+            self._wire.send(CLOSE, close_payload(NORMAL))
+            self._flush()
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+        if self._exit_code:
+            self._answer_all()
+        deadline = time.monotonic() + self.times.close
+        while (left_s := deadline - time.monotonic()) > 0 and (self._output or self._exit_code):
+            poll = select.poll()
+            if self._exit_code and not self._is_at_end:
+                poll.register(self._source, select.POLLIN)  # an editor that has just started us sends a request now
+            if self._output:
+                poll.register(self._sink, select.POLLOUT)
+            for fd, events in poll.poll(left_s * 1000):
+                if fd == self._source:
+                    self._read_editor(events)
+                    self._answer_all()
+                self._write_editor()
+
+    def _answer_all(self) -> None:
+        """Answer all requests with the error that ends the bridge."""
+        assert self._journal is not None
+        self._journal.lost()
+        self._journal.fail_all(self.problem)
+        self._take_output()
+
+
+def first_headers(token: str) -> list[tuple[str, str]]:
+    """The headers of the first connection: the server must send cursors, though the editor does not ask for them."""
+    return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
+
+
+def _refused_line(code: int, words: str) -> bytes:
+    """The error that answers a line without a request."""
+    return b'{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":"%b","data":{"details":"%b"}}}' % (
+        code,
+        words.encode(),
+        words.encode(),
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _handle_signals(bridge: Bridge, wakeup: int) -> None:
+    """Let SIGTERM, SIGINT and SIGHUP have the same effect as the end of stdin."""
+    import signal  # takes 4 ms, so it comes after the first message
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: bridge.stop())
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

@@ -1,0 +1,106 @@
+"""Finds the resident server of this user, `crow serve --user`, as cheaply as possible.
+
+With `serve.autostart = true`, every `crow acp` looks for it before it imports anything else. So this module reads the
+one setting by itself; whatever it does not understand is left to :mod:`crow.settings`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from crow.bridge.websocket import short_hash
+
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OWN_PROCESS = ("CROW_TRACE",)
+"""Variables that make `crow acp` serve by itself: they are about one process."""
+
+PLACES = ("CROW_HOME", "CROW_CONFIG")
+"""Variables that choose the configuration and the database."""
+
+MAX_CONFIG_BYTES = 1024 * 1024
+
+
+def socket_path(env: Mapping[str, str]) -> str:
+    """The path of the server's socket. Each configuration and database (CROW_HOME, CROW_CONFIG) has its own server."""
+    chosen = [
+        os.path.abspath(os.path.expanduser(path)) if path else "" for path in map(env.get, ("CROW_HOME", "CROW_CONFIG"))
+    ]
+    name = f"serve-{short_hash(chr(0).join(chosen).encode())}.sock" if any(chosen) else "serve.sock"
+    return os.path.join(_runtime_directory(env), name)
+
+
+def absolute(path: str) -> str:
+    """An absolute path, as `crow.settings` reads it."""
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def _runtime_directory(env: Mapping[str, str]) -> str:
+    uid = os.getuid()
+    # Some editors do not pass XDG_RUNTIME_DIR on. All must find the same directory.
+    for directory in (env.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
+        if os.path.isabs(directory) and is_private(directory):
+            return os.path.join(directory, "crow")
+    return os.path.join(env.get("TMPDIR") or "/tmp", f"crow-{uid}")  # noqa: S108  checked by `is_private`
+
+
+def is_private(directory: str) -> bool:
+    """Whether the directory belongs to this user, and nobody else can put anything there."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def running_socket(env: Mapping[str, str]) -> str | None:
+    """The path of the socket if a server has made it, else None."""
+    path = socket_path(env)
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except OSError:
+        return None
+    return path if is_socket and is_private(os.path.dirname(path)) else None
+
+
+def config_file(env: Mapping[str, str]) -> str | None:
+    """The user's config.toml; None if only `crow.settings` can tell."""
+    if env.get("CROW_CONFIG"):
+        return absolute(env["CROW_CONFIG"])
+    if env.get("CROW_HOME"):
+        return os.path.join(absolute(env["CROW_HOME"]), "config.toml")
+    home = env.get("HOME", "")
+    if not os.path.isabs(home):
+        return None
+    if sys.platform == "darwin":
+        return os.path.join(home, "Library", "Application Support", "crow", "config.toml")
+    base = env.get("XDG_CONFIG_HOME", "").strip()
+    return os.path.join(base if base else os.path.join(home, ".config"), "crow", "config.toml")
+
+
+def wants_autostart(env: Mapping[str, str]) -> bool:
+    """Whether the user's file plainly says `serve.autostart = true`. If unsure, False."""
+    file = config_file(env)
+    if file is None:
+        return False
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+    except OSError:
+        return False
+    if b"autostart" not in text or len(text) > MAX_CONFIG_BYTES or b'"""' in text or b"'''" in text:
+        return False
+    table, found = b"", False
+    for line in text.split(b"\n"):
+        words = line.partition(b"#")[0].replace(b" ", b"").replace(b"\t", b"").strip()
+        if words.startswith(b"["):
+            table = words
+        elif (table == b"[serve]" and words == b"autostart=true") or (not table and words == b"serve.autostart=true"):
+            found = True
+        elif b"autostart" in words:
+            return False
+    return found

@@ -1,0 +1,262 @@
+"""The client's side of the WebSocket protocol (RFC 6455), without I/O.
+
+Written here because the published packages take 60 to 150 ms to import. That is several times the time in which the
+bridge must start. This module imports nothing that a bare Python has not imported already.
+"""
+
+import binascii
+import os
+
+try:
+    from _sha1 import sha1 as _sha1  # type: ignore[import-not-found]
+except ImportError:  # hashlib takes 3 ms, because it loads OpenSSL
+    from hashlib import sha1 as _sha1
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""The largest message that the bridge accepts from a server."""
+
+MAX_HEAD_BYTES = 32 * 1024
+"""The largest head of an HTTP response."""
+
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+
+NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_UTF8, TOO_BIG = 1000, 1001, 1002, 1007, 1009
+
+NO_CLOSE_FRAME = 1006
+"""Stands for the end of a connection without a close frame. It is never sent."""
+
+_MAX_CONTROL_BYTES = 125
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+
+
+def short_hash(data: bytes) -> str:
+    """A name for `data`, of 16 characters."""
+    return str(_sha1(data).hexdigest()[:16])  # noqa: S324  not a secret
+
+
+class ProtocolError(Exception):
+    """The server broke the protocol. `code` is the close code that tells it so."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class BadAddress(Exception):
+    """The address of a server cannot be used."""
+
+
+class Address:
+    """Where a server is: a Unix socket, or a host and a port, with or without TLS."""
+
+    def __init__(self, text: str) -> None:
+        """:raises BadAddress: `text` is neither a ws:// or wss:// URL nor the path of a socket."""
+        self.text = text
+        self.path = ""
+        """The path of the Unix socket; empty for a host."""
+        self.is_tls = False
+        self.host, self.port, self.resource = "localhost", 0, "/acp"
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme == "unix":
+            self.path = rest if separator else text.removeprefix("unix:")
+            if not self.path or "\0" in self.path:
+                raise BadAddress(f"{text!r} is not an address; expected a ws:// or wss:// URL or the path of a socket.")
+            return
+        if scheme not in ("ws", "wss"):
+            raise BadAddress(f"{text!r} starts with {scheme}://; expected ws://, wss:// or the path of a socket.")
+        self.is_tls = scheme == "wss"
+        end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
+        place, resource = rest[:end], rest[end:].partition("#")[0]
+        if "@" in place:
+            raise BadAddress("The URL contains a user name or a token; put the token into CROW_TOKEN or --token-file.")
+        if not all("!" <= character <= "~" for character in rest):
+            raise BadAddress(f"{text!r} contains a character that a URL cannot contain; write it as %XX.")
+        if resource.rstrip("/"):
+            self.resource = resource if resource.startswith("/") else f"/acp{resource}"
+        self.host, self.port = _host_and_port(place, 443 if self.is_tls else 80, text)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no other machine can read what is sent."""
+        is_127 = self.host.startswith("127.") and self.host.replace(".", "").isdigit()
+        return bool(self.path) or self.host in ("localhost", "::1") or is_127
+
+    @property
+    def host_header(self) -> str:
+        """The value of the `Host` header."""
+        if self.path:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+def _host_and_port(place: str, default: int, text: str) -> tuple[str, int]:
+    host, bracket, after = place.partition("]")
+    if bracket:  # an IPv6 address
+        host, separator, port = host.removeprefix("["), after[:1], after[1:]
+    else:
+        host, separator, port = place.partition(":")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    if not host or separator not in ("", ":") or (separator and not is_port):
+        raise BadAddress(f"{text!r} has no host and port; expected a URL such as wss://crow.example.org:7431/acp.")
+    return host, int(port) if separator else default
+
+
+def upgrade_request(address: Address, key: bytes, headers: list[tuple[str, str]]) -> bytes:
+    """The HTTP request that opens a WebSocket. `key` has 16 random bytes."""
+    lines = [
+        f"GET {address.resource} HTTP/1.1",
+        f"Host: {address.host_header}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        f"Sec-WebSocket-Key: {binascii.b2a_base64(key, newline=False).decode()}",
+        "Sec-WebSocket-Version: 13",
+        *(f"{name}: {value}" for name, value in headers),
+    ]
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+class Response:
+    """The head of an HTTP response. `headers` has the names in lower case; repeated headers are joined by newlines."""
+
+    def __init__(self, head: bytes) -> None:
+        """:raises ProtocolError: `head` is not the head of an HTTP response."""
+        first, *lines = head.decode("latin-1").split("\r\n")
+        version, _, status = first.partition(" ")
+        if not version.startswith("HTTP/1.") or not status[:3].isdigit():
+            raise ProtocolError(PROTOCOL_ERROR, "What listens there does not speak HTTP.")
+        self.status = int(status[:3])
+        self.headers: dict[str, str] = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            name, value = name.strip().lower(), value.strip()
+            self.headers[name] = f"{self.headers[name]}\n{value}" if name in self.headers else value
+
+    def check_upgrade(self, key: bytes) -> None:
+        """:raises ProtocolError: this response to a request with `key` does not open a WebSocket."""
+        wanted = _sha1(binascii.b2a_base64(key, newline=False) + _GUID).digest()  # noqa: S324  the protocol says so
+        accepted = self.headers.get("sec-websocket-accept", "")
+        tokens = [token.strip().lower() for token in self.headers.get("connection", "").split(",")]
+        if (
+            self.headers.get("upgrade", "").lower() != "websocket"
+            or "upgrade" not in tokens
+            or accepted != binascii.b2a_base64(wanted, newline=False).decode()
+            or "sec-websocket-extensions" in self.headers
+            or "sec-websocket-protocol" in self.headers
+        ):
+            raise ProtocolError(PROTOCOL_ERROR, "The server's answer does not open a WebSocket.")
+
+
+def frame(opcode: int, payload: bytes) -> bytes:
+    """A whole message as one frame, masked with a new key."""
+    size = len(payload)
+    if size < 126:
+        head = bytes((0x80 | opcode, 0x80 | size))
+    elif size < 1 << 16:
+        head = bytes((0x80 | opcode, 0xFE)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((0x80 | opcode, 0xFF)) + size.to_bytes(8, "big")
+    key = os.urandom(4)
+    return head + key + mask(payload, key)
+
+
+def mask(data: bytes, key: bytes) -> bytes:
+    """`data` with each byte changed by the key's four bytes in turn. Applied twice, it gives `data`."""
+    size = len(data)
+    keys = (key * (size // 4 + 1))[:size]
+    return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
+
+
+def close_payload(code: int, reason: str = "") -> bytes:
+    """The payload of a close frame. The reason is cut to what fits."""
+    return code.to_bytes(2, "big") + reason.encode()[: _MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
+
+
+def close_reason(payload: bytes) -> tuple[int, str]:
+    """The code and reason in a close frame. :raises ProtocolError: the payload is not valid."""
+    if not payload:
+        return 1005, ""
+    code = int.from_bytes(payload[:2], "big")
+    if len(payload) == 1 or not (code in _CODES or 3000 <= code < 5000):
+        raise ProtocolError(PROTOCOL_ERROR, "The server closed the connection with an invalid code.")
+    return code, payload[2:].decode(errors="replace")
+
+
+_CODES = frozenset((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013, 1014))
+
+
+class Decoder:
+    """Turns the bytes from a server into messages. Holds at most one message and one chunk."""
+
+    def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._opcode = 0
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The messages and control frames that `data` completes, as opcode and payload.
+
+        :raises ProtocolError: the server broke the protocol, or sent a message over the limit.
+        """
+        self._data += data
+        found: list[tuple[int, bytes]] = []
+        at = 0
+        while (read := self._frame(at)) is not None:
+            is_last, opcode, start, end = read
+            payload, at = bytes(memoryview(self._data)[start:end]), end
+            if opcode >= CLOSE:
+                found.append((opcode, payload))
+                if opcode == CLOSE:
+                    break
+                continue
+            self._opcode = opcode or self._opcode
+            self._parts.append(payload)
+            self._size += len(payload)
+            if is_last:
+                found.append((self._opcode, self._message()))
+        del self._data[:at]
+        return found
+
+    def _message(self) -> bytes:
+        message = b"".join(self._parts)
+        is_text = self._opcode == TEXT
+        self._parts, self._size, self._opcode = [], 0, 0
+        if is_text and not message.isascii():
+            try:
+                message.decode()
+            except UnicodeDecodeError:
+                raise ProtocolError(NOT_UTF8, "The server sent text that is not UTF-8.") from None
+        return message
+
+    def _frame(self, at: int) -> tuple[bool, int, int, int] | None:
+        """Whether the frame at `at` is the last of its message, its opcode, and where its payload starts and ends; None
+        if it is not complete."""
+        data, have = self._data, len(self._data) - at
+        if have < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        is_last, opcode, size, start = bool(first & 0x80), first & 0x0F, second & 0x7F, at + 2
+        self._check_head(first, second)
+        if size >= 126:
+            width = 2 if size == 126 else 8
+            if have < 2 + width:
+                return None
+            size, start = int.from_bytes(data[start : start + width], "big"), start + width
+        if self._size + size > self._limit:
+            raise ProtocolError(TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
+        return (is_last, opcode, start, start + size) if len(data) >= start + size else None
+
+    def _check_head(self, first: int, second: int) -> None:
+        opcode = first & 0x0F
+        is_control = opcode >= CLOSE
+        continues = bool(self._opcode)
+        if (
+            first & 0x70
+            or second & 0x80
+            or opcode not in (0, TEXT, BINARY, CLOSE, PING, PONG)
+            or (is_control and (not first & 0x80 or second > _MAX_CONTROL_BYTES))
+            or (not is_control and (opcode == 0) is not continues)
+        ):
+            raise ProtocolError(PROTOCOL_ERROR, "The server sent an invalid WebSocket frame.")

@@ -1,0 +1,188 @@
+"""Starts, stops and describes the resident server of this user: `crow serve --user`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from crow import __version__
+from crow.bridge.resident import PLACES, absolute, is_private, socket_path
+from crow.bridge.wire import peer
+from crow.domain.errors import ConfigError, CrowError
+
+START_S = 60.0
+"""How long a server may take to start, or to end. Importing everything takes a second, on a busy machine ten."""
+
+POLL_S = 0.02
+ANSWER_S = 5.0
+MAX_REASON_BYTES = 4096
+
+
+class ResidentError(CrowError):
+    """The resident server does not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A running server. `figures` are the samples of its metrics."""
+
+    path: Path
+    pid: int | None
+    version: str
+    figures: Mapping[str, float]
+
+    def describe(self) -> str:
+        """A sentence about it."""
+        counts = [int(self.figures.get(name, 0)) for name in ("crow_connections", "crow_sessions_open")]
+        busy = int(self.figures.get("crow_sessions_busy", 0))
+        process = f"process {self.pid}" if self.pid is not None else "a process"
+        other = "" if self.version == __version__ else f" (this is crow {__version__}, which does not use it)"
+        return (
+            f"crow {self.version} runs as {process} on {self.path}{other}: {_count(counts[0], 'client')}, "
+            f"{_count(counts[1], 'open session')}, {busy} of them busy."
+        )
+
+
+def own_socket(env: Mapping[str, str]) -> Path:
+    """The path for this user's server, in a directory that is made if necessary.
+
+    :raises ConfigError: others can write to the directory.
+    """
+    path = Path(socket_path(env))
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path.parent} cannot be made: {error.strerror}.") from error
+    if not is_private(str(path.parent)):
+        raise ConfigError(f"{path.parent} does not belong to you alone, so crow makes no socket there; remove it.")
+    return path
+
+
+def find(env: Mapping[str, str]) -> Resident | None:
+    """The running server, if there is one."""
+    path = own_socket(env)
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.settimeout(ANSWER_S)
+        try:
+            opened.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError as error:
+            raise ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
+        owner = peer(opened)
+        try:
+            text = _get(opened, "/metrics")
+        except OSError as error:
+            raise ResidentError(f"The server on {path} does not answer: {error.strerror or error}.") from error
+    figures, version = {}, "?"
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name.startswith("crow_build_info{"):
+            version = name.partition('version="')[2].partition('"')[0]
+        elif name and not line.startswith("#") and "{" not in name:
+            figures[name] = float(value)
+    return Resident(path, None if owner is None else owner[0], version, figures)
+
+
+def start(env: Mapping[str, str]) -> None:
+    """Start the server in a process of its own, unless it runs. Returns when it can be reached.
+
+    :raises ResidentError: it does not start.
+    """
+    path = own_socket(env)
+    with _only_one(path):
+        if _answers(path):
+            return
+        # -P: the server must not import anything from the directory in which it starts.
+        command = [sys.executable, "-P", "-m", "crow", "serve", "--user"]
+        with tempfile.TemporaryFile() as errors:
+            # The server keeps nothing of the editor that starts it: no terminal, no process group, no directory.
+            null = subprocess.DEVNULL
+            places = {name: absolute(env[name]) for name in PLACES if env.get(name)}
+            server = subprocess.Popen(  # noqa: S603  our own program
+                command, stdin=null, stdout=null, stderr=errors, cwd="/", start_new_session=True, env={**env, **places}
+            )
+            _wait(lambda: _answers(path) or server.poll() is not None)
+            if not _answers(path):
+                errors.seek(0)
+                reason = errors.read(MAX_REASON_BYTES).decode(errors="replace").strip()
+                raise ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
+            server.returncode = 0  # it goes on without this process
+
+
+def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
+    """Ask the server to end, and wait until it has. Running turns get their time. Returns it; None if none ran.
+
+    :raises ResidentError: it still runs after `timeout_s`.
+    """
+    running = find(env)
+    if running is None:
+        return None
+    if running.pid is None:
+        raise ResidentError(f"This system does not tell which process listens on {running.path}; end it by hand.")
+    os.kill(running.pid, signal.SIGTERM)
+    if not _wait(lambda: not _answers(running.path), timeout_s):
+        raise ResidentError(f"The server (process {running.pid}) still runs after {timeout_s:g} s.")
+    return running
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Lets one process at a time start the server; the others then find it running."""
+    lock = os.open(path.with_name(f"{path.name}.start"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if not _wait(lambda: _locks(lock)):
+            raise ResidentError("Another process has been starting the server for a minute.")
+        yield
+    finally:
+        os.close(lock)
+
+
+def _locks(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.settimeout(ANSWER_S)
+        try:
+            opened.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _get(opened: socket.socket, resource: str) -> str:
+    """The body of the answer to an HTTP request."""
+    opened.sendall(f"GET {resource} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    data = b""
+    while more := opened.recv(65536):
+        data += more
+    return data.partition(b"\r\n\r\n")[2].decode(errors="replace")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,281 @@
+"""A bridge between an editor and a server: what passes, what a lost connection changes, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.bridged import BridgedEditor, QuickTimes
+from tests.support.fake_server import FakeServer
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[FakeServer]:
+    async with FakeServer(tmp_path / "crow.sock") as server:
+        yield server
+
+
+def spoken(word: str, count: int) -> str:
+    return "".join(f"{word}{number} " for number in range(count))
+
+
+async def test_messages_pass_unchanged_in_both_directions(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        assert await editor.prompt(session, "3 twig") == {
+            "jsonrpc": "2.0",
+            "id": 3,
+            "result": {"stopReason": "end_turn"},
+        }
+        assert editor.text(session) == spoken("twig", 3)
+        odd = b'{"jsonrpc" :"2.0","id":"\\u00e4 \xc3\xa9", "method":"echo","params":{"a" : [1.50,  "\\ud83d"]}}'
+        await editor.raw(odd + b"\r\n\n  \n")
+        await editor.until(lambda: json.loads(editor.lines[-1]).get("id") == "ä é")
+        assert server.received[-1] == json.loads(odd)
+        server.last.raw(b"\x81\x15" + b'{"a":\n\r 1, "b": "\xc3\xa9"}')
+        await editor.until(lambda: editor.lines[-1] == b'{"a":   1, "b": "\xc3\xa9"}')
+
+
+async def test_a_large_message_passes_and_one_over_the_limit_is_refused(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await editor.request("initialize", protocolVersion=1)
+        text = "é" * 4_000_000
+        assert (await editor.request("echo", text=text))["result"]["text"] == text
+        await editor.raw(b"x" * (33 << 20) + b"\n")
+        await editor.until(lambda: editor.log[-1]["id"] is None)
+        assert editor.log[-1]["error"]["code"] == -32600
+        await editor.raw(b'{"jsonrpc":"2.0","id":9,"method":"\xff"}\n')
+        await editor.until(lambda: editor.log[-1].get("error", {}).get("code") == -32700)
+        assert (await editor.request("echo"))["result"] == {}
+
+
+async def test_pieces_of_messages_and_control_frames_between_them_are_joined(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await editor.request("initialize", protocolVersion=1)
+        for piece in (b'\x01\x03{"a', b"\x89\x02hi", b'\x00\x02":', b"\x80\x02" + b"1}"):
+            for byte in piece:
+                server.last.raw(bytes([byte]))
+                await asyncio.sleep(0)
+        await editor.until(lambda: editor.lines[-1] == b'{"a":1}')
+
+
+async def test_a_cut_connection_loses_nothing_and_shows_nothing_twice(server: FakeServer) -> None:
+    server.piece_s = 0.001
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        answer = await editor.start_prompt(session, "200 twig")
+        for place in (20, 80, 150):
+            await editor.until(lambda place=place: f"twig{place} " in editor.text(session))
+            server.drop()
+        assert (await answer)["result"] == {"stopReason": "end_turn"}
+        assert editor.text(session) == spoken("twig", 200)
+        assert server.prompts == {"200 twig": 1}
+        assert len(server.connections) == 4
+        assert {connection.id for connection in server.connections} == {server.last.id}
+
+
+async def test_what_the_editor_sends_meanwhile_waits_for_the_server(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        await server.stop_listening()
+        answers = [await editor.start_prompt(session, f"1 {word}") for word in ("a", "b", "c")]
+        await asyncio.sleep(0.05)
+        await server.listen_again()
+        assert [("result" in await answer) for answer in answers] == [True] * 3
+        assert editor.text(session) == "a0 b0 c0 "
+        assert server.prompts == {"1 a": 1, "1 b": 1, "1 c": 1}
+
+
+async def test_a_turn_that_a_restart_ended_is_answered_with_an_error_and_not_run_again(server: FakeServer) -> None:
+    server.piece_s = 0.005
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        answer = await editor.start_prompt(session, "1000 twig")
+        await editor.until(lambda: "twig9 " in editor.text(session))
+        server.restart()
+        error = (await answer)["error"]
+        assert (error["code"], "restarted" in error["message"]) == (-32603, True)
+        assert server.prompts == {"1000 twig": 1}
+        shown = editor.text(session)
+        assert shown == spoken("twig", shown.count(" "))
+        assert "result" in await editor.prompt(session, "1 more")
+
+
+async def test_a_request_whose_effect_is_unknown_is_answered_with_an_error(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        server.piece_s = 30
+        await editor.start_prompt(session, "1 twig")
+        await editor.until(lambda: True)
+        fork = asyncio.create_task(editor.request("session/prompt_twice", sessionId=session))
+        assert "result" in await fork
+        server.last.pongs = False
+        server.last.send = lambda message: None  # type: ignore[method-assign]
+        lost = await editor.start("session/fork", sessionId=session)
+        listed = await editor.start("session/list")
+        await server.until(lambda: server.received[-1]["method"] == "session/list")
+        server.drop()
+        assert "session/fork was answered" in (await lost)["error"]["message"]
+        assert "result" in await listed
+
+
+async def test_a_permission_is_shown_once_and_its_answer_is_not_lost(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        editor.answers_asks = False
+        session = await editor.new_session()
+        answer = await editor.start_prompt(session, "ask")
+        await editor.until(editor.asks)
+        for _ in range(3):
+            count = len(server.connections)
+            server.drop()
+            await server.until(lambda count=count: len(server.connections) > count)  # type: ignore[misc]
+        outcome = {"outcome": {"outcome": "selected", "optionId": "no"}}
+        await editor.send({"id": editor.asks()[0]["id"], "result": outcome})
+        assert "result" in await answer
+        assert '"optionId": "no"' in editor.text(session)
+        assert len(editor.asks()) == 1
+
+
+async def test_a_permission_that_is_not_asked_again_is_withdrawn(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        editor.answers_asks = False
+        session = await editor.new_session()
+        await editor.start_prompt(session, "ask")
+        await editor.until(editor.asks)
+        server.restart()
+        await editor.until(lambda: editor.log[-1].get("method") == "$/cancel_request")
+        assert editor.log[-1]["params"] == {"requestId": editor.asks()[0]["id"]}
+
+
+async def test_a_lost_load_continues_where_it_broke(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as first:
+        session = await first.new_session()
+        await first.prompt(session, "5 twig")
+    async with BridgedEditor(server.path) as editor:
+        await editor.request("initialize", protocolVersion=1)
+        server.last.send = cut_after(server, 4)  # type: ignore[assignment, method-assign]
+        assert "result" in await editor.request("session/load", sessionId=session, cwd="/", mcpServers=[])
+        assert editor.text(session) == spoken("twig", 5)
+
+
+def cut_after(server: FakeServer, count: int) -> Callable[[dict[str, object]], None]:
+    """A `send` that cuts the connection after some messages."""
+    connection = server.last
+    sent: list[object] = []
+
+    def send(message: dict[str, object]) -> None:
+        if len(sent) < count:
+            sent.append(message)
+            connection.frame(1, json.dumps({"jsonrpc": "2.0"} | message).encode())
+        else:
+            connection.end()
+
+    return send
+
+
+async def test_a_gap_is_said(server: FakeServer) -> None:
+    server.piece_s = 0.005
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        answer = await editor.start_prompt(session, "50 twig")
+        await editor.until(lambda: "twig9 " in editor.text(session))
+        server.loses_cursors = True
+        server.drop()
+        assert "result" in await answer
+        assert editor.text(session).count("could not be fetched") == 1
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "404 Not Found", "200 OK"])
+async def test_a_server_that_refuses_ends_the_bridge_with_words(server: FakeServer, status: str) -> None:
+    server.status = status
+    async with BridgedEditor(server.path) as editor:
+        error = (await editor.request("initialize", protocolVersion=1))["error"]
+        assert status[:3] in error["message"]
+        assert await editor.ended() != 0
+
+
+async def test_no_server_is_an_error_at_once(tmp_path: Path) -> None:
+    async with BridgedEditor(tmp_path / "absent.sock") as editor:
+        error = (await editor.request("initialize", protocolVersion=1))["error"]
+        assert "no such socket" in error["message"]
+        assert await editor.ended() == 2
+
+
+async def test_a_server_that_stays_away_ends_the_bridge_with_an_error_for_each_request(server: FakeServer) -> None:
+    class Impatient(QuickTimes):
+        give_up = 0.3
+
+    async with BridgedEditor(server.path, times=Impatient) as editor:
+        session = await editor.new_session()
+        server.piece_s = 30
+        running = await editor.start_prompt(session, "1 twig")
+        await server.stop_listening()
+        waiting = await editor.start_prompt(session, "2 twig")
+        for answer in (running, waiting):
+            assert "No connection to crow for 0.3 s" in (await answer)["error"]["message"]
+        assert await editor.ended() == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"\xf1\x00", "invalid WebSocket frame"),
+        (b"\x81\x80abcd", "invalid WebSocket frame"),
+        (b"\x89\x7e\x00\x80", "invalid WebSocket frame"),
+        (b"\x80\x00", "invalid WebSocket frame"),
+        (b"\x81\x7f" + (1 << 40).to_bytes(8, "big"), "more than 64 MiB"),
+        (b"\x81\x02\xc3(", "not UTF-8"),
+        (b"\x88\x01x", "invalid code"),
+        (b"\x88\x02\x03\xee", "invalid code"),
+        (b"\x88\x09\x03\xf0revoked", "revoked"),
+        (b"\x88\x02\x03\xf0", "for good"),
+    ],
+)
+async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeServer, sent: bytes, words: str) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        server.piece_s = 30
+        answer = await editor.start_prompt(session, "1 twig")
+        server.last.raw(sent)
+        assert words in (await answer)["error"]["message"]
+        assert await editor.ended() == 1
+        assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize("code", [1000, 1001, 1011, 1012, 1013])
+async def test_a_server_that_closes_for_a_while_is_found_again(server: FakeServer, code: int) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        server.last.close(code, "drain")
+        assert "result" in await editor.prompt(session, "1 twig")
+        assert len(server.connections) == 2
+
+
+async def test_the_token_and_cookies_come_with_every_connection(server: FakeServer) -> None:
+    server.extra = "Set-Cookie: node=n7; Path=/; HttpOnly\r\n"
+    async with BridgedEditor(server.path, token="t0ken") as editor:
+        await editor.new_session()
+        server.drop()
+        assert "result" in await editor.request("session/list")
+        first, second = (connection.headers for connection in server.connections)
+        assert first["authorization"] == second["authorization"] == "Bearer t0ken"
+        assert ("cookie" in first, second["cookie"]) == (False, "node=n7")
+
+
+async def test_a_silent_editor_is_not_an_error_when_the_server_gives_up_waiting(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await server.until(lambda: server.connections)
+        server.last.close(1008, "no initialize in 10 s")
+        assert "result" in await editor.request("initialize", protocolVersion=1)
+
+
+async def test_the_end_of_stdin_ends_the_bridge_also_without_a_server(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await editor.new_session()
+        await server.stop_listening()
+        editor.close_stdin()
+        assert await editor.ended() == 0
