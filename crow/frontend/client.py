@@ -476,7 +476,10 @@ class SessionClient:
         found: list[tuple[Event, Update]] = []
         for event in replay.feed(entry):
             shown = event if cursor is None else _after(event, cursor)
-            found += [(event, update) for update in updates.updates(shown)] if shown is not None else []
+            if shown is None:
+                updates.note_sent()
+                continue
+            found += [(event, update) for update in updates.updates(shown)]
         if cursor is not None and isinstance(entry.body, Command) and entry.body.message_id == cursor.message:
             found = [each for each in found if each[1]["sessionUpdate"] != "user_message_chunk"]
         if isinstance(entry.body, PIECEMEAL):

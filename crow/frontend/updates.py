@@ -409,6 +409,10 @@ class ReplayUpdates:
             self._is_answered = updates[-1]["sessionUpdate"] != "user_message_chunk"
         return updates
 
+    def note_sent(self) -> None:
+        """The client was sent a part of the answer to the present prompt earlier."""
+        self._is_answered = True
+
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
         match entry.body:
             case entries.User(parts=parts, message_id=message_id):
