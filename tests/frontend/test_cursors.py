@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -305,7 +305,7 @@ async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_
 
 
 class SlowStore:
-    """The store, which gives what was missed only after `go_on` has returned."""
+    """The store, which gives what was missed only after `go_on` has returned, and reads the history only then."""
 
     def __init__(self, store: Store, go_on: Callable[[], Awaitable[None]]) -> None:
         self._store = store
@@ -318,6 +318,29 @@ class SlowStore:
         found = await self._store.left_behind(leaf, to, kinds)
         await self._go_on()
         return found
+
+    async def history(self, session_id: str, **more: Any) -> AsyncIterator[Sequence[Entry]]:
+        await self._go_on()
+        async for batch in self._store.history(session_id, **more):
+            yield batch
+
+
+async def test_a_turn_that_runs_while_a_client_loads_the_session_is_shown_once(tmp_path: Path) -> None:
+    step = Say(text=("Two ",), calls=(call("read_file", path="missing.txt"),))
+    async with shared(tmp_path, Say(text=("One ",)), step, Say(text=("three.",))) as host:
+        writer = await host.client()
+        session = await writer.new()
+        await writer.prompt(session, "a")
+
+        async def run_turn() -> None:
+            await writer.prompt(session, "b")
+
+        client = await host.client(requester=Requester(view=lambda store: cast(Store, SlowStore(store, run_turn))))
+        await client.open("session/load", session)
+        await client.until_kind("session_info_update", "end_turn")
+        assert client.text() == "One Two three."
+        assert client.text("user_message_chunk") == "ab"
+        assert [each["status"] for each in client.kinds_and_texts() if "toolCallId" in each] == ["failed"]
 
 
 async def test_a_turn_that_ends_while_a_client_comes_back_loses_nothing(tmp_path: Path) -> None:
