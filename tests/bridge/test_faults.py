@@ -106,6 +106,11 @@ async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, i
                         import os
                         i=len(os.path.commonprefix([a,b])); 
                         print('DIFF', repr(a[max(0,i-50):i+80]), repr(b[max(0,i-50):i+80]), [x for x in c if x not in d],[x for x in d if x not in c])
+                    if shown[session] != transcript(reader, session):
+                        for n, m in enumerate(editor.log[:400]):
+                            pp = m.get("params", {})
+                            u = pp.get("update", {})
+                            print("  L", n, m.get("id"), m.get("method"), u.get("sessionUpdate"), (pp.get("_meta") or {}).get("acp/cursor"), repr(str(u.get("content", {}))[:60]), str(m.get("result"))[:100], str(m.get("result"))[-90:], pp.get("sessionId", "")[-5:])
                     assert shown[session] == transcript(reader, session)
             server.is_checked = False
     expected = [command.removeprefix("run ") for command in commands if command]
