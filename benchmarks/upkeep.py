@@ -24,9 +24,9 @@ from benchmarks.store import answer, grow, timed
 from crow.domain.entries import Assistant, NewEntry, TurnEnd
 from crow.domain.messages import Text
 from crow.store import NewSession, Scope
+from crow.store.admin import ImportDefaults
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 
 __all__: Sequence[str] = ()
 

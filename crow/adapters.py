@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio.to_thread
+from pydantic import SecretStr
 
 from crow.agent.hooks import Hook
+from crow.domain.errors import ArgumentError
 from crow.llm import EndpointMemory, Model
 from crow.log import mask_in_log
 from crow.runtime import forbid_inspection, wipe_environment
 from crow.settings import OFFLINE, Loaded, Settings, Target
 from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
-from crow.settings.values import McpServerSettings, expand_variables, static_part
-from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
+from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
+from crow.store import Store
 from crow.tools import Ports, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from crow.llm.endpoint import Endpoint
     from crow.llm.models import Offered
     from crow.llm.offline import OfflineModel
+    from crow.store.admin import Admin
     from crow.tools.mcp.client import McpToolbox, ToolSettings
     from crow.tools.mcp.logins import Login
 
@@ -358,6 +361,76 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
     )
 
 
-async def open_store(loaded: Loaded) -> SqliteStore:
-    """Open the user's database. The caller closes it. :raises StoreError: it cannot be used."""
-    return await SqliteStore.open(loaded.paths.database)
+def is_empty(loaded: Loaded) -> bool:
+    """Whether there is no database yet."""
+    return loaded.settings.database.url is None and not loaded.paths.database.exists()
+
+
+async def open_store(loaded: Loaded) -> Store:
+    """Open the user's database. The caller closes it.
+
+    :raises StoreError: it cannot be used.
+    :raises ArgumentError: its URL cannot be used, or crow was installed without the driver.
+    """
+    database = loaded.settings.database
+    if database.url is None:
+        return await _open_sqlite(loaded.paths.database)
+    return await _open_postgres(database)
+
+
+async def open_store_to_read(loaded: Loaded) -> Store:
+    """Open the user's database, but only for reading. It is neither created nor migrated. The caller closes it. For the
+    errors, see `open_store`."""
+    database = loaded.settings.database
+    if database.url is None:
+        return await _open_sqlite(loaded.paths.database, to_read=True)
+    return await _open_postgres(database, to_read=True)
+
+
+async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = False) -> Store:
+    """Open the database at `place`: the URL of a PostgreSQL database, the path of a file, or None for the user's own.
+    With `to_read`, it is neither created nor migrated. The caller closes it. For the errors, see `open_store`."""
+    if place is None:
+        return await (open_store_to_read(loaded) if to_read else open_store(loaded))
+    if "://" in place:
+        database = DatabaseSettings.model_construct(url=SecretStr(place), direct_url=None)
+        return await _open_postgres(database, to_read=to_read)
+    path = await anyio.to_thread.run_sync(lambda: Path(place).expanduser().absolute())
+    return await _open_sqlite(path, to_read=to_read)
+
+
+async def _open_sqlite(path: Path, *, to_read: bool = False) -> Store:
+    # imported when it is needed, like the other engine: 10 ms that `initialize` does not need
+    from crow.store.sqlite.store import SqliteStore
+
+    return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
+
+
+async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> Store:
+    try:
+        from crow.store.postgres.store import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise ArgumentError(
+            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. Run"
+            " pip install 'crow-acp[postgres]' (or uv tool install 'crow-acp[postgres]')."
+        ) from None
+    assert database.url is not None, "the caller has checked it"
+    direct = None if database.direct_url is None else database.direct_url.get_secret_value()
+    return await PostgresStore.open(database.url.get_secret_value(), lock_url=direct, to_read=to_read)
+
+
+def open_admin(store: Store) -> Admin:
+    """Return what administers the sessions of an open store."""
+    from crow.store.sqlite.store import SqliteStore
+
+    if isinstance(store, SqliteStore):
+        from crow.store.sqlite.admin import SessionAdmin
+
+        return SessionAdmin(store)
+    from crow.store.postgres.admin import PostgresAdmin
+    from crow.store.postgres.store import PostgresStore
+
+    assert isinstance(store, PostgresStore), "no other store is opened here"
+    return PostgresAdmin(store)

@@ -32,10 +32,9 @@ from crow.llm.facts import WINDOW, LearnedWindow, describe, describe_window, lea
 from crow.llm.models import Offered, facts_of
 from crow.settings import OFFLINE, Loaded, Target, names_offered, target_of
 from crow.settings.load import Paths
+from crow.store import Store
 from crow.store.importers import importable
 from crow.store.sqlite.connection import REPAIR
-from crow.store.sqlite.foreign import session_ids
-from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
 from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
 from crow.tools.servers import McpServer
@@ -92,6 +91,10 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
 async def repair_database(loaded: Loaded, report: Report) -> None:
     """Rebuild the database if it is damaged. :raises CrowError: it cannot be rebuilt."""
     file = loaded.paths.database
+    if url := loaded.settings.database.shown()["url"]:
+        raise errors.ArgumentError(
+            f"Only SQLite files can be repaired, but sessions are in {url}. If it is damaged, restore a backup."
+        )
     done = await anyio.to_thread.run_sync(repair_file, file)
     if done.copy is not None:
         report(Finding("damage", "warning", _first_of(done.problems)))
@@ -190,23 +193,25 @@ def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
             yield Finding(f"hook {name}", "ok", f"runs at {event}, from an installed package")
 
 
-async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStore | None:
-    file = loaded.paths.database
-    is_new = not await anyio.Path(file).exists()
+async def _check_database(loaded: Loaded, report: Report) -> Store | None:
+    url = loaded.settings.database.shown()["url"]
+    file = url or loaded.paths.database
+    is_new = adapters.is_empty(loaded)
     store = None
     try:
         store = await adapters.open_store(loaded)
         page = await store.sessions(cwd=None, cursor=None, limit=1)
+        damage = await adapters.open_admin(store).damage()
     except errors.CrowError as error:
         if store is not None:
             await store.close()
         report(Finding("database", "failed", str(error)))
         return None
-    if found := await store.database.read(problems):
-        report(Finding("database", "failed", f"{file} is damaged: {_first_of(found)}", REPAIR))
-    elif unreadable := await store.database.read(damaged_entries):
-        count = _count(len(unreadable), "entry", "entries")
-        report(Finding("database", "warning", f"{count} cannot be read: {unreadable[0]}"))
+    if damage.problems:
+        report(Finding("database", "failed", f"{file} is damaged: {_first_of(damage.problems)}", REPAIR))
+    elif damage.entries:
+        count = _count(len(damage.entries), "entry", "entries")
+        report(Finding("database", "warning", f"{count} cannot be read: {damage.entries[0]}"))
     elif store.warning:
         report(Finding("database", "warning", store.warning))
     else:
@@ -215,9 +220,9 @@ async def _check_database(loaded: Loaded, report: Report) -> adapters.SqliteStor
     return store
 
 
-async def _report_importable(store: adapters.SqliteStore | None, report: Report) -> None:
+async def _report_importable(store: Store | None, report: Report) -> None:
     """Say which other tools have sessions to import. Leave out a tool if any of its sessions was imported before."""
-    known = await store.database.read(session_ids) if store is not None else []
+    known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
         report(
@@ -227,7 +232,7 @@ async def _report_importable(store: adapters.SqliteStore | None, report: Report)
         )
 
 
-async def _check_model(loaded: Loaded, store: adapters.SqliteStore | None, report: Report) -> None:
+async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> None:
     if loaded.problem is not None:
         report(Finding("model", "skipped", "not tried, because the configuration is not valid"))
         return
@@ -332,7 +337,7 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     return Finding(check, "ok", f"{window:,} tokens{source}")
 
 
-async def _learned_facts(store: adapters.SqliteStore | None, target: Target) -> Mapping[str, object]:
+async def _learned_facts(store: Store | None, target: Target) -> Mapping[str, object]:
     if store is None:
         return {}
     try:

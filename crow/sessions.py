@@ -18,11 +18,10 @@ from crow.domain.entries import Checkpoint, Entry, Mask, Restore
 from crow.domain.errors import ArgumentError
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
-from crow.settings.load import find_paths
-from crow.store import Scope, SessionRow
+from crow.settings import load_settings
+from crow.store import Scope, SessionRow, Store
+from crow.store.admin import Admin
 from crow.store.codec import tags_of
-from crow.store.sqlite.admin import SessionAdmin
-from crow.store.sqlite.store import SqliteStore
 from crow.store.transcript import Transcript
 
 __all__ = ["SearchHit", "Session", "Sessions"]
@@ -68,8 +67,8 @@ class Session:
     parent_id: str | None
     forked_from: str | None
     metadata: Mapping[str, Any]
-    _admin: SessionAdmin = field(repr=False, compare=False)
-    _store: SqliteStore = field(repr=False, compare=False)
+    _admin: Admin = field(repr=False, compare=False)
+    _store: Store = field(repr=False, compare=False)
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -125,23 +124,27 @@ class Session:
 class Sessions:
     """The stored sessions. Nothing is written, and other processes may write at the same time."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Store, admin: Admin) -> None:
         self._store = store
-        self._admin = SessionAdmin(store)
+        self._admin = admin
 
     @classmethod
     @asynccontextmanager
     async def open(cls, path: str | os.PathLike[str] | None = None) -> AsyncIterator[Sessions]:
-        """Open the database at `path`, by default the one that crow uses (`crow config` prints its path).
+        """Open the database at `path`, by default the one that crow uses (`crow config` prints its path or URL). `path`
+        may also be the URL of a PostgreSQL database.
 
-        :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
+        :raises ~crow.domain.errors.StoreUnavailable: there is no such database, it cannot be read, it is not a crow
             database, or an older crow wrote it.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
+        :raises ~crow.domain.errors.ArgumentError: the URL is not valid, or the driver for it is not installed.
         """
-        database = find_paths(os.environ).database if path is None else _path(path)
-        store = await SqliteStore.open_to_read(database)
+        from crow import adapters  # takes longer to import than everything else here
+
+        place = None if path is None else os.fspath(path)
+        store = await adapters.open_store_at(load_settings({}, os.environ), place, to_read=True)
         try:
-            yield cls(store)
+            yield cls(store, adapters.open_admin(store))
         finally:
             await store.close()
 

@@ -213,7 +213,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
     commands = parser.add_subparsers(metavar="COMMAND")
 
-    def add(name: str, run: sessions.Command, words: str, ids: str | None = None) -> argparse.ArgumentParser:
+    def add(
+        name: str, run: sessions.Command | Callable[..., object], words: str, ids: str | None = None
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
         added.set_defaults(run=run)
         if ids is not None:
@@ -296,6 +298,13 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
     )
     imported.set_defaults(creates_database=True)
+    copy = add("copy", admin.copy, "copy all sessions from one database to another, and verify the copy")
+    for flag, name, words in (
+        ("--from", "source", "a database: a file, or postgresql://USER@HOST/NAME; nothing is written there"),
+        ("--to", "target", "the other database; sessions that it has already are not changed"),
+    ):
+        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the one in use)")
+    copy.set_defaults(opens_databases=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
     rename = add("rename", admin.rename, "set the title of a session", "1")
@@ -542,7 +551,15 @@ def _serve(options: argparse.Namespace) -> int:
             raise
         raise UserError(f"crow serve needs the package {error.name}: pip install 'crow-acp[serve]'") from error
     work = serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2, is_resident=options.user)
-    return _run_async(work)
+    try:
+        return _run_async(work)
+    except CrowError:
+        raise
+    except Exception as error:
+        import logging
+
+        logging.getLogger(__name__).exception("crow serve ended")
+        return _fail(f"internal error: {type(error).__name__}: {error}", 1)
 
 
 def _resident(options: argparse.Namespace) -> int:
@@ -667,12 +684,12 @@ def _completion(options: argparse.Namespace) -> None:
 
 async def _session_names() -> list[tuple[str, str | None, str]]:
     """The id, alias and title of the newest sessions."""
-    from crow.adapters import SqliteStore
+    from crow.adapters import open_store_to_read
     from crow.cli.reference import MAX_SESSIONS
     from crow.domain.rendering import title_line
-    from crow.settings.load import find_paths
+    from crow.settings import load_settings
 
-    store = await SqliteStore.open_to_read(find_paths(os.environ).database)
+    store = await open_store_to_read(load_settings({}, os.environ))
     try:
         page = await store.sessions(limit=MAX_SESSIONS)
     finally:
@@ -693,7 +710,8 @@ def _config(options: argparse.Namespace) -> None:
         raise loaded.problem
     paths = loaded.paths
     print(f"# settings   {paths.config_file}{'' if paths.config_file.exists() else ' (does not exist)'}")
-    print(f"# sessions   {paths.database}\n# log        {paths.log_file}\n")
+    database = loaded.settings.database.shown()["url"] or paths.database
+    print(f"# sessions   {database}\n# log        {paths.log_file}\n")
     width = max(map(len, loaded.sources))
     for key, value in loaded.values().items():
         if value is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -9,22 +10,25 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from crow.adapters import open_admin, open_store_at
 from crow.cli.output import Column, count, in_terminal, print_json, print_table
 from crow.cli.sessions import SessionsContext, all_sessions, parse_age, print_sessions
 from crow.domain.errors import ArgumentError
 from crow.domain.rendering import on_one_line
 from crow.export.redact import Redactor, redactor
+from crow.settings import Loaded
 from crow.store import SessionChanges
+from crow.store.admin import ImportDefaults
 from crow.store.codec import new_tag, tag_name, tags_of, tags_patch
+from crow.store.copying import CopiedConversation, SessionCopy
 from crow.store.portable import clean_title
 from crow.store.principals import check_principal
-from crow.store.sqlite.transfer import ImportDefaults
 from crow.store.transcript import Transcript, time_text
 
 _MEGABYTE = 1024 * 1024
@@ -184,9 +188,14 @@ async def prune(context: SessionsContext) -> None:
 
 async def vacuum(context: SessionsContext) -> None:
     """`crow sessions vacuum`: free the space of removed sessions. Other processes may use the database meanwhile."""
-    before = _database_size(context)
+    before = await context.admin.size()
+    if before is None:
+        raise ArgumentError(
+            "PostgreSQL frees the space of removed sessions by itself (autovacuum). To give it back to the file system,"
+            " run VACUUM FULL there while nobody uses crow."
+        )
     await context.store.tidy()
-    after = _database_size(context)
+    after = await context.admin.size() or 0
     values = {"bytes_before": before, "bytes_after": after}
     _report(context, [values], f"{before / _MEGABYTE:.1f} MB before, {after / _MEGABYTE:.1f} MB now.")
 
@@ -196,6 +205,43 @@ async def back_up(context: SessionsContext) -> None:
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
     size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
+
+
+async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
+    """`crow sessions copy`: copy all sessions from one database to another."""
+    found: list[CopiedConversation] = []
+
+    def report(one: CopiedConversation) -> None:
+        found.append(one)
+        if options.json:
+            print_json([asdict(one)])
+        elif one.words:
+            print(on_one_line(f"{', '.join(one.sessions)}: {one.words}"))
+
+    if _place(loaded, options.source) == _place(loaded, options.target):
+        raise ArgumentError("--from and --to name the same database; expected two.")
+    async with AsyncExitStack() as opened:
+        source = await open_store_at(loaded, options.source, to_read=True)
+        opened.push_async_callback(source.close)
+        target = await open_store_at(loaded, options.target)
+        opened.push_async_callback(target.close)
+        await SessionCopy(open_admin(source), open_admin(target), target, report).run()
+    copied = [one for one in found if one.outcome == "copied"]
+    known, rest = sum(one.outcome == "known" for one in found), sum(bool(one.words) for one in found)
+    if not options.json:
+        sessions, entries = sum(len(one.sessions) for one in copied), sum(one.entries for one in copied)
+        print(f"Copied and verified {count(sessions, 'session')} with {count(entries, 'entry')}.")
+        if known:
+            print(f"{count(known, 'conversation')} had been copied before.")
+    if rest:
+        raise ArgumentError(f"{count(rest, 'conversation')} could not be copied, for the reasons above.")
+
+
+def _place(loaded: Loaded, place: str | None) -> str:
+    """Return the URL or the resolved path of a database; None stands for the one in use."""
+    url = loaded.settings.database.url
+    place = place or (str(loaded.paths.database) if url is None else url.get_secret_value())
+    return place if "://" in place else str(Path(place).expanduser().resolve())
 
 
 @contextmanager
@@ -262,8 +308,3 @@ def _backup_path(path: Path) -> Path:
 
 def _name(session_id: str, title: str | None) -> str:
     return f'{session_id} "{title}"' if title else session_id
-
-
-def _database_size(context: SessionsContext) -> int:
-    path = context.loaded.paths.database
-    return sum(part.stat().st_size for part in (path, Path(f"{path}-wal")) if part.exists())

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from crow.adapters import SqliteStore, open_store
+from crow.adapters import is_empty, open_admin, open_store
 from crow.cli.output import (
     Column,
     age_text,
@@ -35,10 +35,9 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow, UsageTotal, hits_by_session
+from crow.store import Scope, SessionRow, Store, UsageTotal, hits_by_session
+from crow.store.admin import GROUPS, Admin, Group, ListedSession, SessionFilter
 from crow.store.codec import encode, tag_name, tags_of
-from crow.store.sqlite.admin import ListedSession, SessionAdmin, SessionFilter
-from crow.store.sqlite.search import GROUPS, Group
 from crow.store.transcript import Transcript, message_text, time_text
 
 LISTED = 20
@@ -50,8 +49,8 @@ class SessionsContext(NamedTuple):
 
     options: argparse.Namespace
     loaded: Loaded
-    store: SqliteStore
-    admin: SessionAdmin
+    store: Store
+    admin: Admin
 
     @property
     def cwd(self) -> str | None:
@@ -77,7 +76,10 @@ Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
     """Run `options.run` on the user's database. If there is no database, there is nothing to do."""
-    if not loaded.paths.database.exists() and not getattr(options, "creates_database", False):
+    if getattr(options, "opens_databases", False):
+        asyncio.run(options.run(options, loaded))
+        return
+    if is_empty(loaded) and not getattr(options, "creates_database", False):
         if getattr(options, "ids", None) or options.newest or hasattr(options, "path"):
             raise ArgumentError(f"There are no sessions yet: {loaded.paths.database} does not exist.")
         if not options.json:
@@ -87,7 +89,7 @@ def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
     async def run() -> None:
         store = await open_store(loaded)
         try:
-            await options.run(SessionsContext(options, loaded, store, SessionAdmin(store)))
+            await options.run(SessionsContext(options, loaded, store, open_admin(store)))
         finally:
             await store.close()
 
@@ -249,9 +251,7 @@ async def _disk(context: SessionsContext) -> None:
     return None
 
 
-async def all_sessions(
-    store: SqliteStore, *, cwd: str | None = None, archived: bool = False
-) -> AsyncIterator[SessionRow]:
+async def all_sessions(store: Store, *, cwd: str | None = None, archived: bool = False) -> AsyncIterator[SessionRow]:
     """Yield every listed session, newest first."""
     cursor: str | None = None
     while True:

@@ -17,8 +17,10 @@ import anyio.abc
 from crow.agent import PermissionAnswer, PermissionQuestion
 from crow.agent.branch import Branch
 from crow.agent.session import PendingPrompt
-from crow.domain.entries import Assistant, CallRef, ToolResult, User
+from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
+from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
+    CallEnded,
     CallProgressed,
     Elicitation,
     ElicitationAnswer,
@@ -32,11 +34,13 @@ from crow.domain.events import (
     ThoughtShown,
 )
 from crow.domain.replay import RunningTurn
+from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import SessionClient
 from crow.frontend.cursors import CursorTracker
 from crow.frontend.frames import RequestError
 from crow.frontend.subagents import merged_state
 from crow.frontend.workspace import EditorWorkspace, SharedWorkspace
+from crow.store import Access
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +65,7 @@ Origin = object
 class WaitingItem:
     """Something that waits to be sent to a client. `size` is about how much memory it takes, in bytes."""
 
-    send: Callable[[], Awaitable[None]]
+    send: Callable[[], Awaitable[object]]
     size: int
     is_begun: bool = False
 
@@ -73,14 +77,26 @@ class Attachment:
     `may_write`: whether the client may prompt and answer questions.
     """
 
-    def __init__(self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: SessionClient,
+        *,
+        origin: Origin,
+        may_write: bool,
+        drop: Callable[[str], None],
+        leave: Callable[[Attachment], None],
+    ) -> None:
         self.client = client
         self.origin = origin
         self.may_write = may_write
         self.is_detached = False
+        self.check: Callable[[Access], Awaitable[None]] | None = None
+        """Raises NoSuchSession if the client's user may no longer see the session, and ArgumentError if the user may do
+        less with it."""
         self.editor: EditorWorkspace | None = None
         """The session's files and terminals, as this client serves them."""
         self._drop = drop
+        self._leave = partial(leave, self)
         self._items: deque[WaitingItem] = deque()
         self._bytes = 0
         self._progress: dict[CallRef, tuple[WaitingItem, list[CallProgressed]]] = {}
@@ -91,6 +107,7 @@ class Attachment:
 
     async def run(self) -> None:
         """Sends what waits, in order, until `detach`."""
+        use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
                 while self._items:
@@ -103,14 +120,14 @@ class Attachment:
                         self._end("Internal error: an update could not be sent.")
                         return
                     if self.is_detached:
-                        return  # meanwhile, and nothing waits any more
+                        return
                     self._items.popleft()
                     self._bytes -= item.size
                     self._moved_at = time.monotonic()
                 self._wake.clear()
                 await self._wake.wait()
 
-    def put(self, send: Callable[[], Awaitable[None]], size: int = EVENT_BYTES) -> WaitingItem | None:
+    def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
         """Calls `send` when everything before it has been sent."""
         if self.is_detached:
             return None
@@ -142,9 +159,30 @@ class Attachment:
             if item is not None:
                 self._progress[event.call] = (item, holder)
             return
-        if isinstance(event, EntryStored) and isinstance(event.entry.body, ToolResult):
-            self._progress.pop(event.entry.body.call, None)
+        if isinstance(event, EntryStored) and isinstance(event.entry.body, Assistant):
+            self.check_access()
+        match event:
+            case EntryStored(entry=Entry(body=ToolResult(call=call))) | CallEnded(call=call):
+                self._progress.pop(call, None)
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
+
+    def check_access(self) -> None:
+        """Checks, before anything further is sent, whether the client may still see the session."""
+        if self.check is not None:
+            self.put(partial(self.has_access, "read"))
+
+    async def has_access(self, access: Access) -> bool:
+        """Whether the client may still do this. A client that may not even see the session leaves it."""
+        try:
+            if self.check is not None:
+                await self.check(access)
+        except NoSuchSession:
+            self._leave()
+        except ArgumentError:
+            self.may_write = False
+        else:
+            return True
+        return False
 
     async def flushed(self) -> None:
         """Waits until everything that waits now has been sent, or the client is detached."""
@@ -260,6 +298,9 @@ class OpenQuestion(Generic[Answer]):
                 return  # the end of the connection detaches the client
             except Exception:
                 logger.exception("A client could not be asked")
+                return
+            if not await attachment.has_access("write"):
+                self.note_change()
                 return
             if isinstance(answer, Failure):
                 self._failures[attachment] = answer.answer
@@ -418,7 +459,7 @@ class AttachedClients(ClientGroup):
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
         """Sends everything from now on to one more client, too. The client knows the running turn so far."""
-        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop)
+        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
             client.note_state(state)
@@ -494,8 +535,9 @@ class AttachedClients(ClientGroup):
         sender = self._senders.get(prompt.message_id)
         self.workspace.use(None if sender is None or sender.is_detached else sender.editor)
         self.last_turn = {"state": "running"}
-        for attachment in self.attachments:
+        for attachment in tuple(self.attachments):
             is_own = self.is_own_prompt(attachment, prompt.message_id)
+            attachment.check_access()
             attachment.put(partial(attachment.client.show_turn, prompt, leaf, is_own=is_own))
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
@@ -503,7 +545,7 @@ class AttachedClients(ClientGroup):
         sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}
-        for attachment in self.attachments:
+        for attachment in tuple(self.attachments):
             is_own = attachment is sender
             attachment.put(partial(attachment.client.show_turn_end, prompt, self.last_turn, is_own=is_own))
         self._turn_id, self._turn_origin = "", None
@@ -522,8 +564,7 @@ def _size(event: Event) -> int:
     match event:
         case TextShown(text=text) | ThoughtShown(text=text) | CallProgressed(text=text) | SummaryShown(text=text):
             return EVENT_BYTES + len(text)
-        case EntryStored(entry=entry):
-            body = entry.body
-            return EVENT_BYTES + (len(body.text) if isinstance(body, ToolResult | Assistant) else 0)
+        case EntryStored(entry=Entry(body=ToolResult(text=text))):
+            return EVENT_BYTES + len(text)
         case _:
             return EVENT_BYTES

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 
@@ -19,10 +19,15 @@ from crow.domain.entries import Assistant, CallRef, Command, Entry, Started, Too
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
 from crow.domain.rendering import safe, title_line
 from crow.domain.replay import Replay
-from crow.frontend import tool_calls
 from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, Cursor, CursorGap, CursorTracker, Missed
 from crow.frontend.frames import RequestError, RequestId
 from crow.frontend.params import ClientCapabilities
+from crow.frontend.questions import (
+    elicitation_answer,
+    elicitation_params,
+    permission_answer,
+    permission_params,
+)
 from crow.frontend.subagents import MAX_REPLAYED, Family, merged_state
 from crow.frontend.tool_calls import PART_BYTES, json_bytes, limit_text
 from crow.frontend.updates import (
@@ -53,15 +58,6 @@ MAX_WAITING_QUESTIONS = 16
 
 MAX_REMEMBERED = 1_000
 """For at most this many of the last messages and calls of a replay, it is remembered that they were sent."""
-
-PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
-    "allow_once": "allow_once",
-    "allow_always": "allow_always",
-    "allow_writes": "allow_always",
-    "reject_once": "reject_once",
-    "reject_always": "reject_always",
-}
-"""The options of a permission question, and their kinds in the protocol."""
 
 
 class RequestParams(dict[str, Any]):
@@ -151,7 +147,8 @@ class SessionClient:
         self._replayed_to = 0
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
-        self._has_learned = False
+        self.has_learned = False
+        """Whether the client joined a running turn and has not been sent its unfinished message and calls."""
         self.place = CursorTracker(is_used=caps.cursors)
         """How much of the session's log the client has been sent."""
         self.sent_at = 0.0
@@ -183,12 +180,12 @@ class SessionClient:
             self.place = place
         for event in running:
             self._live.updates(event)
-        self._has_learned = True
+        self.has_learned = True
 
     async def catch_up(self) -> None:
         """Sends the unfinished message and calls to a client that has joined a running turn without a replay."""
-        if self._has_learned:
-            self._has_learned = False
+        if self.has_learned:
+            self.has_learned = False
             async with self._updating:
                 await self._send_all(self._live.catch_up())
 
@@ -260,6 +257,7 @@ class SessionClient:
             state = self._states.get(session_id) or known[session_id]
             await self._send_all(self._live.updates(replace(state, title=state.title or "")))
             if (running := self.subagents.get(session_id)) is not None:
+                await running.catch_up()
                 running.open()
 
     def release_subagents(self) -> None:
@@ -373,7 +371,7 @@ class SessionClient:
         message and calls are sent.
         """
         async with self._updating:
-            self._has_learned, self.place.cursor = False, Cursor()
+            self.has_learned, self.place.cursor = False, Cursor()
             replay, updates = Replay(), ReplayUpdates(self._caps, limits, family)
             messages: deque[str] = deque(maxlen=MAX_REMEMBERED)
             calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
@@ -402,7 +400,7 @@ class SessionClient:
         :raises CursorGap: the client was sent part of a message that is not in the history.
         """
         async with self._updating:
-            self._has_learned = False
+            self.has_learned = False
             cursor = missed.cursor
             self._check(missed)
             replay, updates = Replay(), ReplayUpdates(self._caps, ReplayLimits(is_full=True))
@@ -431,12 +429,22 @@ class SessionClient:
                     ended=self._replayed_calls, shown=self._replayed_messages, cursor=cursor
                 )
                 await self._send_all(unfinished)
+            await self._resume_subagents(missed)
             own = {entry.id for entry in (*missed.before, *missed.entries)}
             for call in cursor.calls:
                 if call.assistant not in own and call not in self._replayed_calls and not self._live.knows(call):
                     result = missed.results.get(call)
                     body = result.body if result is not None and isinstance(result.body, ToolResult) else None
                     await self._send_all(self._live.ended_elsewhere(call, body))
+
+    async def _resume_subagents(self, missed: Missed) -> None:
+        """Says that updates of sub-agents may be missing, because their sessions have no cursors."""
+        for subagent in self.subagents.values():
+            subagent.has_learned = False  # the client may have a part of the unfinished message
+        results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
+        if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
+            title = "Updates of sub-agents were missed. Load the session to see all of them."
+            await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
 
     def _check(self, missed: Missed) -> None:
         """:raises CursorGap: the client was sent more of a message than there is."""
@@ -639,82 +647,6 @@ def _after(event: Event, cursor: Cursor) -> Event | None:
             return event
 
 
-def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """The parameters of `session/request_permission`.
-
-    They repeat everything about the call, because many clients build their dialog from this request alone. A call that
-    is too large to be shown whole can only be allowed or rejected once.
-    """
-    announcement = question.plan.announcement
-    call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
-    content, is_whole = tool_calls.question_contents(
-        question.plan, question.name, question.arguments, has_network=has_network, reason=question.reason
-    )
-    if content:
-        call["content"] = content
-    always, never = (title_line(words) if is_whole else "" for words in (question.always, question.never))
-    labels = {"allow_once": "Allow", "reject_once": "Reject"}
-    if always:
-        labels |= {"allow_always": f"Always allow {always}", "reject_always": f"Always reject {never}"}
-    if always and question.offers_writes:
-        network = " or use the network" if has_network else ""
-        labels["allow_writes"] = f"Always allow commands that can only change files here{network}"
-    options = [
-        {"optionId": answer, "kind": kind, "name": labels[answer]}
-        for answer, kind in PERMISSION_KINDS.items()
-        if answer in labels
-    ]
-    params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    # A rule with hidden characters would have to be escaped, and would then no longer name this call.
-    has_rule = question.rule and safe(question.rule) == question.rule
-    return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
-
-
-def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
-
-    An "always" answer that was not `offered` counts as the matching "once" answer.
-    """
-    match result:
-        case {"outcome": {"outcome": "cancelled"}}:
-            return "cancelled"
-        case {"outcome": {"outcome": "selected", "optionId": chosen}}:
-            kind: PermissionAnswer = next((one for one in PERMISSION_KINDS if one == chosen), "reject_once")
-            once: PermissionAnswer = "allow_once" if kind.startswith("allow") else "reject_once"
-            return kind if kind in offered else once
-        case _:
-            return "reject_once"
-
-
-def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """The parameters of `elicitation/create`."""
-    params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
-    if question.call is not None:
-        params["toolCallId"] = question.call.call_id
-    match question:
-        case events.FormQuestion(schema=schema):
-            return params | {"mode": "form", "requestedSchema": {"type": "object", **schema}}
-        case events.UrlQuestion(url=url, id=question_id):
-            return params | {"mode": "url", "url": url, "elicitationId": question_id}
-        case _:
-            assert_never(question)
-
-
-def elicitation_answer(result: object) -> ElicitationAnswer:
-    """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
-
-    Values of types that a form cannot contain are dropped.
-    """
-    match result:
-        case {"action": "accept", "content": dict(content)}:
-            values = {key: value for key, value in content.items() if _is_form_value(value)}
-            return ElicitationAnswer(action="accept", content=values)
-        case {"action": "accept" | "decline" as action}:
-            return ElicitationAnswer(action=action)
-        case _:
-            return ElicitationAnswer(action="cancel")
-
-
 def refusal_text(error: RequestError) -> str:
     """The editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
     match error.data:
@@ -722,9 +654,3 @@ def refusal_text(error: RequestError) -> str:
             return text
         case _:
             return str(error)
-
-
-def _is_form_value(value: object) -> bool:
-    if isinstance(value, list):
-        return all(isinstance(item, str) for item in value)
-    return isinstance(value, str | int | float)

@@ -210,10 +210,21 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))
     missed = tuple(entry for entry in found if entry.id > cursor.entry)
     before = tuple(entry for entry in found if entry.id <= cursor.entry)
+    if answer is None:
+        before = await _answers_of_calls(store, session_id, missed)
     ended = {entry.body.call for entry in found if isinstance(entry.body, entries.ToolResult)}
     own = {entry.id for entry in found}
     others = [call for call in cursor.calls if call not in ended and call.assistant not in own]
     return Missed(cursor=cursor, entries=missed, before=before, results=await _results(store, session_id, others))
+
+
+async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The answers before the cursor whose calls end after it, if they are no longer in memory."""
+    known = {entry.id for entry in missed}
+    calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
+    wanted = sorted({call.assistant for call in calls} - known)
+    found = [await store.entry(each, session_id=session_id) for each in wanted]
+    return tuple(entry for entry in found if entry is not None)
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:

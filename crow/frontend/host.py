@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -106,6 +106,7 @@ class HostedSession:
     session: Session
     client: SessionClient | AttachedClients
     request: OpenRequest
+    closed: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def clients(self) -> AttachedClients:
@@ -264,6 +265,7 @@ class SessionHost:
             self.tasks.start_soon(self._close_when_idle, hosted)
 
     async def _close_when_idle(self, hosted: HostedSession) -> None:
+        use_trace_context({})
         session = hosted.session
         try:
             while not hosted.clients.attachments and self.open.get(session.id) is hosted:
@@ -276,9 +278,19 @@ class SessionHost:
 
     async def close(self, hosted: HostedSession) -> None:
         """Cancels what runs in a session and closes it."""
-        await hosted.session.close()
-        hosted.client.close()
-        self._forget(hosted)
+        if self.is_shared:  # the connection of the request that closes it may break meanwhile
+            self.tasks.start_soon(self._close, hosted)
+            await hosted.closed.wait()
+        else:
+            await self._close(hosted)
+
+    async def _close(self, hosted: HostedSession) -> None:
+        try:
+            await hosted.session.close()
+        finally:
+            hosted.client.close()
+            self._forget(hosted)
+            hosted.closed.set()
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Changes the row of a session, which may be open. The caller holds the session's lock."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import anyio
@@ -54,8 +55,7 @@ class Requester:
     not do it. `check` raises an error if a request to open a session asks for something that they may not have;
     `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
     `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints. `wants_cursors`: the client gets cursors even if
-    its capabilities do not ask for them.
+    they may change what concerns the whole process, such as endpoints.
     """
 
     view: Callable[[Store], Store] = lambda store: store
@@ -63,7 +63,6 @@ class Requester:
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
     may_configure: bool = True
-    wants_cursors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +113,7 @@ class OpenSessions:
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
         """The client has these capabilities. Only a shared host has cursors."""
-        wants_cursors = caps.cursors or self.requester.wants_cursors
-        self.caps = replace(caps, cursors=wants_cursors and self.host.is_shared)
+        self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
 
     @property
     def origin(self) -> Origin:
@@ -139,7 +137,8 @@ class OpenSessions:
     def opened(self, session_id: object) -> OpenSession:
         """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
-        if opened is None or opened.session.closing:
+        is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
+        if opened is None or is_gone or opened.session.closing:
             raise NoSuchSession(str(session_id))
         return opened
 
@@ -241,6 +240,9 @@ class OpenSessions:
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
             hosted = host.open.get(session_id)
+            if hosted is not None and host.is_shared and hosted.session.closing:
+                await hosted.closed.wait()
+                hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
             if hosted is not None and self._view is not None:
                 await self._view.session(session_id)  # raises an error if this connection may not see it
@@ -476,6 +478,8 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
+        if hasattr(self._view, "require"):
+            attachment.check = partial(self.require, session.id)
         # Only a user of this machine has the same files in the editor.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)

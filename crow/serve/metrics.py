@@ -33,7 +33,7 @@ class Family:
         self.words = words
         self.samples: dict[Labels, float] = defaultdict(float)
 
-    def add(self, amount: float = 1.0, **labels: str) -> None:
+    def add(self, amount: float = 1.0, /, **labels: str) -> None:
         """Adds to the sample with these labels."""
         self.samples[tuple(labels.items())] += amount
 
@@ -53,7 +53,7 @@ class Histogram(Family):
         self._counts: dict[Labels, list[int]] = {}
         self._sums: dict[Labels, float] = defaultdict(float)
 
-    def observe(self, seconds: float, **labels: str) -> None:
+    def observe(self, seconds: float, /, **labels: str) -> None:
         """Adds one duration."""
         key = tuple(labels.items())
         counts = self._counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))
@@ -146,7 +146,7 @@ def metered(store: Store, metrics: Metrics) -> Store:
     return cast(Store, MeteredStore(store, metrics))
 
 
-def gauge(name: str, words: str, value: float, **labels: str) -> Family:
+def gauge(name: str, words: str, value: float, /, **labels: str) -> Family:
     """A metric with one sample that is known now."""
     family = Family(name, "gauge", words)
     family.add(value, **labels)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -113,7 +113,7 @@ async def _serve(
                     tell(address)
                 listen.notify_systemd("READY=1")
                 tasks.start_soon(server.warm)
-                tasks.start_soon(server.authenticator.run)
+                tasks.start_soon(keep_running, server.authenticator.run)
                 if is_resident and settings.idle_timeout_s:
                     tasks.start_soon(server.end_when_idle, settings.idle_timeout_s, signals)
                 await signals.get()
@@ -175,8 +175,8 @@ class Server:
         """Prepares the first prompt."""
         try:
             await self._host.warm()
-        except ImportError:
-            logger.exception("A package is broken")
+        except Exception:
+            logger.exception("The first prompt could not be prepared")
 
     @property
     def busy_sessions(self) -> int:
@@ -412,6 +412,16 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
+    """Runs a task of the server. An unexpected error is logged and ends neither the task nor the server."""
+    while True:
+        try:
+            await run()
+        except Exception:
+            logger.exception("A task of the server failed; it starts again")
+        await anyio.sleep(pause_s)
 
 
 async def _then_cancel(wait: Callable[[], Any], scope: anyio.CancelScope) -> None:

@@ -23,12 +23,14 @@ from crow.domain.errors import ConfigError
 from crow.settings.endpoints import PRESETS, dotted_key, fallback_of, fallback_problem, names_offered
 from crow.settings.values import (
     VARIABLE,
+    DatabaseSettings,
     HookSettings,
     McpServerSettings,
     NamedModel,
     ProviderSettings,
     Section,
     Settings,
+    database_passwords,
     expectation,
 )
 
@@ -36,6 +38,7 @@ _FROM_ENVIRONMENT = {
     "model.name": "CROW_MODEL",
     "model.base_url": "OPENAI_BASE_URL",
     "sandbox.enabled": "CROW_SANDBOX",
+    "database.url": "CROW_DATABASE_URL",
     "log.level": "CROW_LOG",
 }
 _FLAGS = {
@@ -63,7 +66,9 @@ _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
 _SECRET_VARIABLE = re.compile(r"(?i)(credentials?|key|passphrase|password|passwd|secret|token)$")
-_SECRET_KEYS = frozenset({"api_key", "args", "command", "env", "extra_body", "headers", "oauth_client_secret", "url"})
+_SECRET_KEYS = frozenset(
+    {"api_key", "args", "command", "direct_url", "env", "extra_body", "headers", "oauth_client_secret", "url"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,7 @@ class Loaded:
         found["hooks"] = tuple(hook.masked() for hook in settings.hooks)
         for section in _SECTIONS:
             found |= {f"{section}.{key}": value for key, value in getattr(settings, section)}
+        found |= {f"database.{key}": value for key, value in settings.database.shown().items()}
         for kind, tables in (("providers", settings.providers), ("models", settings.models)):
             for name, table in tables.items() if isinstance(tables, Mapping) else ():
                 found |= {f"{dotted_key(kind, name)}.{key}": getattr(table, key) for key in table.model_fields_set}
@@ -157,8 +163,19 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
         loaded = Loaded(settings=reader.settings, sources=reader.sources(), paths=paths, summary_prompt=prompt)
     except ConfigError as problem:
         defaults = dict.fromkeys(setting_keys(), "default")
-        loaded = Loaded(settings=Settings(), sources=defaults, paths=paths, problem=problem)
+        settings = Settings().model_copy(update={"database": _configured_database(tree, env)})
+        loaded = Loaded(settings=settings, sources=defaults, paths=paths, problem=problem)
     return replace(loaded, keys=_endpoint_keys(tree, env), stamp=stamp)
+
+
+def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:
+    """Return the database of settings that are not valid: a mistake elsewhere must not store sessions in another place.
+    The values are not checked here."""
+    given = {**_inner(tree, "database")}
+    if url := env.get(_FROM_ENVIRONMENT["database.url"], "").strip():
+        given["url"] = url
+    urls = {key: SecretStr(str(given[key])) if given.get(key) else None for key in DatabaseSettings.model_fields}
+    return DatabaseSettings.model_construct(None, **urls)
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:
@@ -435,6 +452,12 @@ def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> Endpoi
     others += [secret for table in servers for secret in _secrets_in(table, "env", _SECRET_VARIABLE, env)]
     clients = [{"secret": {"secret": table.get("oauth_client_secret")}} for table in servers]
     others += [secret for table in clients for secret in _secrets_in(table, "secret", _SECRET_VARIABLE, env)]
+    database = _configured_database(tree, env)
+    variables.add(_FROM_ENVIRONMENT["database.url"])
+    if database.url is not None and not database_passwords(database.url.get_secret_value()):
+        variables.add("PGPASSWORD")  # the driver reads it
+        values.append(env.get("PGPASSWORD", ""))
+    values += database.secrets()
     return EndpointKeys(
         variables=frozenset(variables), values=tuple(filter(None, values)), others=tuple(filter(None, others))
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
@@ -42,6 +42,12 @@ def _ascii_key(key: SecretStr) -> SecretStr:
     return key
 
 
+def _database_url(url: SecretStr) -> SecretStr:
+    if not url.get_secret_value().startswith(("postgresql://", "postgres://")):
+        raise ValueError
+    return url
+
+
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Switch = Annotated[bool, Expected("true or false")]
@@ -56,6 +62,11 @@ Url = Annotated[
     Expected("an http or https URL without user name and query, such as http://localhost:11434/v1"),
 ]
 Key = Annotated[SecretStr, AfterValidator(_ascii_key), Expected("the key alone, in plain ASCII without spaces")]
+DatabaseUrl = Annotated[
+    SecretStr,
+    AfterValidator(_database_url),
+    Expected("the URL of a PostgreSQL database, such as postgresql://crow@db.example/crow"),
+]
 Variable = Annotated[NonEmpty, Expected('the name of a variable, such as "OPENROUTER_API_KEY"')]
 Texts = Annotated[Mapping[str, str], Expected('a table of strings, such as { "X-Title" = "crow" }')]
 Body = Annotated[Mapping[str, Any], Expected("a table, such as { temperature = 0.2 }")]
@@ -425,6 +436,25 @@ class EditorSettings(Section):
     """Seconds that a question to the user (a permission, a form or a link) stays open."""
 
 
+class DatabaseSettings(Section):
+    """Where sessions are stored."""
+
+    url: DatabaseUrl | None = None
+    """URL of a PostgreSQL database in which to store sessions; needs `crow-acp[postgres]`. If unset, sessions are in
+    a file of this user. Environment: CROW_DATABASE_URL."""
+    direct_url: DatabaseUrl | None = None
+    """URL that leads to the server itself. Needed if `url` leads to a pooler in transaction mode, such as PgBouncer."""
+
+    def secrets(self) -> tuple[str, ...]:
+        """The URLs and the passwords in them."""
+        urls = [url.get_secret_value() for url in (self.url, self.direct_url) if url is not None]
+        return tuple(secret for url in urls for secret in (url, *database_passwords(url)))
+
+    def shown(self) -> dict[str, object]:
+        """The values for printing: the URLs without passwords."""
+        return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -505,6 +535,7 @@ class Settings(Section):
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[
@@ -519,8 +550,34 @@ class Settings(Section):
 
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in a log, an error or an export."""
-        tables = (self.model, *self.providers.values(), *self.mcp_servers.values())
+        tables = (self.model, self.database, *self.providers.values(), *self.mcp_servers.values())
         return tuple(secret for table in tables for secret in table.secrets())
+
+
+_PASSWORD = re.compile(r"(?<=://).*@|(?<=[?&])((?:ssl)?password)=[^&#]*", re.IGNORECASE | re.DOTALL)
+"""Matches the user and password of a database URL, and the passwords among its options. A password may contain
+characters that should have been escaped."""
+
+
+def database_passwords(url: str) -> tuple[str, ...]:
+    """Return the passwords in the URL of a database, as they are written there and as they are meant."""
+    found = []
+    for match in _PASSWORD.finditer(url):
+        text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
+        found += [text, unquote(text)]
+    return tuple(dict.fromkeys(filter(None, found)))
+
+
+def without_passwords(url: str) -> str:
+    """Return the URL of a database with `…` in place of its passwords."""
+
+    def mask(match: re.Match[str]) -> str:
+        if match[1]:
+            return f"{match[1]}=…"
+        user, colon, _ = match[0][:-1].partition(":")
+        return f"{user}{colon and ':…'}@"
+
+    return _PASSWORD.sub(mask, url)
 
 
 def expand_variables(

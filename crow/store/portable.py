@@ -16,7 +16,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TypeAlias
@@ -314,9 +314,13 @@ class ExportFile:
     Whoever opens the file must close it.
     """
 
-    def __init__(self, path: Path) -> None:
-        """:raises ArgumentError: the file cannot be read."""
+    def __init__(self, path: Path, *, relatives: Collection[str] = ()) -> None:
+        """`relatives` are sessions outside of the file that its sessions may name as parent or origin.
+
+        :raises ArgumentError: the file cannot be read.
+        """
         self.path = path
+        self._relatives = relatives
         self._blobs: dict[str, int] = {}
         """Maps the hash of each blob of the current conversation to the offset of its line."""
         self._file = _open_regular(path)
@@ -360,7 +364,7 @@ class ExportFile:
                     self._blobs[record.sha256] = offset
                 _last(blocks).add(line, number, record, self._load)
             for block in blocks:
-                block.check_relatives()
+                block.check_relatives(self._relatives)
         except Unreadable as error:
             number = error.line if isinstance(error, _MisplacedError) else number
             raise ArgumentError(f"{self.path}, line {number}: {safe(str(error))}. Nothing was imported.") from error
@@ -500,12 +504,12 @@ class Block:
                 words = f"leaf is {session.leaf}, but the conversation has {self.entries} entries"
                 raise _MisplacedError(line, f'session "{session.id}": {words}')
 
-    def check_relatives(self) -> None:
-        """:raises Unreadable: a session's `parent_id` or `forked_from` names a session that is not in the file. Such an
-        id could belong to one of the importing user's own sessions."""
+    def check_relatives(self, others: Collection[str]) -> None:
+        """:raises Unreadable: a session's `parent_id` or `forked_from` names a session that is neither in the file nor
+        in `others`. Such an id could belong to one of the importing user's own sessions."""
         for line, session in self._sessions.values():
             for relative in (session.parent_id, session.forked_from):
-                if relative is not None and relative not in self._sessions_of_file:
+                if relative is not None and relative not in self._sessions_of_file and relative not in others:
                     words = f'parent_id or forked_from is "{relative:.80}", which is not a session of this file'
                     raise _MisplacedError(line, f'session "{session.id}": {words}')
 

@@ -26,7 +26,6 @@ from crow.frontend.frames import INVALID_PARAMS, METHOD_NOT_FOUND, RequestError
 from crow.frontend.transport import Observer
 from crow.settings import Loaded
 from crow.store import SessionRow, Store
-from crow.store.sqlite.admin import SessionAdmin
 
 logger = logging.getLogger(__name__)
 
@@ -266,13 +265,13 @@ async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
     :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX`, but no id or several ids begin with
         `name`.
     """
-    if not loaded.paths.database.exists() and not name.startswith(ID_PREFIX):
+    if adapters.is_empty(loaded) and not name.startswith(ID_PREFIX):
         return None
     store = await adapters.open_store(loaded)
     try:
         if (row := await store.session_by_alias(name)) is not None or not name.startswith(ID_PREFIX):
             return row
-        return await store.session(await SessionAdmin(store).find(name))
+        return await store.session(await adapters.open_admin(store).find(name))
     finally:
         await store.close()
 
@@ -361,7 +360,7 @@ async def session_ids(loaded: Loaded) -> tuple[str, ...]:
     """The ids of all stored sessions."""
     store = await adapters.open_store(loaded)
     try:
-        return await SessionAdmin(store).ids()
+        return await adapters.open_admin(store).ids()
     finally:
         await store.close()
 

@@ -19,9 +19,9 @@ from crow.domain.entries import Checkpoint, NewEntry, ToolResult
 from crow.domain.errors import ArgumentError, NoSuchSession, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Usage
 from crow.store import SessionChanges
+from crow.store.admin import ImportDefaults
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, said
 
 PROJECT = Path(__file__).parents[2]

@@ -11,14 +11,14 @@ import pytest
 from crow.agent import PermissionQuestion
 from crow.domain.entries import Announcement, CallRef, Diff
 from crow.domain.events import CallAnnounced, CallProgressed, ElicitationAnswer, FormQuestion, UrlQuestion
-from crow.frontend.client import (
-    SessionClient,
+from crow.frontend.client import SessionClient
+from crow.frontend.params import ClientCapabilities
+from crow.frontend.questions import (
     elicitation_answer,
     elicitation_params,
     permission_answer,
     permission_params,
 )
-from crow.frontend.params import ClientCapabilities
 from crow.frontend.tool_calls import LINE_BYTES, diff_view, json_bytes
 from crow.tools import CommandAccess, PlannedCall
 from crow.trace.schema import SchemaChecker, validate

@@ -11,10 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from crow.domain.entries import CallRef
+from crow.domain.entries import Announcement, CallRef
+from crow.domain.events import CallAnnounced, CallProgressed, Event, TextShown
+from crow.domain.replay import RunningTurn
 from crow.frontend.cursors import Cursor, CursorGap
 from crow.frontend.frames import RequestError
+from crow.frontend.params import ClientCapabilities
 from crow.frontend.sessions import Requester
+from crow.frontend.updates import LiveUpdates
 from crow.frontend.v2 import NegotiatingAgent
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared, transcript
@@ -126,7 +130,7 @@ async def test_a_cut_anywhere_in_a_load_can_be_continued(tmp_path: Path) -> None
         session = await writer.new()
         await writer.prompt(session, "go")
         await writer.prompt(session, "/history")
-        loading = await host.client(requester=Requester(wants_cursors=True))
+        loading = await host.client(capabilities=CURSORS)
         loaded = len((await loading.open("session/load", session))["configOptions"]) and len(loading.updates)
         everything = seen(loading.updates[:loaded])
         assert len(everything) == 8
@@ -215,3 +219,83 @@ def test_a_cursor_is_read_as_it_was_written() -> None:
     assert len(Cursor.parse(str(many)).calls) == 64
     with pytest.raises(CursorGap):
         Cursor.parse("e1.0;c" + ",".join(f"1.{index}" for index in range(65)))
+
+
+async def test_no_call_of_a_hidden_sub_agent_stays_open_after_a_cut(tmp_path: Path) -> None:
+    order = call("task", "t", description="Look", prompt="Look around.")
+    says = (Say(calls=(order,)), Say(calls=(call("read_file", path="missing.txt"),)), Say(text=("Seen.",)))
+    async with shared(tmp_path, *says, Say(text=("Done.",))) as host:
+        writer, watcher = await host.client(), await host.client(capabilities=CURSORS)
+        session = await writer.new()
+        await watcher.open("session/resume", session)
+        await writer.prompt(session, "go")
+        await watcher.until_kind("session_info_update", "end_turn")
+        shown = [each for each in seen(watcher.updates) if each[0] == "call"]
+        assert [status for _, _, status in shown] == ["completed", "failed"]
+        for count in range(1, len(watcher.updates) + 1):
+            client = await back(host, session, cursor_of(watcher.updates[count - 1]))
+            joined = seen(watcher.updates[:count] + client.updates)
+            known = {name for _, name, _ in seen(watcher.updates[:count])} | {shown[0][1]}
+            assert [each for each in joined if each[0] == "call"] == [each for each in shown if each[1] in known], count
+            await client.drop()
+
+
+async def test_a_cursor_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
+    async with shared(tmp_path) as host:
+        ann = await host.client(capabilities=CURSORS)
+        session = await ann.new()
+        wrong: tuple[Any, ...] = (5, [], {"entry": 1}, True)
+        for cursor in wrong:
+            with pytest.raises(RequestError, match="expected the cursor of an update"):
+                await ann.open("session/resume", session, _meta={"acp/cursor": cursor})
+
+
+def test_only_the_rest_of_a_terminal_is_sent() -> None:
+    ref = CallRef(assistant=3, index=0)
+    events: list[Event] = [
+        CallAnnounced(call=ref, name="shell", arguments="{}", announcement=Announcement(title="make", kind="execute")),
+        CallProgressed(call=ref, text="abc"),
+        CallProgressed(call=ref, text="abcdef"),
+        TextShown(message_id="msg_1", text="Hel"),
+        TextShown(message_id="msg_1", text="lo"),
+    ]
+    running, live = RunningTurn(), LiveUpdates(ClientCapabilities(terminal_output=True))
+    for event in events:
+        running.feed(event)
+    for event in running.events():
+        live.updates(event)
+    cursor = Cursor(entry=3, message="msg_1", text=2, calls={ref: 3})
+    text, output = live.catch_up(cursor=cursor)
+    assert text["content"]["text"] == "llo"
+    assert output["_meta"]["terminal_output"]["data"] == "def"
+    text, announced, output = live.catch_up(cursor=Cursor(entry=3))
+    assert text["content"]["text"] == "Hello"
+    assert announced["sessionUpdate"] == "tool_call"
+    assert output["_meta"]["terminal_output"]["data"] == "abcdef"
+
+
+async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_path: Path) -> None:
+    both: Params = {"subagents": {}, "session": {"notices": {}}} | CURSORS
+    hold = anyio.Event()
+    work = Say(text=("Look", "ing."), hold=hold)
+    order = call("task", description="Look", prompt="Look around.")
+    async with shared(tmp_path, Say(calls=(order,)), work, Say(text=("Done.",))) as host:
+        writer = await host.client(capabilities=both)
+        opened = await writer.call("session/new", cwd=str(host.cwd), mcpServers=[])
+        session = opened["sessionId"]
+        turn = asyncio.create_task(writer.prompt(session, "go"))
+        await work.reached.wait()
+        back_again = await back(host, session, cursor_of(opened), capabilities=both)
+        joined = await host.client(capabilities=both)
+        await joined.open("session/resume", session)
+        hold.set()
+        await turn
+        for client in (back_again, joined):
+            await client.until_kind("session_info_update", "end_turn")
+        notices = [
+            [each["title"] for each in client.kinds_and_texts() if each["sessionUpdate"] == "notice"]
+            for client in (back_again, joined)
+        ]
+        assert notices == [["Updates of sub-agents were missed. Load the session to see all of them."], []]
+        own = [each["update"] for each in joined.updates if each["sessionId"] != session]
+        assert "Looking." in [text for kind, _, text in transcript(own) if kind == "agent_message_chunk"]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+from crow.domain.errors import NoSuchSession
 from crow.domain.events import FormQuestion
+from crow.frontend import attached
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
 from crow.frontend.v2 import NegotiatingAgent
+from crow.store import Store
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared, transcript
 
@@ -448,3 +453,108 @@ async def test_sub_agents_are_shown_to_all_clients_also_to_one_that_joins(tmp_pa
             assert transcript(texts)[0][2] == "Looking."
             states = [each for each in client.kinds_and_texts() if each["sessionUpdate"] == "subagent_update"]
             assert states[-1]["state"]["state"] == "idle"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_clients_that_come_and_go_in_any_order_leave_the_session_in_order(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    says = [Say(text=(f"answer {number} ", "and ", "more")) for number in range(200)]
+    async with shared(tmp_path, *says) as host:
+        first = await host.client()
+        session = await first.new()
+        clients, pending = [first], []
+        for number in range(60):
+            client = chance.choice(clients)
+            match chance.randrange(7):
+                case 0 | 1:
+                    pending.append(asyncio.create_task(client.prompt(session, f"prompt {number}")))
+                case 2:
+                    clients.append(await host.client())
+                    method = chance.choice(("session/load", "session/resume"))
+                    pending.append(asyncio.create_task(clients[-1].open(method, session)))
+                case 3 if len(clients) > 1:
+                    clients.remove(client)
+                    pending.append(asyncio.create_task(client.drop()))
+                case 4:
+                    await client.connection.cancel(session)
+                case 5:
+                    pending.append(asyncio.create_task(client.open("session/load", session)))
+                case 6:
+                    pending.append(asyncio.create_task(client.call("session/close", sessionId=session)))
+            for _ in range(chance.randrange(20)):
+                await anyio.lowlevel.checkpoint()
+        for answered in await asyncio.gather(*pending, return_exceptions=True):
+            assert not isinstance(answered, BaseException) or isinstance(answered, RequestError | ConnectionError)
+        last, other = await host.client(), await host.client()
+        await last.open("session/load", session)
+        await other.open("session/load", session)
+        assert transcript(last.updates) == transcript(other.updates)
+        assert (await last.prompt(session, "the end"))["stopReason"] == "end_turn"
+        await other.until_kind("session_info_update", "end_turn")
+        assert other.text().endswith("and more")
+        assert len({name for kind, name, _ in transcript(other.updates) if kind == "user_message_chunk"}) == len(
+            [name for kind, name, _ in transcript(other.updates) if kind == "user_message_chunk"]
+        )
+
+
+async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attached, "MAX_WAITING_BYTES", 12_000)
+    async with shared(tmp_path, *(Say(text=("word " * 1_000,)) for _ in range(3))) as host:
+        ann, bob = await host.client(), await host.client()
+        session = await ann.new()
+        await bob.open("session/resume", session)
+        bob.blocked = anyio.Event()
+        for _ in range(3):
+            assert (await ann.prompt(session, "go"))["stopReason"] == "end_turn"
+        assert [attachment.client is not None for attachment in host.host.open[session].clients.attachments] == [True]
+        assert len(ann.text()) == 15_000
+        bob.blocked.set()
+        with pytest.raises(ConnectionError):
+            await bob.prompt(session, "too late")
+
+
+class Revocable:
+    """The store, as a user sees it whose access can be taken away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_revoked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def require(self, session_id: str, _access: str) -> None:
+        if self.is_revoked:
+            raise NoSuchSession(session_id)
+
+
+async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more(tmp_path: Path) -> None:
+    views: list[Revocable] = []
+
+    def view(store: Store) -> Store:
+        views.append(Revocable(store))
+        return cast(Store, views[-1])
+
+    async with shared(tmp_path, write("a.txt"), Say(text=("Secret.",))) as host:
+        ann, eve = await host.client(), await host.client(requester=Requester(view=view))
+        session = await ann.new()
+        await eve.open("session/resume", session)
+
+        async def answer(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            views[0].is_revoked = True
+            return ALLOW
+
+        eve.on_request = answer
+
+        async def later(_method: str, _params: dict[str, Any]) -> dict[str, Any]:
+            await eve.asked.wait()
+            while len(host.host.open[session].clients.attachments) > 1:
+                await anyio.lowlevel.checkpoint()
+            return REJECT
+
+        ann.on_request = later
+        await ann.prompt(session, "write")
+        assert not (host.cwd / "a.txt").exists()
+        assert "Secret." not in str(eve.updates)
+        with pytest.raises(RequestError, match="Session not found"):
+            await eve.prompt(session, "hello")

@@ -48,6 +48,7 @@ class Service:
 
     def __init__(self, limits: ConnectionLimits, *, max_connections: int = 50) -> None:
         self.limits = limits
+        self.methods: list[str] = []
         self.acp = AcpService(
             self._serve,
             access=NoAccessControl(),
@@ -81,6 +82,7 @@ class Service:
     async def _serve(self, connection: ServedConnection, id_: str, _grant: Grant | None) -> None:
 
         async def handle(method: str, params: Any, is_notification: bool) -> Any:
+            self.methods.append(method)
             if method == "flood":
                 for _ in range(params["count"]):
                     if params["waits"]:

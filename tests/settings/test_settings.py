@@ -340,3 +340,61 @@ def test_secrets_in_headers_and_of_servers_are_known(home: Path) -> None:
         """
     keys = load(home, toml, TOKEN="t0").keys
     assert (keys.values, keys.others) == (("key-in-header", "dXNlcjpwYXNz"), ("t0", "t0-2"))
+
+
+# the database
+
+URL = "postgresql://me:se%40cret%21@db.example:5433/team?sslmode=require&sslpassword=also-secret"
+
+
+@pytest.mark.parametrize("place", ["file", "environment"])
+def test_the_passwords_of_the_database_are_secrets(home: Path, place: str) -> None:
+    is_file = place == "file"
+    loaded = load(home, f'database.url = "{URL}"' if is_file else "", CROW_DATABASE_URL="" if is_file else URL)
+    assert loaded.settings.database.url is not None
+    assert loaded.settings.database.url.get_secret_value() == URL
+    hidden = {URL, "se%40cret%21", "se@cret!", "also-secret"}
+    assert set(loaded.settings.secrets()) == set(loaded.keys.values) == hidden
+    assert "CROW_DATABASE_URL" in loaded.keys.variables
+    shown = loaded.values()["database.url"]
+    assert shown == "postgresql://me:…@db.example:5433/team?sslmode=require&sslpassword=…"
+    assert not any(secret in repr(loaded) for secret in hidden)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://db/team", "postgresql://db/team"),
+        ("postgres://me@db/team", "postgres://me@db/team"),
+        ("postgresql:///team?host=/run/pg", "postgresql:///team?host=/run/pg"),
+        ("postgresql://me:a/b?c#d@e@db/team", "postgresql://me:…@db/team"),
+        ("postgresql://db/team?PASSWORD=secret&a=b", "postgresql://db/team?PASSWORD=…&a=b"),
+    ],
+)
+def test_the_url_of_a_database_is_shown_without_passwords(home: Path, url: str, shown: str) -> None:
+    assert load(home, CROW_DATABASE_URL=url).values()["database.url"] == shown
+
+
+@pytest.mark.parametrize("value", ["mysql://me:sk-secret@db/team", "team.db?sk-secret", "postgresql:sk-secret"])
+def test_a_database_url_with_another_scheme_is_refused_without_showing_it(home: Path, value: str) -> None:
+    loaded = load(home, CROW_DATABASE_URL=value)
+    words = str(loaded.problem)
+    assert words.startswith(
+        "environment CROW_DATABASE_URL: database.url is <hidden: it may be a secret>; expected the URL"
+    )
+    assert "sk-secret" not in words
+    assert "sk-secret" not in str(load(home, f'database.direct_url = "{value}"').problem)
+
+
+def test_a_mistake_elsewhere_does_not_change_where_sessions_are_stored(home: Path) -> None:
+    loaded = load(home, f'model.name = 1\ndatabase.url = "{URL}"')
+    assert loaded.problem is not None
+    assert loaded.settings.database.url is not None
+    assert loaded.settings.database.url.get_secret_value() == URL
+
+
+def test_the_variable_with_the_password_is_hidden_if_the_url_has_none(home: Path) -> None:
+    loaded = load(home, CROW_DATABASE_URL="postgresql://me@db/team", PGPASSWORD="sk-secret")
+    assert ("PGPASSWORD" in loaded.keys.variables, "sk-secret" in loaded.keys.values) == (True, True)
+    assert "PGPASSWORD" not in load(home, CROW_DATABASE_URL=URL).keys.variables
+    assert "PGPASSWORD" not in load(home).keys.variables

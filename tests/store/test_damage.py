@@ -23,13 +23,13 @@ from crow.domain.entries import Body, Entry, NewEntry, Prompt, Remark, Started, 
 from crow.domain.errors import ArgumentError, StoreError
 from crow.domain.messages import ToolMessage, ToolSpec
 from crow.store import SessionRow
+from crow.store.admin import ImportDefaults
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.migrations import VERSION
 from crow.store.sqlite.repair import problems as problems_of
 from crow.store.sqlite.repair import repair
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import (
     ANNOUNCED,
     add,

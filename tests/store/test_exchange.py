@@ -30,10 +30,11 @@ from crow.domain.errors import ArgumentError, StoreUnavailable
 from crow.domain.messages import Image, Text, ToolCall, Usage
 from crow.frontend.sessions import session_info
 from crow.store import NewSession, Scope, SessionChanges
+from crow.store.admin import ImportDefaults, Imported
 from crow.store.portable import ExportFile
-from crow.store.sqlite.admin import Imported, SessionAdmin
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults, Importer
+from crow.store.sqlite.transfer import Importer
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, row_ids, said
 from tests.store.test_codec import record
 

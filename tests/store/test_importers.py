@@ -36,11 +36,11 @@ from crow.domain.entries import (
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Text, Usage
 from crow.store import SessionRow
+from crow.store.admin import ImportDefaults, Imported
 from crow.store.importers import Batch, Scan, files, importable
 from crow.store.importers.files import Problems
-from crow.store.sqlite.admin import Imported, SessionAdmin
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import history
 from tests.support import foreign_sessions as foreign
 from tests.support.foreign_sessions import ANSWER, CWD, LAST, NEXT, PLAN, PROMPT, SUMMARY, THOUGHT, UUID

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crow.adapters import open_admin
 from crow.domain.entries import CallRef, Entry, File, NewEntry, Remark
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession
 from crow.domain.messages import Text
@@ -341,6 +342,11 @@ async def test_each_principal_has_its_own_aliases(scene: Scene) -> None:
     await scene.store.create_session(new_session("local", alias="home"))
     found = [await one.session_by_alias("home") for one in (scene.ann, scene.bob, scene.store)]
     assert [row.id if row else None for row in found] == ["a1", "b1", "local"]
+    admin = open_admin(scene.store)
+    assert await admin.find("home") == "local"
+    await scene.store.delete_session("local")
+    with pytest.raises(ArgumentError, match='No session "home"'):
+        await admin.find("home")
     with pytest.raises(ArgumentError, match='Alias "home" belongs to session b1'):
         await scene.bob.create_session(new_session("b2", alias="home"))
 
@@ -373,6 +379,32 @@ async def test_what_may_be_prompted_by_others_reaches_only_the_shared_session(sc
     assert {hit.session for hit in await local.search("hello")} == {"b1"}
     await scene.store.share_session("mine", "bob", "write")
     assert await local.search("hello") == ()
+
+
+async def test_the_list_of_a_principal_reads_nothing_of_others(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "crow.db")
+    try:
+        bob, steps = PrincipalStore(store, "bob"), 0
+
+        def count() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        await (await store.database._open_reader()).run(lambda one: one.set_progress_handler(count, 1))
+        assert (await bob.sessions()).rows == ()
+        alone, steps = steps, 0
+        await store.database.write(
+            lambda sql: sql.execute(
+                "INSERT INTO sessions (id, conversation, cwd, model, mode, has_prompt, principal, created_ms,"
+                " updated_ms) WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 500)"
+                " SELECT 's' || i, 1, '/', 'm', 'ask', 1, 'ann', 0, 0 FROM n"
+            )
+        )
+        assert (await bob.sessions()).rows == ()
+        assert steps < alone + 50  # 500 sessions of others would take thousands
+    finally:
+        await store.close()
 
 
 async def test_deleting_needs_the_owner_and_ends_the_shares(scene: Scene) -> None:

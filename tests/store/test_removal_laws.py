@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Body, File
 from crow.domain.errors import ArgumentError
+from crow.store.admin import ImportDefaults
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, bodies, converse, history, ids, new_session, result, said
 from tests.support.killing import HALVES, POSTGRES_HALVES
 from tests.support.postgres import new_database

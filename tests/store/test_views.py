@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from crow.domain.entries import Announcement, CallRef, Checkpoint, Diff, File, Mask, NewEntry, Restore, Skill, TurnEnd
 from crow.domain.messages import Usage
+from crow.store.copying import SessionCopy
+from crow.store.postgres.admin import PostgresAdmin
+from crow.store.postgres.store import PostgresStore
+from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, ids, make_older, new_session, result, said
+from tests.support.postgres import new_database
 
 
 def rows(store: SqliteStore, query: str) -> list[tuple[object, ...]]:
@@ -294,3 +301,66 @@ def test_the_guide_has_queries() -> None:
 @pytest.mark.parametrize("query", GUIDE_QUERIES, ids=range(len(GUIDE_QUERIES)))
 async def test_a_query_of_the_guide_returns_rows(lived: SqliteStore, query: str) -> None:
     assert rows(lived, query)
+
+
+VIEWS = {
+    "session_list": "session_id, title, workspace_path, message_count, model, mode, state, tokens_in, tokens_out,"
+    " tokens_cached, cost, files_changed, lines_added, lines_removed, alias, forked_from",
+    "messages": "id, session_id, parent, turn, role, content, thought, tool_call_id, tool_name, model,"
+    " input_tokens, output_tokens, cost",
+    "tool_calls": "tool_call_id, session_id, message_id, turn, tool_name, tool_args, tool_result, success, duration_ms,"
+    " result_entry, model",
+    "compaction_history": "id, session_id, kind, reason, method, first_kept, tokens_before, tokens_after, model_calls,"
+    " summary, restored, before_message_count, after_message_count, model",
+    "session_skills": "session_id, skill_name, first_entry, times, skill_content",
+    "usage": "session_id, model, requests, input_tokens, output_tokens, cached_tokens, reasoning_tokens, cost,"
+    " cache_write_tokens, estimated_requests",
+}
+
+
+async def test_views_of_postgresql_show_the_same_as_those_of_the_file(lived: SqliteStore) -> None:
+    await lived.create_session(new_session("large"))
+    await begin(lived, "large", "hello")
+    (asked,) = await add(lived, "large", said("look", calls=1))
+    await add(lived, "large", result(asked.id, "x" * 40_000))
+    (dropped,) = await add(lived, "large", Checkpoint(compaction_id="c", summary="so far", first_kept=None))
+    await add(lived, "large", Mask(before=asked.id, tokens_before=50, tokens_after=5), Restore(entry=dropped.id))
+    await lived.create_session(new_session("nul"))
+    await add(lived, "nul", replace(said("a\0b"), message_id="a"), result(1, "y\0" * 20_000))
+    await lived.close()
+    source = await SqliteStore.open_to_read(lived.database.path)
+    times = "min(created_at), max(timestamp)"
+    async with new_database() as url:
+        other = await PostgresStore.open(url)
+        await SessionCopy(SessionAdmin(source), PostgresAdmin(other), other, lambda _: None).run()
+        await other.close()
+        connection = await asyncpg.connect(url, server_settings={"timezone": "UTC"})
+        for view, columns in VIEWS.items():
+            query = f"SELECT {columns} FROM {{}}{view} WHERE session_id <> 'nul'"
+            expected = map(_with_booleans(columns), rows(lived, query.format("")))
+            assert {tuple(row) for row in await connection.fetch(query.format("crow."))} == set(expected), view
+            if "session_list" not in view and view != "usage":
+                (first, last) = rows(lived, f"SELECT {times} FROM {view}")[0]
+                oldest, newest = await connection.fetchrow(f"SELECT {times} FROM crow.{view}")
+                assert (f"{oldest:%Y-%m-%d %H:%M:%S}", f"{newest:%Y-%m-%d %H:%M:%S}") == (
+                    str(first)[:19],
+                    str(last)[:19],
+                )
+        contents = await connection.fetch("SELECT content FROM crow.messages WHERE session_id = 'nul' ORDER BY id")
+        assert [row[0] for row in contents] == ["a\ufffdb", "y\\000" * 20_000]
+        await connection.close()
+    await source.close()
+
+
+def _with_booleans(columns: str) -> Callable[[tuple[object, ...]], tuple[object, ...]]:
+    """Turn what SQLite returns for a row into what PostgreSQL returns."""
+    names = [name.strip() for name in columns.split(",")]
+    are_booleans = [name in {"success", "restored"} for name in names]
+
+    def convert(row: tuple[object, ...]) -> tuple[object, ...]:
+        return tuple(
+            bool(value) if is_boolean and value is not None else value
+            for value, is_boolean in zip(row, are_booleans, strict=True)
+        )
+
+    return convert

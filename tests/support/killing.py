@@ -39,10 +39,10 @@ from crow.domain.messages import Usage, UserMessage
 from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges, Store
+from crow.store.admin import ImportDefaults
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.agent.harness import NoteTaker, Tool, opened, text
 from tests.store.scenes import add, begin, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel

@@ -31,12 +31,27 @@ def server_url() -> str:
 @asynccontextmanager
 async def new_database() -> AsyncIterator[str]:
     """Create an empty database, and drop it at the end. Its URL."""
+    url = await create_database()
+    yield url
+    await drop_database(url)
+
+
+async def create_database() -> str:
+    """Create an empty database. Its URL."""
     name = f"crow_{uuid.uuid4().hex}"
+    await _administer(f"CREATE DATABASE {name}")
+    return urlsplit(server_url())._replace(path=f"/{name}").geturl()
+
+
+async def drop_database(url: str) -> None:
+    """Drop a database that was created here, also if somebody is connected to it."""
+    await _administer(f"DROP DATABASE {urlsplit(url).path[1:]} WITH (FORCE)")
+
+
+async def _administer(statement: str) -> None:
     admin = await asyncpg.connect(server_url())
     try:
-        await admin.execute(f"CREATE DATABASE {name}")
-        yield urlsplit(server_url())._replace(path=f"/{name}").geturl()
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.execute(statement)
     finally:
         await admin.close()
 

@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
 from crow.store.codec import mend
-from crow.store.postgres.migrations import migrate
+from crow.store.postgres.migrations import check_readable, migrate
 from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, LOST, Presence
 
 P = ParamSpec("P")
@@ -47,8 +47,11 @@ def database_name(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ArgumentError(f"The database URL is not valid: {error}. {_EXAMPLE}") from None
+    except ValueError:  # its words may contain a part of the password
+        raise ArgumentError(
+            "The database URL is not valid: what follows the host is not a port, or the user or password has a"
+            f" character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
+        ) from None
     if parts.scheme not in _SCHEMES:
         raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
     host = parts.hostname or parse_qs(parts.query).get("host", ["localhost"])[0]
@@ -74,12 +77,15 @@ class Database:
         self._commits: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self._was_reached = False
+        self._is_read_only = False
         self.timeout_s = _STATEMENT_TIMEOUT_S
 
     @classmethod
-    async def open(cls, url: str, *, owner: str, lock: int, lock_url: str | None = None) -> Database:
+    async def open(
+        cls, url: str, *, owner: str, lock: int, lock_url: str | None = None, to_read: bool = False
+    ) -> Database:
         """Connect, migrate the schema, and take the advisory lock number `lock` for the store `owner`. `lock_url` is
-        needed if `url` is that of a pooler.
+        needed if `url` is that of a pooler. With `to_read`, nothing is migrated, locked or written.
 
         :raises ArgumentError: a URL is not valid.
         :raises StoreUnavailable: the server cannot be reached, or refuses.
@@ -107,8 +113,13 @@ class Database:
         try:
             with database.failures():
                 await pool
-                await migrate(await database.presence.locked(), name)
-                await database.presence.start()
+                if to_read:
+                    database._is_read_only = True
+                    async with database.transaction(is_read=True) as sql:
+                        await check_readable(sql, name)
+                else:
+                    await migrate(await database.presence.locked(), name)
+                    await database.presence.start()
         except BaseException:
             await database.close()
             raise
@@ -240,6 +251,8 @@ class Database:
                 return connection
 
     async def _check_lock(self) -> None:
+        if self._is_read_only:
+            raise StoreUnavailable(f"The {self.name} was opened only for reading.")
         if not self.presence.is_locked:
             if self._is_closed:
                 raise StoreUnavailable(f"The {self.name} is closed.")
@@ -288,6 +301,10 @@ class _Failures:
             words = str(error) or type(error).__name__
             if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in words:
                 words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
+            if isinstance(error, FileNotFoundError):
+                words = (
+                    "No such file: either the server's socket, or what the URL has as sslrootcert, sslcert or sslkey."
+                )
             raise StoreUnavailable(f"The {self._database.name} cannot be used: {words}") from error
 
 

@@ -126,7 +126,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
-        row = await session_row(sql, session_id)
+        *values, owner = await session_values(sql, session_id, f"{SESSION_COLUMNS}, owner")
+        row = session_of(values)
         ids: list[int] = []
         if row.newest_entry > after:
             query = (
@@ -135,21 +136,23 @@ class PathMethods(UsesDatabase):
             found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
             ids = [entry_id for (entry_id,) in found]
         entries = await _first_entries(sql, ids) if ids else ()
-        pieces = await sql.fetch(
-            "SELECT seq, message_id, CASE WHEN seq > $3 THEN piece END FROM crow.drafts"
-            " WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
-            session_id,
-            row.leaf,
-            piece,
-        )
-        query = "SELECT state = 'running' AND owner <> $2 AND NOT crow.is_alive(owner) FROM crow.sessions WHERE id = $1"
+        pieces: Sequence[Any] = ()
+        if row.state == "running":
+            pieces = await sql.fetch(
+                "SELECT seq, message_id, CASE WHEN seq > $3 THEN piece END FROM crow.drafts"
+                " WHERE session = $1 AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
+                session_id,
+                row.leaf,
+                piece,
+            )
+        is_elsewhere = row.state == "running" and owner != self.owner
         return Look(
             row=row,
             entries=entries,
             has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
             pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
             has_draft=bool(pieces),
-            is_orphaned=bool(await sql.fetchval(query, session_id, self.owner)),
+            is_orphaned=is_elsewhere and not await sql.fetchval("SELECT crow.is_alive($1)", owner),
         )
 
     @snapshot
@@ -310,15 +313,19 @@ async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
     """Return these entries, oldest first."""
     if not ids:
         return ()
-    query = f"SELECT {ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id"
-    rows = [tuple(row) for row in await sql.fetch(query, ids)]
-    blobs = await sql.fetch(
-        "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
-        " WHERE r.entry = ANY ($1::bigint[])",
-        ids,
+    query = (
+        f"SELECT {ENTRY_COLUMNS}, EXISTS (SELECT 1 FROM crow.blob_refs r WHERE r.entry = e.id)"
+        f" FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id"
     )
-    data = {name: bytes(content) for name, content in blobs}
-    return tuple(entry_of(row, data.get) for row in rows)
+    rows = [tuple(row) for row in await sql.fetch(query, ids)]
+    data: dict[str, bytes] = {}
+    if with_blobs := [row[0] for row in rows if row[-1]]:
+        query = (
+            "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
+            " WHERE r.entry = ANY ($1::bigint[])"
+        )
+        data = {name: bytes(content) for name, content in await sql.fetch(query, with_blobs)}
+    return tuple(entry_of(row[:-1], data.get) for row in rows)
 
 
 async def _first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:

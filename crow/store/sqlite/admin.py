@@ -10,9 +10,8 @@ import json
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,21 +22,35 @@ import anyio
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
 from crow.store import SessionRow
+from crow.store.admin import (
+    Admin,
+    Backup,
+    ConversationState,
+    Damage,
+    DiskUse,
+    ImportDefaults,
+    Imported,
+    ListedSession,
+    SessionFilter,
+    UnusedSession,
+    only_match,
+)
 from crow.store.codec import from_json, tags_of
 from crow.store.portable import FORMAT, ExportFile, Header
 from crow.store.sqlite.connection import REPAIR, pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
 from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
+from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import (
-    ImportDefaults,
     Importer,
     Lines,
     abandon,
     choose,
+    conversation_state,
     family,
     groups_of,
     next_entries,
@@ -45,7 +58,6 @@ from crow.store.sqlite.transfer import (
 )
 
 _EXPORT_BATCH = 4_096
-_NAMED_IN_ERROR = 5
 
 _USED_MS = "max(created_ms, coalesce((SELECT e.created_ms FROM entries e WHERE e.id = sessions.newest_entry), 0))"
 _LAST_USED = f"""
@@ -73,96 +85,11 @@ _SUBAGENTS = f"""
 """  # noqa: S608  constants
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFilter:
-    """Which sessions to list. None, an empty text and empty `tags` mean no limit.
-
-    A session's directory must be one of `directories`. `model` is a part of the name of a model that the session uses
-    or used, and `title` a part of its title; case does not matter. A session must have all of `tags`, and its newest
-    entry must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). With `archived`, only
-    archived sessions are listed; without it, only the others.
-    """
-
-    directories: Collection[str] | None = None
-    model: str | None = None
-    title: str = ""
-    tags: tuple[str, ...] = ()
-    since_ms: int | None = None
-    before_ms: int | None = None
-    archived: bool = False
-
-    def takes(self, row: SessionRow) -> bool:
-        """Whether a session matches `title` and `tags`. The query has already checked the other conditions."""
-        has_title = self.title.casefold() in (row.title or "").casefold()
-        return has_title and set(self.tags) <= set(tags_of(row.metadata))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedSession:
-    """A session in a list. `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is
-    later. `messages` counts the prompts and answers on its path. `subagents` are in the order in which they were
-    started."""
-
-    row: SessionRow
-    used_ms: int
-    messages: int
-    subagents: tuple[ListedSession, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusedSession:
-    """A session that has not been used for a while.
-
-    `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is later. Changing the
-    title or archiving the session does not count as use. `title` is None if the session has none.
-    """
-
-    id: str
-    cwd: str
-    title: str | None
-    used_ms: int
-    entries: int
-    archived: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged.
-    `cleaned` are the sessions whose titles were changed because they were too long or had invisible characters."""
-
-    sessions: tuple[str, ...]
-    entries: int
-    is_new: bool
-    cleaned: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backup:
-    """A verified copy of the database, with the number of sessions and entries in it."""
-
-    path: str
-    bytes: int
-    sessions: int
-    entries: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUse:
-    """The bytes that something takes in the database, and how many of it there are; None if that is not counted.
-
-    Texts and blobs are counted as they are stored, without the room that SQLite needs for each row. Pages and files are
-    counted as a whole."""
-
-    what: str
-    number: int | None
-    bytes: int
-
-
 _Rows: TypeAlias = list[tuple[SessionRow, int]]
 """Sessions, each with the time of its last use."""
 
 
-class SessionAdmin(UsageMethods):
+class SessionAdmin(UsageMethods, Admin):
     """Administers the sessions of an open store."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -171,37 +98,24 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def find(self, sql: Connection, name: str) -> str:
-        """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`.
-
-        :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
-        """
-        rows = sql.execute(
-            "SELECT id FROM sessions WHERE deleted_ms IS NULL AND (id = :name OR alias = :name) ORDER BY id <> :name",
-            {"name": name},
-        ).fetchall()
-        if not rows and name:
-            rows = sql.execute(
+        query = (
+            "SELECT id FROM sessions WHERE deleted_ms IS NULL"
+            " AND (id = :name OR (alias = :name AND principal IS NULL)) ORDER BY id <> :name"
+        )
+        found = only_match(name, [row[0] for row in sql.execute(query, {"name": name})], is_exact=True)
+        if found is None:
+            query = (
                 "SELECT id FROM sessions WHERE deleted_ms IS NULL AND substr(id, 1, length(:name)) = :name"
-                " ORDER BY newest_entry DESC, id",
-                {"name": name},
-            ).fetchall()
-            if len(rows) > 1:
-                some = ", ".join(row[0] for row in rows[:_NAMED_IN_ERROR])
-                more = ", ..." if len(rows) > _NAMED_IN_ERROR else ""
-                raise ArgumentError(f'{len(rows)} session ids begin with "{name}": {some}{more}. Give more of the id.')
-        if not rows:
-            raise ArgumentError(f'No session "{name}". Run "crow sessions" to list them.')
-        return str(rows[0][0])
+                " AND :name <> '' ORDER BY newest_entry DESC, id"
+            )
+            found = only_match(name, [row[0] for row in sql.execute(query, {"name": name})], is_exact=False)
+        return found or ""
 
     @snapshot()
     def ids(self, sql: Connection) -> tuple[str, ...]:
-        """Return the ids of all sessions and sub-agents, in order."""
         return tuple(row[0] for row in sql.execute("SELECT id FROM sessions WHERE deleted_ms IS NULL ORDER BY id"))
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
-        """Return the sessions that have a prompt, each with its sub-agents. The session that was used last comes
-        first."""
         rows, subagents = await self._listed(chosen, limit)
         every = [*rows, *(one for several in subagents.values() for one in several)]
         counts = await self._store.count_messages([row.id for row, _ in every])
@@ -228,7 +142,7 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def disk_use(self, sql: Connection) -> tuple[DiskUse, ...]:
-        """Return what takes the room in the database. This reads all pages that have a row of an entry."""
+        # This reads all pages that have a row of an entry.
         page_bytes: int = pragma(sql, "page_size")
         bodies = sql.execute(
             "SELECT kind, count(*), sum(length(CAST(body AS BLOB))) FROM entries GROUP BY kind ORDER BY 3 DESC"
@@ -262,23 +176,18 @@ class SessionAdmin(UsageMethods):
 
     @snapshot()
     def count_tags(self, sql: Connection) -> Mapping[str, int]:
-        """Return all tags in alphabetical order, each with the number of sessions that have it."""
         rows = sql.execute("SELECT metadata FROM sessions WHERE deleted_ms IS NULL AND metadata <> '{}'")
         return dict(sorted(Counter(tag for (metadata,) in rows for tag in tags_of(from_json(metadata, {}))).items()))
 
     @snapshot()
     def directories(self, sql: Connection) -> tuple[str, ...]:
-        """Return the directories of all sessions."""
         return tuple(row[0] for row in sql.execute("SELECT DISTINCT cwd FROM sessions WHERE deleted_ms IS NULL"))
 
     @snapshot()
     def unused_since(self, sql: Connection, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        """Return the sessions that were last used before `before_ms`, oldest first. With `cwd`, return only the
-        sessions in that directory. Sessions with a running turn are left out."""
         return _unused_since(sql, before_ms, cwd)
 
     async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
-        """Remove the sessions that `unused_since` lists, and return them."""
         old = await self._hide_unused(before_ms, cwd)
         await self._store.tidy()
         return old
@@ -291,10 +200,6 @@ class SessionAdmin(UsageMethods):
         return old
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Remove sessions, and all their data that no other session needs.
-
-        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
-        """
         await self._hide(ids)
         await self._store.tidy()
 
@@ -307,40 +212,56 @@ class SessionAdmin(UsageMethods):
             hide_session(sql, session_id)
 
     async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
-        """Return the lines of an export file with these sessions and their sub-agents. If `ids` is None, export every
-        listed session."""
-        lines, database = Lines(), self.database
-        chosen = await database.read(lambda sql: family(sql, ids))
+        lines = Lines()
+        chosen = await self.database.read(lambda sql: family(sql, ids))
         ids = [session_id for sessions in chosen.values() for session_id in sessions]
         known = frozenset(ids)
         for session_id in ids:
             await self._store.open_session(session_id)  # closes a turn that a dead process left open
         yield lines.records(Header(format=FORMAT))
         for conversation, sessions in chosen.items():
-            part = await database.read(partial(choose, conversation=conversation, sessions=sessions, known=known))
-            yield lines.records(*part.head)
-            done = 0
-            while done < len(part.ids):
-                read = partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH)
-                entries, taken = await database.read(read)
-                done += taken
-                for line in lines.entries(part, entries):
-                    yield line
-            yield lines.records(*part.moves)
+            async for line in self._lines(lines, conversation, sessions, known):
+                yield line
         yield lines.end()
 
+    def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
+        return self._lines(Lines(), conversation, ids, known)
+
+    async def _lines(
+        self, lines: Lines, conversation: int, sessions: Sequence[str], known: frozenset[str]
+    ) -> AsyncIterator[bytes]:
+        database = self.database
+        part = await database.read(partial(choose, conversation=conversation, sessions=sessions, known=known))
+        yield lines.records(*part.head)
+        done = 0
+        while done < len(part.ids):
+            read = partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH)
+            entries, taken = await database.read(read)
+            done += taken
+            for line in lines.entries(part, entries):
+                yield line
+        yield lines.records(*part.moves)
+
+    @snapshot()
+    def conversations(self, sql: Connection) -> Mapping[int, tuple[str, ...]]:
+        found: dict[int, list[str]] = {}
+        for conversation, session_id in sql.execute(
+            "SELECT conversation, id FROM sessions s WHERE deleted_ms IS NULL AND (has_prompt OR leaf IS NOT NULL"
+            " OR newest_entry > 0 OR alias IS NOT NULL OR title IS NOT NULL OR metadata <> '{}'"
+            " OR EXISTS (SELECT 1 FROM inbox i WHERE i.session = s.id)"
+            " OR EXISTS (SELECT 1 FROM moves m WHERE m.session = s.id)) ORDER BY conversation, number"
+        ):
+            found.setdefault(conversation, []).append(session_id)
+        return {conversation: tuple(ids) for conversation, ids in found.items()}
+
+    @snapshot()
+    def conversation_state(self, sql: Connection, ids: Sequence[str]) -> ConversationState:
+        return conversation_state(sql, ids)
+
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
-        """Check the whole file, then import the conversations that are not in the database yet.
-
-        They are written in small transactions, since other processes write too. They stay hidden until all of them are
-        complete.
-
-        :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
-            importing or removing one of its sessions; nothing was imported.
-        """
         await self._store.tidy()  # frees the ids of deleted sessions
         database, owner = self.database, self._store.owner
-        file = await database.call(lambda: ExportFile(path))
+        file = await database.call(lambda: ExportFile(path, relatives=defaults.relatives))
         try:
             blocks = await database.call(file.check)
             importers = [Importer(file, block, defaults) for block in blocks]
@@ -361,6 +282,7 @@ class SessionAdmin(UsageMethods):
                 entries=block.entries,
                 is_new=importer in new,
                 cleaned=tuple(importer.cleaned),
+                is_same=importer.is_same,
             )
             for block, importer in zip(blocks, importers, strict=True)
         )
@@ -384,16 +306,18 @@ class SessionAdmin(UsageMethods):
                 await self.database.write(partial(importer.add, here=owner, piece=piece, now_ms=now_ms()))
         return new
 
+    async def damage(self) -> Damage:
+        found = await self.database.read(problems)
+        return Damage(problems=found, entries=() if found else await self.database.read(damaged_entries))
+
+    async def size(self) -> int | None:
+        files = (self.database.path, Path(f"{self.database.path}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     @snapshot()
     def back_up(self, sql: Connection, path: Path) -> Backup:
-        """Copy the database to a new file while it is in use, and verify the copy.
-
-        The copy is one snapshot, in a single file without a WAL. It gets its final name only after SQLite's integrity
-        check has passed.
-
-        :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created.
-        :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is damaged too.
-        """
+        # The copy is one snapshot, in a single file without a WAL. It gets its final name only after SQLite's integrity
+        # check has passed.
         if path.exists() or path.is_symlink():
             raise ArgumentError(f"{path} exists already. Name a new file, so that no backup is overwritten.")
         part = path.with_name(f"{path.name}.part-{os.getpid()}")

@@ -14,18 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from sqlite3 import Connection
-from typing import Literal, TypeAlias
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
 from crow.store import Hit, Scan, Scope, UsageTotal
+from crow.store.admin import GROUPS, Group
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
-
-Group: TypeAlias = Literal["session", "model", "day"]
-
-GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 _GROUP_COLUMNS = {
     "session": "coalesce(p.id, s.id, '')",
@@ -113,13 +109,7 @@ class UsageMethods(UsesDatabase):
 
     @snapshot()
     def totals(self, sql: Connection, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Return sums of tokens and cost, grouped by the keys in `by`. Without keys, return one sum of everything. If
-        grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
-
-        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to the
-        parent session, and the copy in the task's result is ignored. Days are in local time. Usage in conversations
-        whose sessions are all deleted is not counted.
-        """
+        """See :meth:`crow.store.admin.Admin.totals`."""
         keys = [group for group in GROUPS if group in by]
         columns = "".join(f", {_GROUP_COLUMNS[key]} AS g_{key}" for key in keys)
         names = [*SUM_NAMES, *keys]

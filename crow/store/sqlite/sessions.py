@@ -135,12 +135,13 @@ class SessionMethods(UsesDatabase):
             values["newest"], values["after"] = parse_cursor(cursor)
         order = "ORDER BY newest_entry DESC, id DESC LIMIT :limit"
         if seen_by is not None:
-            # Two searches by index. What others have costs nothing, so it cannot be told from the time either.
+            # Two searches by index (CROSS JOIN keeps the order). What others have costs nothing, so it cannot be told
+            # from the time either.
             values["seen_by"] = seen_by
             where = (
                 f"number IN (SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where}"
-                f" {order}) UNION SELECT number FROM sessions WHERE id IN"
-                f" (SELECT session FROM shares WHERE principal = :seen_by) AND {where})"
+                f" {order}) UNION SELECT s.number FROM shares h CROSS JOIN sessions s ON s.id = h.session"
+                f" WHERE h.principal = :seen_by AND {where})"
             )
         rows = sql.execute(f"SELECT {SESSION_COLUMNS} FROM sessions WHERE {where} {order}", values).fetchall()
         found = tuple(session_of(row) for row in rows[:limit])

@@ -11,15 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from crow.domain.entries import Body, Entry, NewEntry
-from crow.domain.errors import ArgumentError, StoreUnavailable
+from crow.domain.errors import ArgumentError, NoSuchSession, StoreUnavailable
 from crow.store import portable
+from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
 from crow.store.codec import Encoded, encode
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
 from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.connection import insert
+from crow.store.sqlite.database import now_ms
+from crow.store.sqlite.lease import is_alive, readable
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
 
@@ -229,14 +232,6 @@ def _bound(ids: array[int], entry: int) -> int:
     return bisect_left(ids, entry) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportDefaults:
-    """The model and mode of imported sessions, the same as for a new session."""
-
-    model: str
-    mode: str
-
-
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
 """Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
 
@@ -254,6 +249,8 @@ class Importer:
         """The ids of the sessions whose titles were changed by the import."""
         self.entries = block.entries
         self.bytes = block.bytes
+        self.is_same = False
+        """Whether the same conversation was imported before, according to its hash."""
         self._block = block
         self._defaults = defaults
         self._records: Iterator[tuple[Record, Body | None]] = file.records(block)
@@ -268,6 +265,7 @@ class Importer:
         :raises ArgumentError: another process is importing or removing one of them now.
         """
         if _exists(connection, self._block):
+            self.is_same = _was_imported(connection, self._block)
             return False
         self._base = _reserve_ids(connection, self._block.entries)
         for record, body in self._records:
@@ -342,6 +340,8 @@ class Importer:
                 " deleted_ms = NULL WHERE id = ?",
                 (leaf, leaf or 0, listed, record.updated_ms, record.id),
             )
+            if record.id in self._defaults.extras:
+                _set_extras(connection, record.id, leaf, self._defaults.extras[record.id])
 
     def _add_conversation(self, connection: sqlite3.Connection, created_ms: int, now_ms: int) -> None:
         self._conversation = insert(connection, "conversations", {"created_ms": created_ms})
@@ -359,7 +359,7 @@ class Importer:
         }
         insert(connection, "sessions", values)
         if record.title is not None:
-            title = portable.clean_title(record.title)
+            title = record.title if record.id in self._defaults.extras else portable.clean_title(record.title)
             set_title(connection, record.id, title)
             if title != record.title:
                 self.cleaned.append(record.id)
@@ -372,6 +372,78 @@ class Importer:
 
     def _bound(self, number: int) -> int:
         return self._base + max(1, min(number, self._block.entries + 1))
+
+
+def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
+    """Write what an export does not contain. An alias that another session has stays with that session."""
+    names = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
+    connection.execute(
+        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in names)}, state = ?, owner = ? WHERE id = ?",
+        (
+            *(getattr(extras, name) for name in names),
+            *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
+            session_id,
+        ),
+    )
+    connection.execute("UPDATE OR IGNORE sessions SET alias = ? WHERE id = ?", (extras.alias, session_id))
+    for principal, access, created_ms in extras.shares:
+        values = {"principal": principal, "access": access, "created_ms": created_ms}
+        insert(connection, "shares", {"session": session_id, **values})
+    for message_id, parts, created_ms in extras.inbox:
+        values = {"message_id": message_id, "parts": parts, "created_ms": created_ms}
+        insert(connection, "inbox", {"session": session_id, "owner": FORMER_OWNER, **values})
+    for turn, message_id, text, thought, created_ms in extras.draft:
+        values = {"turn": turn, "message_id": message_id, "text": text, "thought": thought, "created_ms": created_ms}
+        insert(connection, "drafts", {"session": session_id, "after_leaf": leaf, **values})
+
+
+def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> ConversationState:
+    """Return what a copy of these sessions needs beside their export."""
+    extras: dict[str, SessionExtras] = {}
+    users: list[str] = []
+    stamps: list[object] = []
+    now = now_ms()
+    for session_id in ids:
+        alias, model, mode, directories, config, metadata, calibration, principal, *rest = connection.execute(
+            "SELECT alias, model, mode, additional_directories, config, metadata, calibration, principal, state, owner,"
+            " lease_ms, leaf, turn, newest_entry, updated_ms FROM sessions WHERE id = ? AND deleted_ms IS NULL",
+            (session_id,),
+        ).fetchone() or _no_session(session_id)
+        state, owner, lease_ms, leaf, *_ = rest
+        inbox = connection.execute(
+            "SELECT message_id, parts, created_ms, owner FROM inbox WHERE session = ? ORDER BY seq", (session_id,)
+        ).fetchall()
+        shares = connection.execute(
+            "SELECT principal, access, created_ms FROM shares WHERE session = ? ORDER BY principal", (session_id,)
+        ).fetchall()
+        draft = connection.execute(
+            "SELECT turn, message_id, text, thought, created_ms FROM drafts WHERE session = ? AND after_leaf IS ?"
+            " ORDER BY seq",
+            (session_id, leaf),
+        ).fetchall()
+        owners = [(owner, lease_ms)] if state == "running" else []
+        owners += [(sender, max(created_ms, lease_ms)) for _, _, created_ms, sender in inbox]
+        users += [readable(one) for one, sign_ms in owners if is_alive(one, lease_age_ms=now - sign_ms)]
+        stamps.append((alias, metadata, config, rest, len(inbox), len(draft), shares))
+        extras[session_id] = SessionExtras(
+            alias=alias,
+            model=model,
+            mode=mode,
+            additional_directories=directories,
+            config=config,
+            metadata=metadata,
+            calibration=calibration,
+            principal=principal,
+            is_running=state == "running",
+            shares=tuple(shares),
+            inbox=tuple((message_id, parts, created_ms) for message_id, parts, created_ms, _ in inbox),
+            draft=tuple(draft),
+        )
+    return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))
+
+
+def _no_session(session_id: str) -> NoReturn:
+    raise NoSuchSession(session_id)
 
 
 def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
@@ -408,12 +480,7 @@ def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     A fork of an imported session does not count if the imported sessions themselves are deleted: the fork belongs to
     another conversation.
     """
-    same = connection.execute(
-        "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
-        " WHERE i.hash = ? AND s.forked_from IS NULL",
-        (block.hash,),
-    ).fetchone()
-    exists = same is not None
+    exists = _was_imported(connection, block)
     for name in block.sessions:
         row = connection.execute("SELECT deleted_ms IS NULL FROM sessions WHERE id = ?", (name,)).fetchone()
         if row == (0,) and not exists:
@@ -423,6 +490,15 @@ def _exists(connection: sqlite3.Connection, block: Block) -> bool:
             )
         exists = exists or row is not None
     return exists
+
+
+def _was_imported(connection: sqlite3.Connection, block: Block) -> bool:
+    same = connection.execute(
+        "SELECT 1 FROM imports i JOIN sessions s ON s.conversation = i.conversation AND s.deleted_ms IS NULL"
+        " WHERE i.hash = ? AND s.forked_from IS NULL",
+        (block.hash,),
+    ).fetchone()
+    return same is not None
 
 
 def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import asyncpg
 
-from crow.domain.errors import StoreTooNew
+from crow.domain.errors import StoreTooNew, StoreUnavailable
 
-FILES = ("0001_initial.sql", "0002_principals.sql")
+FILES = ("0001_initial.sql", "0002_principals.sql", "0003_views.sql")
 """File number n migrates from version n - 1 to n. A file that was released never changes."""
 
 VERSION = len(FILES)
@@ -37,6 +37,15 @@ async def migrate(connection: asyncpg.Connection, name: str) -> None:
             file = FILES[version - 1]
             await connection.execute((Path(__file__).parent / file).read_text(encoding="utf-8"))
             await connection.execute("INSERT INTO crow.migrations VALUES ($1, $2)", version, file)
+
+
+async def check_readable(connection: asyncpg.Connection, name: str) -> None:
+    """:raises StoreUnavailable: the database has no schema of crow, or that of an older crow.
+    :raises StoreTooNew: a newer crow migrated the database."""
+    version = await _version(connection, name)
+    if version < VERSION:
+        has = f"version {version} of crow's schema, and this crow needs version {VERSION}" if version else "no sessions"
+        raise StoreUnavailable(f"{name} has {has}. It is set up when crow is started with this database.")
 
 
 async def _version(connection: asyncpg.Connection, name: str) -> int:

@@ -1,0 +1,406 @@
+"""Finds, removes, exports and imports stored sessions for the command line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
+from crow.store import Scope, SessionRow, UsageTotal
+from crow.store.admin import (
+    GROUPS,
+    Admin,
+    Backup,
+    ConversationState,
+    Damage,
+    DiskUse,
+    Group,
+    ImportDefaults,
+    Imported,
+    ListedSession,
+    SessionFilter,
+    UnusedSession,
+    only_match,
+)
+from crow.store.codec import from_json, tags_of
+from crow.store.portable import FORMAT, ExportFile, Header
+from crow.store.postgres.database import Sql, UsesDatabase, plain, snapshot, transaction
+from crow.store.postgres.store import PostgresStore
+from crow.store.postgres.transfer import (
+    Importer,
+    SessionTaken,
+    by_conversation,
+    choose,
+    conversation_state,
+    family,
+    next_entries,
+)
+from crow.store.sqlite.lease import readable
+from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
+from crow.store.sqlite.search import SUM_NAMES
+from crow.store.sqlite.transfer import Lines
+
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+T = TypeVar("T")
+
+_EXPORT_BATCH = 1_024
+_TAKEN_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+_LAST_MS = 2**62
+_QUARTER_MS = 15 * 60 * 1000
+
+_USED_MS = (
+    "greatest(s.created_ms, coalesce((SELECT e.created_ms FROM crow.entries e WHERE e.id = s.newest_entry), 0))"
+    " AS used_ms"
+)
+_COLUMNS = ", ".join(f"s.{name.strip()}" for name in SESSION_COLUMNS.split(","))
+_IS_RUNNING = "(s.state = 'running' AND crow.is_alive(s.owner))"
+_UNUSED = f"""
+    SELECT * FROM (
+        SELECT s.id, s.cwd, s.title, {_USED_MS}, s.entries, s.archived FROM crow.sessions s
+        WHERE s.parent_id IS NULL AND s.deleted_ms IS NULL AND NOT {_IS_RUNNING}
+    ) AS u WHERE used_ms < $1 AND ($2::text IS NULL OR cwd = $2) ORDER BY used_ms, id
+"""
+_LISTED = f"""
+    SELECT * FROM (
+        SELECT {_COLUMNS}, {_USED_MS} FROM crow.sessions s
+        WHERE s.has_prompt AND s.parent_id IS NULL AND s.deleted_ms IS NULL AND s.archived = $1
+        AND ($2::text IS NULL OR position(lower($2) IN lower(s.model)) > 0 OR EXISTS (
+            SELECT 1 FROM crow.entries e WHERE e.session = s.id AND e.conversation = s.conversation
+            AND position(lower($2) IN lower(e.model)) > 0
+        ))
+        AND ($3::text[] IS NULL OR s.cwd = ANY ($3))
+    ) AS l WHERE used_ms >= $4 AND used_ms < $5 ORDER BY used_ms DESC, newest_entry DESC, id
+"""
+_SUBAGENTS = f"""
+    WITH RECURSIVE family (id, root) AS (
+        SELECT id, id FROM crow.sessions WHERE id = ANY ($1::text[])
+        UNION SELECT s.id, family.root FROM family JOIN crow.sessions s ON s.parent_id = family.id
+    )
+    SELECT {_COLUMNS}, {_USED_MS}, family.root FROM crow.sessions s JOIN family USING (id)
+    WHERE s.id <> family.root AND s.deleted_ms IS NULL ORDER BY s.number
+"""
+_TOTALS = """
+    SELECT count(*) AS requests, coalesce(sum(e.input_tokens), 0) AS tokens_in,
+        coalesce(sum(e.output_tokens), 0) AS tokens_out, coalesce(sum(e.cached_tokens), 0) AS tokens_cached,
+        coalesce(sum(e.reasoning_tokens), 0) AS tokens_reasoning,
+        coalesce(sum(e.cache_write_tokens), 0) AS tokens_cache_written,
+        count(nullif(e.estimated, 0)) AS estimated, sum(e.cost) AS cost, {columns}
+    FROM crow.entries e
+    LEFT JOIN crow.sessions s ON s.id = e.session AND s.conversation = e.conversation AND s.deleted_ms IS NULL
+    LEFT JOIN crow.sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL
+    WHERE e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)
+    AND e.conversation IN (SELECT conversation FROM crow.sessions WHERE deleted_ms IS NULL)
+    AND ($1::text IS NULL OR coalesce(p.cwd, s.cwd) = $1)
+    AND ($2::text IS NULL OR position(lower($2) IN lower(e.model)) > 0) AND e.created_ms >= $3 AND e.created_ms < $4
+    GROUP BY {groups}
+"""
+_GROUP_COLUMNS = {
+    "title": "coalesce(p.title, s.title)",
+    "session": "coalesce(p.id, s.id, '')",
+    "model": "e.model",
+    "day": f"e.created_ms / {_QUARTER_MS}",
+}
+_USED = """
+    SELECT s.conversation, s.id FROM crow.sessions s WHERE s.deleted_ms IS NULL AND (
+        s.has_prompt OR s.leaf IS NOT NULL OR s.newest_entry > 0 OR s.alias IS NOT NULL OR s.title IS NOT NULL
+        OR s.metadata <> '{}' OR EXISTS (SELECT 1 FROM crow.inbox i WHERE i.session = s.id)
+        OR EXISTS (SELECT 1 FROM crow.moves m WHERE m.session = s.id)
+    ) ORDER BY s.conversation, s.number
+"""
+
+_Rows: TypeAlias = list[tuple[SessionRow, int]]
+"""Sessions, each with the time of its last use."""
+
+
+class PostgresAdmin(UsesDatabase, Admin):
+    """Administers the sessions of an open store."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        super().__init__(store.database, store.owner)
+        self._store = store
+
+    @snapshot
+    async def find(self, sql: Sql, name: str) -> str:
+        query = (
+            "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL"
+            " AND (id = $1 OR (alias = $1 AND principal IS NULL)) ORDER BY id <> $1"
+        )
+        found = only_match(name, [row[0] for row in await sql.fetch(query, plain(name))], is_exact=True)
+        if found is None:
+            query = (
+                "SELECT id FROM crow.sessions WHERE deleted_ms IS NULL AND starts_with(id, $1) AND $1 <> ''"
+                " ORDER BY newest_entry DESC, id"
+            )
+            found = only_match(name, [row[0] for row in await sql.fetch(query, plain(name))], is_exact=False)
+        return found or ""
+
+    @snapshot
+    async def ids(self, sql: Sql) -> tuple[str, ...]:
+        rows = await sql.fetch("SELECT id FROM crow.sessions WHERE deleted_ms IS NULL ORDER BY id")
+        return tuple(row[0] for row in rows)
+
+    async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
+        rows, subagents = await self._listed(chosen, limit)
+        every = [*rows, *(one for several in subagents.values() for one in several)]
+        counts = await self._store.count_messages([row.id for row, _ in every])
+
+        def listed(row: SessionRow, used_ms: int) -> ListedSession:
+            below = tuple(listed(*one) for one in subagents.get(row.id, ()))
+            return ListedSession(row=row, used_ms=used_ms, messages=counts[row.id], subagents=below)
+
+        return tuple(listed(*one) for one in rows)
+
+    @snapshot
+    async def _listed(self, sql: Sql, chosen: SessionFilter, limit: int | None) -> tuple[_Rows, Mapping[str, _Rows]]:
+        """Return the sessions. Also return a mapping from each session's id to its sub-agents at any depth."""
+        values = await sql.fetch(
+            _LISTED,
+            chosen.archived,
+            None if chosen.model is None else plain(chosen.model),
+            None if chosen.directories is None else [plain(directory) for directory in chosen.directories],
+            -_LAST_MS if chosen.since_ms is None else chosen.since_ms,
+            _LAST_MS if chosen.before_ms is None else chosen.before_ms,
+        )
+        found = ((session_of(tuple(row)), used_ms) for *row, used_ms in values)
+        rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
+        subagents: dict[str, _Rows] = {}
+        for *row, used_ms, root in await sql.fetch(_SUBAGENTS, [row.id for row, _ in rows]):
+            subagents.setdefault(root, []).append((session_of(tuple(row)), used_ms))
+        return rows, subagents
+
+    @snapshot
+    async def totals(self, sql: Sql, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
+        # A day depends on the time zone of this machine. The server sums up quarters of an hour: no zone
+        # divides one.
+        keys = [group for group in GROUPS if group in by]  # the day is last
+        names = [*(["title"] if "session" in keys else []), *keys]
+        columns = [_GROUP_COLUMNS[name] for name in names]
+        rows = await sql.fetch(
+            _TOTALS.format(columns=", ".join(columns) or "NULL", groups=", ".join(columns) or "()"),
+            None if scope.cwd is None else plain(scope.cwd),
+            None if scope.model is None else plain(scope.model),
+            -_LAST_MS if scope.since_ms is None else scope.since_ms,
+            _LAST_MS if scope.before_ms is None else scope.before_ms,
+        )
+        size = len(SUM_NAMES)
+        sums: dict[tuple[Any, ...], list[Any]] = {}
+        for row in rows:
+            group = list(row[size : size + len(names)])
+            if "day" in names:
+                moment = datetime.fromtimestamp(group[-1] * _QUARTER_MS / 1000)  # noqa: DTZ006  days are local
+                group[-1] = f"{moment:%Y-%m-%d}"
+            known = sums.setdefault(tuple(group), [0] * (size - 1) + [None])
+            for number, value in enumerate(row[:size]):
+                if value is not None:
+                    known[number] = (known[number] or 0) + (value if number == size - 1 else int(value))
+        if not keys and not sums:
+            sums[()] = [0] * (size - 1) + [None]
+        totals = [
+            UsageTotal(**dict(zip((*SUM_NAMES, *names), (*total, *group), strict=True)))
+            for group, total in sums.items()
+        ]
+        return tuple(sorted(totals, key=lambda one: (one.day or "", -one.tokens_in)))
+
+    @snapshot
+    async def disk_use(self, sql: Sql) -> tuple[DiskUse, ...]:
+        rows = await sql.fetch(
+            "SELECT kind, count(*), coalesce(sum(octet_length(body)), 0) FROM crow.entries GROUP BY 1 ORDER BY 3 DESC"
+        )
+        uses = [DiskUse(what=f"entries: {kind}", number=number, bytes=int(size)) for kind, number, size in rows]
+        number, size = await sql.fetchrow("SELECT count(*), coalesce(sum(size), 0) FROM crow.blobs")
+        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=int(size)))
+        shared = await sql.fetchval(
+            "SELECT coalesce(sum(b.size), 0) FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
+        )
+        uses.append(DiskUse(what="  not stored again because it is equal", number=None, bytes=int(shared - size)))
+        for table, what in (("texts", "search index"), ("drafts", "drafts"), ("inbox", "inbox")):
+            number, size = await sql.fetchrow(
+                f"SELECT count(*), pg_total_relation_size('crow.{table}') FROM crow.{table}"
+            )
+            uses.append(DiskUse(what=what, number=number, bytes=size))
+        number, size = await sql.fetchrow(
+            "SELECT count(*), coalesce(sum(octet_length(e.body)), 0) FROM crow.entries e JOIN crow.sessions s"
+            " ON s.id = e.session AND s.conversation = e.conversation WHERE s.deleted_ms IS NOT NULL"
+        )
+        uses.append(DiskUse(what="entries of deleted sessions, not removed yet", number=number, bytes=int(size)))
+        size = await sql.fetchval("SELECT pg_database_size(current_database())")
+        uses.append(DiskUse(what="the whole database", number=None, bytes=size))
+        return tuple(uses)
+
+    @snapshot
+    async def count_tags(self, sql: Sql) -> Mapping[str, int]:
+        rows = await sql.fetch("SELECT metadata FROM crow.sessions WHERE deleted_ms IS NULL AND metadata <> '{}'")
+        return dict(sorted(Counter(tag for (metadata,) in rows for tag in tags_of(from_json(metadata, {}))).items()))
+
+    @snapshot
+    async def directories(self, sql: Sql) -> tuple[str, ...]:
+        rows = await sql.fetch("SELECT DISTINCT cwd FROM crow.sessions WHERE deleted_ms IS NULL")
+        return tuple(row[0] for row in rows)
+
+    @snapshot
+    async def unused_since(self, sql: Sql, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
+        return await _unused_since(sql, before_ms, cwd)
+
+    async def prune(self, before_ms: int, cwd: str | None = None) -> tuple[UnusedSession, ...]:
+        old = await self._hide_unused(before_ms, cwd)
+        await self._store.tidy()
+        return old
+
+    @transaction
+    async def _hide_unused(self, sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+        old = await _unused_since(sql, before_ms, cwd)
+        await _hide(sql, [session.id for session in old])
+        return old
+
+    async def remove(self, ids: Sequence[str]) -> None:
+        await self._remove(ids)
+        await self._store.tidy()
+
+    @transaction
+    async def _remove(self, sql: Sql, ids: Sequence[str]) -> None:
+        rows = await sql.fetch(
+            "SELECT id, owner, state FROM crow.sessions WHERE id = ANY ($1::text[]) AND deleted_ms IS NULL"
+            " ORDER BY number FOR UPDATE",
+            [plain(session_id) for session_id in ids],
+        )
+        for session_id, owner, state in rows:
+            if state == "running" and await sql.fetchval("SELECT crow.is_alive($1)", owner):
+                raise SessionBusy(session_id, readable(owner))
+        await _hide(sql, [row[0] for row in rows])
+
+    async def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
+        lines = Lines()
+        chosen = await self._family(ids)
+        ids = [session_id for sessions in chosen.values() for session_id in sessions]
+        for session_id in ids:
+            await self._store.open_session(session_id)  # closes a turn that a dead process left open
+        yield lines.records(Header(format=FORMAT))
+        for conversation, sessions in chosen.items():
+            async for line in self._lines(lines, conversation, sessions, frozenset(ids)):
+                yield line
+        yield lines.end()
+
+    def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
+        return self._lines(Lines(), conversation, ids, known)
+
+    async def _lines(
+        self, lines: Lines, conversation: int, sessions: Sequence[str], known: frozenset[str]
+    ) -> AsyncIterator[bytes]:
+        part = await self._read(partial(choose, conversation=conversation, sessions=sessions, known=known))
+        yield lines.records(*part.head)
+        done = 0
+        while done < len(part.ids):
+            entries, taken = await self._read(partial(next_entries, chosen=part, start=done, most=_EXPORT_BATCH))
+            done += taken
+            for line in lines.entries(part, entries):
+                yield line
+        yield lines.records(*part.moves)
+
+    @snapshot
+    async def conversations(self, sql: Sql) -> Mapping[int, tuple[str, ...]]:
+        return by_conversation(await sql.fetch(_USED))
+
+    @snapshot
+    async def conversation_state(self, sql: Sql, ids: Sequence[str]) -> ConversationState:
+        return await conversation_state(sql, ids)
+
+    async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
+        await self._store.tidy()  # frees the ids of deleted sessions
+        file = await anyio.to_thread.run_sync(lambda: ExportFile(path, relatives=defaults.relatives))
+        try:
+            importers = [Importer(file, block, defaults) for block in await anyio.to_thread.run_sync(file.check)]
+            new: list[Importer] = []
+            for importer in importers:
+                if await self._begin(importer):
+                    new.append(importer)
+                    while (piece := await anyio.to_thread.run_sync(importer.next_piece)) is not None:
+                        await self._write(partial(importer.add, here=self.owner, piece=piece))
+            await self._show(new)
+        except BaseException:
+            # if this fails, the data is removed after this store has ended
+            with anyio.CancelScope(shield=True):
+                await self._abandon()
+            raise
+        finally:
+            await anyio.to_thread.run_sync(file.close)
+        return tuple(
+            Imported(
+                sessions=importer.sessions,
+                entries=importer.entries,
+                is_new=importer in new,
+                cleaned=tuple(importer.cleaned),
+                is_same=importer.is_same,
+            )
+            for importer in importers
+        )
+
+    async def damage(self) -> Damage:
+        return Damage()
+
+    async def size(self) -> int | None:
+        return None
+
+    async def back_up(self, path: Path) -> Backup:
+        raise ArgumentError(
+            f"Only SQLite files can be copied with this command. Use pg_dump: pg_dump --format custom --schema crow"
+            f" --file {path} URL"
+        )
+
+    @snapshot
+    async def _family(self, sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
+        return await family(sql, ids)
+
+    @snapshot
+    async def _read(self, sql: Sql, work: Callable[[Sql], Awaitable[T]]) -> T:
+        return await work(sql)
+
+    @transaction
+    async def _write(self, sql: Sql, work: Callable[[Sql], Awaitable[T]]) -> T:
+        return await work(sql)
+
+    async def _begin(self, importer: Importer) -> bool:
+        for wait_s in _TAKEN_WAITS_S:  # the server needs a moment to notice that a process was killed
+            try:
+                return await self._write(partial(importer.begin, here=self.owner))
+            except SessionTaken:
+                await anyio.sleep(wait_s)
+                await self._store.tidy()
+        return await self._write(partial(importer.begin, here=self.owner))
+
+    @transaction
+    async def _show(self, sql: Sql, imports: Sequence[Importer]) -> None:
+        for one in imports:
+            await one.show(sql)
+
+    async def _abandon(self) -> None:
+        """Give up this store's imports, so that `tidy` removes what they have written."""
+        query = "UPDATE crow.sessions SET state = 'idle', owner = '' WHERE owner = $1 AND deleted_ms IS NOT NULL"
+        with suppress(StoreUnavailable):
+            await self._write(lambda sql: sql.execute(query, self.owner))
+
+
+async def _unused_since(sql: Sql, before_ms: int, cwd: str | None) -> tuple[UnusedSession, ...]:
+    rows = await sql.fetch(_UNUSED, before_ms, None if cwd is None else plain(cwd))
+    return tuple(UnusedSession(**dict(row)) for row in rows)
+
+
+async def _hide(sql: Sql, ids: Sequence[str]) -> None:
+    """Hide sessions and their sub-agents."""
+    await sql.execute(
+        "WITH RECURSIVE family (id) AS ("
+        " SELECT id FROM crow.sessions WHERE id = ANY ($1::text[])"
+        " UNION SELECT s.id FROM crow.sessions s JOIN family ON s.parent_id = family.id)"
+        " UPDATE crow.sessions SET deleted_ms = crow.now_ms(), alias = NULL, state = 'idle', owner = '',"
+        " epoch = epoch + 1 WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL",
+        ids,
+    )

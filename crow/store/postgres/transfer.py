@@ -1,0 +1,464 @@
+"""Copies sessions from the database into an export file, and from such a file into the database."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from crow.domain.entries import Body, Entry, File, NewEntry, Started, ToolResult
+from crow.domain.errors import ArgumentError, NoSuchSession, StoreUnavailable
+from crow.store import portable
+from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
+from crow.store.codec import Encoded, encode, from_json, to_json
+from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
+from crow.store.postgres.append import counts_of, searchable_text, trigrams
+from crow.store.postgres.database import Sql, folded, plain
+from crow.store.postgres.paths import newest_of_kind, select_entries
+from crow.store.sqlite.append import storable, storable_cost, storable_usage
+from crow.store.sqlite.lease import readable
+from crow.store.sqlite.paths import USAGE_COLUMNS
+from crow.store.sqlite.transfer import ExportSelection
+
+# ruff: noqa: S608  # statements are put together from constants; values are parameters
+
+_PIECE_RECORDS = 500
+_PIECE_CHARACTERS = 2 * 1024 * 1024
+_BATCH_BYTES = 4 * 1024 * 1024
+
+_WRITTEN_LATER = ("title", "leaf", "listed")
+"""Fields of a session that are not columns of its row, or that are set later than the others."""
+
+_ENTRY_COLUMNS = (
+    *("id", "conversation", "session", "parent", "turn", "kind", "model", "body", "body_blob", "call_entry"),
+    *("call_index", *USAGE_COLUMNS, "cache_write_tokens", "estimated", "cost", "estimate", "created_ms"),
+)
+
+_NEEDED = """
+    WITH RECURSIVE needed (id) AS (
+        SELECT leaf FROM crow.sessions WHERE id = ANY ($2::text[])
+        UNION SELECT e.id FROM crow.entries e WHERE e.conversation = $1 AND e.session = ANY ($2::text[])
+        UNION SELECT m.from_leaf FROM crow.moves m WHERE m.session = ANY ($2::text[])
+        UNION SELECT m.to_leaf FROM crow.moves m WHERE m.session = ANY ($2::text[])
+        UNION SELECT e.parent FROM needed JOIN crow.entries e ON e.id = needed.id
+    )
+    SELECT id FROM crow.entries WHERE conversation = $1 AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
+    ORDER BY id
+"""
+
+
+async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
+    """Return the chosen sessions and their sub-agents, by conversation. None chooses every listed session."""
+    start = 'SELECT unnest($1::text[]) COLLATE "C"'
+    if ids is None:
+        start = "SELECT id FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND $1::text[] IS NULL"
+    rows = await sql.fetch(
+        f"WITH RECURSIVE family (id) AS ({start}"
+        " UNION SELECT s.id FROM family JOIN crow.sessions s ON s.parent_id = family.id)"
+        " SELECT conversation, id FROM crow.sessions WHERE id IN (SELECT id FROM family) AND deleted_ms IS NULL"
+        " ORDER BY conversation, number",
+        ids,
+    )
+    return by_conversation(rows)
+
+
+def by_conversation(rows: Sequence[tuple[int, str]]) -> dict[int, tuple[str, ...]]:
+    """Group sessions by conversation."""
+    found: dict[int, list[str]] = {}
+    for conversation, session_id in rows:
+        found.setdefault(conversation, []).append(session_id)
+    return {conversation: tuple(ids) for conversation, ids in found.items()}
+
+
+async def choose(sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
+    """Return what is exported for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    ids = array("q", [row[0] for row in await sql.fetch(_NEEDED, conversation, sessions)])
+    created_ms = await sql.fetchval("SELECT created_ms FROM crow.conversations WHERE id = $1", conversation)
+    records, moves = [], []
+    columns = ", ".join("has_prompt AS listed" if field.name == "listed" else field.name for field in _session_fields)
+    query = f"SELECT {columns} FROM crow.sessions WHERE id = ANY ($1::text[]) ORDER BY number"
+    for row in await sql.fetch(query, sessions):
+        values: dict[str, Any] = dict(row)
+        for name in ("parent_id", "forked_from"):
+            values[name] = values[name] if values[name] in known else None
+        records.append(SessionRecord(**values | {"leaf": _maybe_number(ids, values["leaf"])}))
+    query = (
+        "SELECT session, from_leaf, to_leaf, reason, created_ms FROM crow.moves WHERE session = ANY ($1::text[])"
+        " ORDER BY id"
+    )
+    for row in await sql.fetch(query, sessions):
+        leaves = {name: _maybe_number(ids, row[name]) for name in ("from_leaf", "to_leaf")}
+        moves.append(MoveRecord(**dict(row) | leaves))
+    return ExportSelection(
+        conversation=conversation,
+        head=(portable.ConversationRecord(created_ms=created_ms or 0), *records),
+        moves=tuple(moves),
+        ids=ids,
+        missing=frozenset(),
+        sessions=frozenset(sessions),
+    )
+
+
+_session_fields = fields(SessionRecord)
+
+
+async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int) -> tuple[tuple[Entry, ...], int]:
+    """Return the entries for a batch of at most `most` ids, from `chosen.ids[start]` on, and the number of ids in the
+    batch.
+
+    :raises StoreUnavailable: a session was deleted meanwhile.
+    """
+    ids = list(chosen.ids[start : start + most])
+    sizes = await sql.fetch(
+        "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
+        " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
+        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
+        ids,
+    )
+    taken, total = 0, 0
+    for _, size in sizes:
+        taken, total = taken + 1, total + int(size)
+        if total > _BATCH_BYTES:
+            break
+    if len(sizes) < len(ids):
+        raise StoreUnavailable("The session was deleted while it was exported. The file is incomplete.")
+    return await select_entries(sql, ids[:taken]), taken
+
+
+def _maybe_number(ids: array[int], entry: int | None) -> int | None:
+    if entry is None:
+        return None
+    at = bisect_left(ids, entry)
+    return at + 1 if at < len(ids) and ids[at] == entry else None
+
+
+async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
+    """Return what a copy of these sessions needs beside their export."""
+    extras: dict[str, SessionExtras] = {}
+    users: list[str] = []
+    stamps: list[object] = []
+    for session_id in ids:
+        row = await sql.fetchrow(
+            f"SELECT alias, {', '.join(_EXTRA_COLUMNS)}, state, owner, leaf, turn, newest_entry, updated_ms, epoch FROM"
+            " crow.sessions WHERE id = $1 AND deleted_ms IS NULL",
+            session_id,
+        )
+        if row is None:
+            raise NoSuchSession(session_id)
+        inbox = await sql.fetch(
+            "SELECT message_id, parts, created_ms, owner FROM crow.inbox WHERE session = $1 ORDER BY seq", session_id
+        )
+        shares = await sql.fetch(
+            "SELECT principal, access, created_ms FROM crow.shares WHERE session = $1 ORDER BY principal", session_id
+        )
+        draft = await sql.fetch(
+            "SELECT turn, message_id, piece, created_ms FROM crow.drafts WHERE session = $1"
+            " AND after_leaf IS NOT DISTINCT FROM $2 ORDER BY seq",
+            session_id,
+            row["leaf"],
+        )
+        owners = {row["owner"]} if row["state"] == "running" else set()
+        owners |= {one["owner"] for one in inbox}
+        query = "SELECT o FROM unnest($1::text[]) AS o WHERE crow.is_alive(o)"
+        users += [readable(owner) for (owner,) in await sql.fetch(query, sorted(owners))]
+        stamps.append((*row, len(inbox), len(draft), shares))
+        extras[session_id] = SessionExtras(
+            **{name: row[name] for name in _EXTRA_COLUMNS},
+            alias=row["alias"],
+            is_running=row["state"] == "running",
+            shares=tuple(tuple(share) for share in shares),
+            inbox=tuple((one["message_id"], one["parts"], one["created_ms"]) for one in inbox),
+            draft=tuple(
+                (one["turn"], one["message_id"], *from_json(one["piece"], ["", ""]), one["created_ms"]) for one in draft
+            ),
+        )
+    return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))
+
+
+_EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
+
+
+class SessionTaken(ArgumentError):
+    """Another process is importing or removing a session that is to be imported."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f'Session "{session_id}" is being imported or removed by another process now. Import the file again when'
+            " that is done."
+        )
+
+
+Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
+"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+
+
+class Importer:
+    """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
+
+    Each call is a small transaction. Until `show`, the sessions are hidden like deleted ones, and this store owns them
+    as if it were running a turn in each. If the store dies, they are removed like deleted sessions.
+    """
+
+    def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
+        self.cleaned: list[str] = []
+        """The ids of the sessions whose titles were changed by the import."""
+        self.entries = block.entries
+        self.bytes = block.bytes
+        self.is_same = False
+        """Whether the same conversation was imported before, according to its hash."""
+        self.sessions = block.sessions
+        self._file = file
+        self._block = block
+        self._defaults = defaults
+        self._records: Iterator[tuple[Record, Body | None]] = iter(())
+        self._ids = array("q")
+        self._conversation = 0
+        self._rows: list[SessionRecord] = []
+        self._counts: dict[str, dict[str, Any]] = {}
+        self._newest: dict[str, int] = {}
+
+    async def begin(self, sql: Sql, here: str) -> bool:
+        """Insert the conversation and its hidden sessions. If they exist already, return false and write nothing.
+
+        :raises SessionTaken: another process is importing or removing one of them now.
+        """
+        if await self._exists(sql):
+            return False
+        # The transaction may run again after a deadlock.
+        self._records, self._rows, self.cleaned = self._file.records(self._block), [], []
+        query = "SELECT nextval(pg_get_serial_sequence('crow.entries', 'id')) FROM generate_series(1, $1::bigint)"
+        self._ids = array("q", sorted(row[0] for row in await sql.fetch(query, self._block.entries)))
+        for record, body in self._records:
+            match record:
+                case portable.ConversationRecord(created_ms=created_ms):
+                    query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
+                    self._conversation = await sql.fetchval(query, created_ms)
+                    query = "INSERT INTO crow.imports (conversation, hash, created_ms) VALUES ($1, $2, crow.now_ms())"
+                    await sql.execute(query, self._conversation, self._block.hash)
+                case SessionRecord():
+                    await self._add_session(sql, record, here)
+                case EntryRecord() | MoveRecord():
+                    self._records = chain([(record, body)], self._records)
+                    break
+        return True
+
+    async def _exists(self, sql: Sql) -> bool:
+        """Whether the conversation was imported before, or one of its sessions exists. A fork of an imported session
+        does not count if the imported sessions themselves are deleted: it belongs to another conversation."""
+        same = await sql.fetchval(
+            "SELECT EXISTS (SELECT 1 FROM crow.imports i JOIN crow.sessions s ON s.conversation = i.conversation"
+            " AND s.deleted_ms IS NULL WHERE i.hash = $1 AND s.forked_from IS NULL)",
+            self._block.hash,
+        )
+        self.is_same = bool(same)
+        query = "SELECT id, deleted_ms IS NULL FROM crow.sessions WHERE id = ANY ($1::text[])"
+        found, exists = dict(await sql.fetch(query, self._block.sessions)), self.is_same
+        for name in self._block.sessions:
+            if found.get(name) is False and not exists:
+                raise SessionTaken(name)
+            exists = exists or name in found
+        return exists
+
+    async def _add_session(self, sql: Sql, record: SessionRecord, here: str) -> None:
+        title = record.title
+        if title is not None and record.id not in self._defaults.extras:
+            title = portable.clean_title(title)
+            if title != record.title:
+                self.cleaned.append(record.id)
+        values = {
+            **{
+                field.name: getattr(record, field.name) for field in _session_fields if field.name not in _WRITTEN_LATER
+            },
+            "conversation": self._conversation,
+            "model": plain(self._defaults.model),
+            "mode": plain(self._defaults.mode),
+            "title": None if title is None else plain(title),
+            "folded_title": None if title is None else folded(title),
+            "cwd": plain(record.cwd),
+            "state": "running",
+            "owner": here,
+        }
+        marks = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+        try:
+            await sql.execute(
+                f"INSERT INTO crow.sessions ({', '.join(values)}, deleted_ms) VALUES ({marks}, crow.now_ms())",
+                *values.values(),
+            )
+        except asyncpg.UniqueViolationError:
+            raise SessionTaken(record.id) from None
+        self._rows.append(record)
+
+    def next_piece(self) -> Piece | None:
+        """Return the next records of the file, or None at its end. This does not use the database.
+
+        :raises ArgumentError: the file was changed after it was checked.
+        """
+        piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
+        characters = 0
+        for record, body in self._records:
+            if isinstance(record, EntryRecord) and body is not None:
+                stored = encode(portable.renumbered(body, lambda number: self._id(number) or 0, self._bound))
+                characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
+                piece.append((record, stored))
+            elif isinstance(record, MoveRecord):
+                piece.append(record)
+            if len(piece) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
+                break
+        return piece or None
+
+    async def add(self, sql: Sql, here: str, piece: Piece) -> None:
+        """Write a piece.
+
+        :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
+        """
+        owned = await sql.fetch(
+            "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
+            self._conversation,
+            here,
+        )
+        if not owned:
+            raise StoreUnavailable(_REMOVED)
+        entries = [one for one in piece if not isinstance(one, MoveRecord)]
+        await sql.executemany(
+            "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
+            [
+                (one.session, self._id(one.from_leaf), self._id(one.to_leaf), plain(one.reason), one.created_ms)
+                for one in piece
+                if isinstance(one, MoveRecord)
+            ],
+        )
+        await sql.copy_records_to_table(
+            "entries", schema_name="crow", columns=_ENTRY_COLUMNS, records=[self._row(*one) for one in entries]
+        )
+        texts: list[tuple[int, str, list[int]]] = []
+        blobs: dict[str, bytes] = {}
+        refs: set[tuple[str, int]] = set()
+        for record, stored in entries:
+            entry_id = self._ids[record.id - 1]
+            blobs |= stored.blobs
+            refs |= {(name, entry_id) for name in stored.blobs}
+            if text := searchable_text(stored.body):
+                texts.append((entry_id, folded(text), trigrams(folded(text))))
+        await sql.copy_records_to_table(
+            "texts", schema_name="crow", columns=("entry", "folded", "trigrams"), records=texts
+        )
+        await _add_blobs(sql, blobs)
+        await sql.copy_records_to_table("blob_refs", schema_name="crow", columns=("blob", "entry"), records=refs)
+        for record, stored in entries:  # last, because the transaction may run again after a deadlock
+            if record.session is not None:
+                self._count(record.session, stored.body, record)
+
+    def _row(self, record: EntryRecord, stored: Encoded) -> tuple[object, ...]:
+        """Return the values of `_ENTRY_COLUMNS`."""
+        body, usage, cost = stored.body, storable_usage(record.usage), storable_cost(record.cost)
+        call = body.call if isinstance(body, Started | File | ToolResult) else None
+        entry_id = self._ids[record.id - 1]
+        estimated = (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None
+        return (
+            *(entry_id, self._conversation, record.session or "", self._id(record.parent), record.turn, stored.kind),
+            *(plain(record.model), stored.text, stored.spilled),
+            *((call.assistant, call.index) if call else (None, None)),
+            *(getattr(usage, name, None) for name in (*USAGE_COLUMNS, "cache_write_tokens")),
+            *(estimated, cost, record.estimate, record.created_ms),
+        )
+
+    def _count(self, session_id: str, body: Body, record: EntryRecord) -> None:
+        self._newest[session_id] = self._ids[record.id - 1]
+        added: dict[str, Any] = counts_of([(NewEntry(body=body, cost=record.cost), storable_usage(record.usage))])
+        known = self._counts.setdefault(session_id, dict.fromkeys(added, 0))
+        for name, value in added.items():
+            known[name] += value
+
+    async def show(self, sql: Sql) -> None:
+        """Make the sessions visible, after the whole file was imported.
+
+        :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
+        """
+        for record in self._rows:
+            counts = self._counts.get(record.id, {})
+            cost, has_prompt = float(counts.get("cost", 0)), counts.get("has_prompt", 0) > 0
+            numbers = {name: storable(counts.get(name, 0)) for name in _COUNTERS}
+            leaf = self._id(record.leaf)
+            listed = record.listed or has_prompt or await newest_of_kind(sql, leaf, "user") is not None
+            shown = await sql.fetchval(
+                "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
+                " cost = $6,"
+                f" {', '.join(f'{name} = ${number}' for number, name in enumerate(_COUNTERS, start=7))},"
+                " state = 'idle', owner = '', deleted_ms = NULL WHERE id = $1 AND conversation = $14"
+                " RETURNING 1",
+                *(record.id, leaf, max(leaf or 0, self._newest.get(record.id, 0)), listed, record.updated_ms, cost),
+                *(*numbers.values(), self._conversation),
+            )
+            if shown is None:
+                raise StoreUnavailable(_REMOVED)
+            await sql.execute(
+                "UPDATE crow.sessions SET cost = cost + $2, tokens_in = crow.plus(tokens_in, $3),"
+                " tokens_out = crow.plus(tokens_out, $4), tokens_cached = crow.plus(tokens_cached, $5) WHERE id = $1",
+                *(record.parent_id, cost, numbers["tokens_in"], numbers["tokens_out"], numbers["tokens_cached"]),
+            )
+            if record.id in self._defaults.extras:
+                await _set_extras(sql, record.id, leaf, self._defaults.extras[record.id])
+
+    def _id(self, number: int | None) -> int | None:
+        """Return the database id of an entry of the file, or None if the file has no entry with this number."""
+        return self._ids[number - 1] if number is not None and 1 <= number <= len(self._ids) else None
+
+    def _bound(self, number: int) -> int:
+        if number > len(self._ids):
+            return self._ids[-1] + 1 if self._ids else 1
+        return self._ids[max(1, number) - 1]
+
+
+_COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
+_REMOVED = "The import was interrupted for too long and has been removed. Import the file again."
+
+
+async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
+    names = sorted(blobs)
+    await sql.execute(
+        "INSERT INTO crow.blobs (hash, size, data) SELECT hash, length(data), data"
+        " FROM unnest($1::text[], $2::bytea[]) AS b (hash, data) ON CONFLICT DO NOTHING",
+        names,
+        [blobs[name] for name in names],
+    )
+    # A removal may have deleted a blob that was there a moment ago; its row is locked until this transaction ends.
+    await sql.fetch("SELECT 1 FROM crow.blobs WHERE hash = ANY ($1::text[]) ORDER BY hash FOR KEY SHARE", names)
+
+
+async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
+    """Write what an export does not contain. An alias that another session has stays with that session."""
+    columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(_EXTRA_COLUMNS, start=5))
+    await sql.execute(
+        "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"
+        " WHERE alias = $4 AND coalesce(principal, '') = coalesce($11::text, '')) THEN NULL ELSE $4 END,"
+        f" {columns} WHERE id = $1",
+        session_id,
+        *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
+        None if extras.alias is None else plain(extras.alias),
+        *(
+            plain(value) if isinstance(value, str) else value
+            for name in _EXTRA_COLUMNS
+            for value in [getattr(extras, name)]
+        ),
+    )
+    await sql.executemany(
+        "INSERT INTO crow.shares (session, principal, access, created_ms) VALUES ($1, $2, $3, $4)",
+        [(session_id, plain(principal), access, at_ms) for principal, access, at_ms in extras.shares],
+    )
+    await sql.executemany(
+        "INSERT INTO crow.inbox (session, owner, message_id, parts, created_ms) VALUES ($1, $2, $3, $4, $5)",
+        [(session_id, FORMER_OWNER, plain(message), parts, at_ms) for message, parts, at_ms in extras.inbox],
+    )
+    await sql.executemany(
+        "INSERT INTO crow.drafts (session, after_leaf, turn, message_id, piece, created_ms)"
+        " VALUES ($1, $2, $3, $4, $5, $6)",
+        [
+            (session_id, leaf, turn, plain(message), to_json([text, thought]), at_ms)
+            for turn, message, text, thought, at_ms in extras.draft
+        ],
+    )
