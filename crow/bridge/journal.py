@@ -312,10 +312,12 @@ class Journal:
                 pending.is_received = True
         return text
 
-    def _drop_answers(self, session: str, call: object) -> None:
-        """The call runs or has ended, so what was asked about it is settled."""
+    def _drop_answers(self, session: str, call: object = None) -> None:
+        """The call runs or has ended, so what was asked about it is settled. Without a call, the whole turn is."""
         for ask in tuple(self._asks.values()):
-            if ask.answer is not None and ask.key is not None and ask.key[1:] == (session, str(call)):
+            if ask.answer is None or ask.key is None or ask.key[1] != session:
+                continue
+            if call is None or ask.key[2] == str(call):
                 del self._asks[ask.editor_id]
 
     def _note_cursor(self, session: str, holder: Message) -> None:
@@ -335,6 +337,8 @@ class Journal:
             return text
         result = _object(message["result"])
         session = result.get("sessionId", pending.session)
+        if method == "session/prompt" and isinstance(session, str):
+            self._drop_answers(session)
         if method == "initialize":
             if not self.is_live:
                 self._go_live()
