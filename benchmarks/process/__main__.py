@@ -22,6 +22,7 @@ from benchmarks.rows import Row, arguments, report
 SCENES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "start": starts.starts,
     "request": starts.first_requests,
+    "resident": starts.resident,
     "new": starts.sessions,
     "history": turns.history,
     "first": turns.first_chunks,

@@ -6,6 +6,7 @@ Crow and the floors start alike, in an environment that only names the endpoint.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from benchmarks.process.client import Agent
 from benchmarks.process.endpoint import Endpoint
 from benchmarks.rows import ROOT, Row, flush_ms, of_times
+from crow.bridge.resident import socket_path
 
 __all__ = ["FLOORS", "Bench"]
 
@@ -63,6 +65,18 @@ class Bench:
             ["-m", "crow", "acp"] if floor is None else [str(ROOT / "benchmarks" / "floors" / f"{floor}_agent.py")]
         )
         return Agent([sys.executable, *command], self.environment(home or self.home(), sandbox), self.place)
+
+    @contextmanager
+    def server(self) -> Iterator[tuple[Path, str]]:
+        """A running `crow serve --user`: its home, and the path of its socket."""
+        home = self.home()
+        environment = self.environment(home) | {"XDG_RUNTIME_DIR": str(self.directory)}
+        command = [sys.executable, "-m", "crow", "serve", "--user"]
+        subprocess.run([*command, "--start"], env=environment, check=True)
+        try:
+            yield home, socket_path(environment)
+        finally:
+            subprocess.run([*command, "--stop"], env=environment, stdout=subprocess.DEVNULL, check=True)
 
     @contextmanager
     def session(

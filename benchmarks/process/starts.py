@@ -14,9 +14,10 @@ from benchmarks.process.client import Agent, Turn
 from benchmarks.process.endpoint import prompt
 from benchmarks.rows import ROOT, Row, of_times
 
-__all__ = ["exits", "first_requests", "idle", "sessions", "starts"]
+__all__ = ["exits", "first_requests", "idle", "resident", "sessions", "starts"]
 
 ROUNDS = 7
+PAIRS = 30
 IMPORT = "import acp"
 IMPORT_ALL = "import acp, openai, mcp.client, mcp.server.lowlevel"
 IDLE_S = 2.0
@@ -83,6 +84,32 @@ def first_requests(bench: Bench) -> list[Row]:
         ratio("  as multiple of the imports", agents, imports, 0.75),
         of_times("crow --help", helps),
         ratio("  as multiple of a bare Python", helps, bare, 1.5),
+    ]
+
+
+def resident(bench: Bench) -> list[Row]:
+    """Through `crow acp --connect` to a running server: spawn to answered `initialize`, and to the first request at the
+    endpoint. Each alternates with a Python that starts and exits."""
+    bare, started, asked = (list[float]() for _ in range(3))
+    with bench.server() as (home, address):
+        for number in range(PAIRS + 1):
+            environment = bench.environment(home)
+            times = [process_s(bench, "-c", "pass")]
+            with Agent([sys.executable, "-m", "crow", "acp", "--connect", address], environment, bench.place) as agent:
+                times.append(agent.initialize())
+            with Agent([sys.executable, "-m", "crow", "acp", "--connect", address], environment, bench.place) as agent:
+                agent.initialize()
+                agent.begin(agent.new_session()[1], "bench {}")
+                times.append(bench.endpoint.wait("asked").asked - agent.spawned)
+                bench.endpoint.wait()
+            if number:
+                for kept, took in zip((bare, started, asked), times, strict=True):
+                    kept.append(took)
+    return [
+        of_times("resident: spawn of crow acp --connect → initialize answered", started),
+        ratio("  as multiple of a bare Python", started, bare, 2.0),
+        of_times("resident: the same → the endpoint is asked", asked),
+        ratio("  as multiple of a bare Python", asked, bare, 2.0),
     ]
 
 

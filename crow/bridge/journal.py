@@ -31,6 +31,8 @@ shows."""
 SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
 """Updates that an editor would show twice if they came twice."""
 
+MAX_KEPT_ANSWERS = 32
+
 KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
 """The parameters with which a session is resumed: those with which the editor opened it."""
 
@@ -66,10 +68,13 @@ class Ask:
     The editor knows it by `editor_id`, the connection number `generation` by `server_id`.
     """
 
-    __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "server_id")
+    __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
 
-    def __init__(self, key: object, editor_id: Any, server_id: Any, generation: int) -> None:
-        self.key, self.editor_id, self.server_id, self.generation = key, editor_id, server_id, generation
+    def __init__(
+        self, key: tuple[str, str, str] | None, params: Message, editor_id: Any, server_id: Any, generation: int
+    ) -> None:
+        self.key, self.params = key, params
+        self.editor_id, self.server_id, self.generation = editor_id, server_id, generation
         self.answer: Message | None = None
         self.number = 0
         self.is_withdrawn = False
@@ -184,8 +189,11 @@ class Journal:
         self._notices = [notice for notice in self._notices if notice[0] > number]
         for pending in self._pending.values():
             pending.is_received = pending.is_received or pending.number <= number
-        for ask in tuple(self._asks.values()):
-            if ask.answer is not None and ask.number and ask.number <= number:
+        answered = [ask for ask in self._asks.values() if ask.answer is not None and 0 < ask.number <= number]
+        # The server may lose an answer that it has read, if the connection breaks before the answer counts.
+        kept = [ask for ask in answered if _is_asked_again(ask)][-MAX_KEPT_ANSWERS:]
+        for ask in answered:
+            if ask not in kept:
                 del self._asks[ask.editor_id]
 
     def withdraw_old(self) -> None:
@@ -262,6 +270,8 @@ class Journal:
         key = (method, str(params.get("sessionId")), str(call)) if call is not None else None
         for ask in self._asks.values():
             if key is not None and ask.key == key and ask.generation < self._generation:
+                if ask.answer is not None and ask.params != params:
+                    break  # another question about the same call
                 ask.server_id, ask.generation = server_id, self._generation
                 if ask.answer is not None:
                     self._number += 1
@@ -271,7 +281,7 @@ class Journal:
         editor_id = server_id
         while editor_id in self._asks:  # a request of an earlier connection, which the editor has not answered yet
             editor_id = f"{server_id}~{self._generation}" if editor_id == server_id else f"{editor_id}~"
-        self._asks[editor_id] = Ask(key, editor_id, server_id, self._generation)
+        self._asks[editor_id] = Ask(key, params, editor_id, server_id, self._generation)
         return text if editor_id == server_id else _encode(message | {"id": editor_id})
 
     def _withdrawn(self, text: bytes, message: Message, params: Message) -> bytes:
@@ -289,6 +299,8 @@ class Journal:
         self._note_cursor(session, params)
         if update.get("sessionUpdate") in SHOWN:
             self._unseen.discard(session)
+        elif update.get("sessionUpdate") == "tool_call_update" and update.get("status") not in (None, "pending"):
+            self._drop_answers(session, update.get("toolCallId"))
         prompts = [each for each in self._pending.values() if each.session == session and _is_prompt(each)]
         if not self.is_live and update.get("sessionUpdate") in ("user_message_chunk", "user_message"):
             for pending in prompts:
@@ -299,6 +311,14 @@ class Journal:
             for pending in prompts:
                 pending.is_received = True
         return text
+
+    def _drop_answers(self, session: str, call: object = None) -> None:
+        """The call runs or has ended, so what was asked about it is settled. Without a call, the whole turn is."""
+        for ask in tuple(self._asks.values()):
+            if ask.answer is None or ask.key is None or ask.key[1] != session:
+                continue
+            if call is None or ask.key[2] == str(call):
+                del self._asks[ask.editor_id]
 
     def _note_cursor(self, session: str, holder: Message) -> None:
         cursor = _object(holder.get("_meta")).get("acp/cursor")
@@ -317,6 +337,8 @@ class Journal:
             return text
         result = _object(message["result"])
         session = result.get("sessionId", pending.session)
+        if method == "session/prompt" and isinstance(session, str):
+            self._drop_answers(session)
         if method == "initialize":
             if not self.is_live:
                 self._go_live()

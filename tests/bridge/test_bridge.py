@@ -140,6 +140,21 @@ async def test_a_permission_is_shown_once_and_its_answer_is_not_lost(server: Fak
         assert len(editor.asks()) == 1
 
 
+async def test_another_question_about_the_same_call_is_not_answered_with_an_old_answer(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        session = await editor.new_session()
+        params = {"sessionId": session, "toolCall": {"toolCallId": "t"}, "options": []}
+        server.last.send({"id": 0, "method": "session/request_permission", "params": params})
+        await editor.until(editor.asks)
+        assert "result" in await editor.request("session/list")
+        server.drop()
+        assert "result" in await editor.request("session/list")
+        server.last.send({"id": 0, "method": "session/request_permission", "params": params | {"options": [1]}})
+        await editor.until(lambda: len(editor.asks()) == 2)
+        server.last.send({"id": 1, "method": "session/request_permission", "params": params | {"options": [1]}})
+        await editor.until(lambda: len(editor.asks()) == 3)
+
+
 async def test_a_permission_that_is_not_asked_again_is_withdrawn(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         editor.answers_asks = False

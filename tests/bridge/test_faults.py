@@ -30,7 +30,6 @@ class PatientTimes(QuickTimes):
 
     ping, pong, connect = 0.2, 0.5, 2.0
     ask_again = 5.0
-    give_up = 20.0
 
 
 @pytest.fixture
@@ -86,18 +85,14 @@ async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, i
                 proxy.is_hostile = True
                 commands: list[str] = []
                 while proxy.faults.total() < faults:
-                    running = []
+                    running: list[Any] = []
                     for session in sessions:
                         number = len(commands) + len(running)
                         words = f"{choice.randrange(1, 40)} w{number}-" if choice.random() < 0.6 else f"run r{number}"
                         commands += [words] if words.startswith("run") else [""]
                         running.append(await editor.start_prompt(session, words))
                     for answer in running:
-                        assert (await answer).get("result", {}).get("stopReason") == "end_turn", (
-                            answer.result(),
-                            server.process.returncode,
-                            [x["message"].rstrip() for x in server.logged if x["level"] == "error"][-60:],
-                        )
+                        assert (await answer).get("result", {}).get("stopReason") == "end_turn"
                 shown = {session: transcript(editor, session) for session in sessions}
                 asked = len(editor.asks())
                 assert not [each for each in editor.log if kind_of(each) == "user_message_chunk"]
@@ -105,22 +100,10 @@ async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, i
                 await reader.request("initialize", protocolVersion=1)
                 for session in sessions:
                     await reader.request("session/load", sessionId=session, cwd=str(folder), mcpServers=[])
-                    if shown[session] != transcript(reader, session):
-                        (a, c), (b, d) = shown[session], transcript(reader, session)
-                        import os
-
-                        i = len(os.path.commonprefix([a, b]))
-                        print(
-                            "DIFF",
-                            repr(a[max(0, i - 50) : i + 80]),
-                            repr(b[max(0, i - 50) : i + 80]),
-                            [x for x in c if x not in d],
-                            [x for x in d if x not in c],
-                        )
                     assert shown[session] == transcript(reader, session)
             server.is_checked = False
     expected = [command.removeprefix("run ") for command in commands if command]
-    assert sorted(ran.read_text().split()) == sorted(expected)
+    assert sorted(ran.read_text().split() if expected else ()) == sorted(expected)
     assert asked == len(expected)
     return dict(proxy.faults)
 

@@ -29,6 +29,7 @@ from crow.serve.tokens import new_token
 from crow.settings import load_settings
 from crow.store.sqlite.store import SqliteStore
 from tests.support.acp_client import RpcError, allow_once, reject_once
+from tests.support.bridged import BridgedEditor
 from tests.support.server import ServerProcess, WebSocketClient, server_environment
 
 
@@ -397,7 +398,9 @@ async def test_a_turn_goes_on_without_the_client_that_has_sent_it(server: Server
         assert (place / "notes.txt").read_text().strip() == "twigs"
 
 
-async def test_tls_needs_only_a_certificate_and_its_key(tmp_path: Path, place: Path) -> None:
+async def test_tls_needs_only_a_certificate_and_its_key(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_certificate(tmp_path / "cert.pem", tmp_path / "key.pem")
     options = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
     context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
@@ -410,6 +413,14 @@ async def test_tls_needs_only_a_certificate_and_its_key(tmp_path: Path, place: P
             assert client.socket.transport.get_extra_info("ssl_object").version() in {"TLSv1.2", "TLSv1.3"}
         with pytest.raises((InvalidMessage, ConnectionError, EOFError)):
             await WebSocketClient(server.address.replace("wss", "ws")).__aenter__()
+        async with BridgedEditor(server.address) as editor:
+            error = (await editor.request("initialize", protocolVersion=1))["error"]
+            assert "the server's certificate cannot be trusted" in error["message"]
+            assert await editor.ended() == 2
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        async with BridgedEditor(server.address) as editor:
+            session = await editor.new_session(place)
+            assert "result" in await editor.prompt(session, "x" * 3_000_000)
 
 
 def make_certificate(cert: Path, key: Path) -> None:

@@ -270,7 +270,7 @@ class FakeServer:
         self.prompts[text] += 1
         self._store(session, sender, {"sessionUpdate": "user_message_chunk", "content": {"type": "text", "text": text}})
         if text == "ask":
-            call = {"toolCallId": "t1", "title": "rm"}
+            call = {"toolCallId": f"t{next(self._ids)}", "title": "rm"}
             asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
             self._asked[session] = ({"sessionId": session, "toolCall": call, "options": []}, asked)
             for connection in tuple(self._attached[session]):
