@@ -349,4 +349,5 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
 
 async def open_store(loaded: Loaded) -> SqliteStore:
     """Open the user's database. The caller closes it. :raises StoreError: it cannot be used."""
-    return await SqliteStore.open(loaded.paths.database)
+    days = loaded.settings.store.compress_after_days
+    return await SqliteStore.open(loaded.paths.database, compress_after_days=days)

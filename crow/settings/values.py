@@ -421,6 +421,14 @@ class EditorSettings(Section):
     """Seconds that a question to the user (a permission, a form or a link) stays open."""
 
 
+class StoreSettings(Section):
+    """The database."""
+
+    compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
+    """Compress tool outputs, images and file contents that are older than this many days; by default nothing is
+    compressed."""
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -449,6 +457,7 @@ class Settings(Section):
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     mcp_servers: Annotated[
         Mapping[Annotated[str, Field(min_length=1, max_length=64)], McpServerSettings],

@@ -20,7 +20,7 @@ SOAK_S = float(os.environ.get("SOAK_S", "120"))
 def test_kills_at_every_statement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     since, kills = time.monotonic(), Counter[str]()
     for number in range(1_000_000):
-        report = killed(tmp_path / str(number), create=1, log=1, turn=1, intake=1, compaction=1)
+        report = killed(tmp_path / str(number), create=1, log=1, turn=1, intake=1, compaction=1, compression=1)
         assert report.failures == []
         kills.update(report.kills)
         if time.monotonic() - since > SOAK_S:

@@ -20,12 +20,13 @@ import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import crow.store.sqlite.compression
 import crow.store.sqlite.transfer
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
@@ -35,10 +36,11 @@ from crow.domain.rendering import parts_text
 from crow.llm import ModelInfo, Request
 from crow.store import SessionChanges
 from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.repair import damaged_entries
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import ImportDefaults
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.store.scenes import add, begin, converse, new_session, result, said
+from tests.store.scenes import add, begin, compress_all, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel
 from tests.support.paths import problems
 from tests.support.scripted_model import Say, ScriptedModel, call
@@ -51,6 +53,11 @@ Scene = Callable[[Path, Tell], Coroutine[None, None, None]]
 HALVES = (
     "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
     "SELECT hash FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)",
+    "SELECT blob FROM compressed_bodies WHERE blob NOT IN (SELECT hash FROM blobs)",
+    (
+        "SELECT id FROM entries JOIN blobs ON hash = body_blob"
+        " WHERE length(data) < size AND hash NOT IN (SELECT blob FROM compressed_bodies)"
+    ),
     "SELECT id FROM entries WHERE body_blob IS NOT NULL AND body_blob NOT IN (SELECT hash FROM blobs)",
     "SELECT id FROM entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM entries)",
     (
@@ -83,10 +90,13 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
 
-def killed(directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int) -> Report:
+def killed(
+    directory: Path, *, create: int, log: int, turn: int, intake: int, compaction: int, compression: int
+) -> Report:
     """Run all scenes on databases below `directory`. Each number is a step: 1 kills the scene at every statement, 2 at
     every second one."""
-    command = [sys.executable, "-m", __name__, str(directory), *map(str, (create, log, turn, intake, compaction))]
+    steps = (create, log, turn, intake, compaction, compression)
+    command = [sys.executable, "-m", __name__, str(directory), *map(str, steps)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[2])
     assert (done.returncode, done.stderr) == (0, "")
     return Report(**json.loads(done.stdout))
@@ -210,6 +220,7 @@ async def look(path: Path, told: list[int]) -> None:
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
         for query in HALVES:
             assert connection.execute(query).fetchall() == [], query
+        assert damaged_entries(connection) == ()
 
 
 async def intake(path: Path, _: Tell) -> None:
@@ -246,6 +257,27 @@ async def prepare(path: Path, _: Tell) -> None:
     store = await SqliteStore.open(path)
     await store.create_session(new_session(cwd=str(path.parent)))
     await converse(store, "s1", "hello")
+    await store.close()
+
+
+async def compression(path: Path, _: Tell) -> None:
+    """Compress outputs, a batch at a time, after another one was stored."""
+    store = await SqliteStore.open(path)
+    (answer,) = await add(store, "s1", said("look", calls=1))
+    await add(store, "s1", result(answer.id, os.urandom(8).hex() * 3_000), release=True)
+    await compress_all(store)
+    await store.close()
+
+
+async def prepare_compression(path: Path, tell: Tell) -> None:
+    """Like `prepare`, with outputs of which one is the whole body of its entry."""
+    await prepare(path, tell)
+    store = await SqliteStore.open(path)
+    (answer,) = await add(store, "s1", said("look", calls=3))
+    for index in range(2):
+        await add(store, "s1", result(answer.id, f"{index} of many " * 2_000, index=index))
+    spilled = replace(result(answer.id, "short", index=2), raw_output={"all": "long " * 9_000})
+    await add(store, "s1", spilled, TurnEnd(stop="end_turn"), release=True)
     await store.close()
 
 
@@ -339,6 +371,7 @@ def main(directory: str, *steps: str) -> None:
     """Entry point of the process that `killed` starts."""
     report = Report()
     crow.store.sqlite.transfer._PIECE_RECORDS = 2
+    crow.store.sqlite.compression._BATCH_BYTES = 10_000
     gc.freeze()  # keeps the children from copying the pages of all imported modules
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
         ("create", _create, None),
@@ -346,6 +379,7 @@ def main(directory: str, *steps: str) -> None:
         ("turn", turn, prepare),
         ("intake", intake, prepare_intake),
         ("compaction", compaction, prepare),
+        ("compression", compression, prepare_compression),
     )
     for (name, scene, start), step in zip(scenes, steps, strict=True):
         kill_in(name, scene, start, Path(directory), report, step=int(step))

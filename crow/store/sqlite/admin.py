@@ -234,8 +234,12 @@ class SessionAdmin(UsageMethods):
             "SELECT kind, count(*), sum(length(CAST(body AS BLOB))) FROM entries GROUP BY kind ORDER BY 3 DESC"
         )
         uses = [DiskUse(what=f"entries: {kind}", number=number, bytes=size or 0) for kind, number, size in bodies]
-        number, size = sql.execute("SELECT count(*), coalesce(sum(size), 0) FROM blobs").fetchone()
-        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=size))
+        number, size, stored, compressed = sql.execute(
+            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(length(data)), 0), total(length(data) < size)"
+            " FROM blobs"
+        ).fetchone()
+        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=stored))
+        uses.append(DiskUse(what="  saved because they are compressed", number=int(compressed), bytes=size - stored))
         (shared,) = sql.execute(
             "SELECT coalesce(sum(b.size), 0) FROM blob_refs r JOIN blobs b ON b.hash = r.blob"
         ).fetchone()

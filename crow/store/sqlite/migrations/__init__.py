@@ -22,6 +22,7 @@ FILES = (
     "0007_openings.sql",
     "0008_usage.sql",
     "0009_shared_texts.sql",
+    "0011_compression.sql",
 )
 VERSION = len(FILES)
 
