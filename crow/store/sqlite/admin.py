@@ -24,7 +24,7 @@ import anyio
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
 from crow.store import SessionRow
 from crow.store.codec import from_json, tags_of
-from crow.store.portable import FORMAT, ExportFile, Header
+from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
 from crow.store.sqlite.connection import REPAIR, pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
@@ -334,10 +334,10 @@ class SessionAdmin(UsageMethods):
         yield lines.end()
 
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
-        """Check the whole file, then import the conversations that are not in the database yet.
+        """Import the conversations that are not in the database yet.
 
-        They are written in small transactions, since other processes write too. They stay hidden until all of them are
-        complete.
+        They are checked and written in small transactions, since other processes write too. They stay hidden until all
+        of them are complete, and are removed again if a record is not valid.
 
         :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
             importing or removing one of its sessions; nothing was imported.
@@ -346,16 +346,23 @@ class SessionAdmin(UsageMethods):
         database, owner = self.database, self._store.owner
         file = await database.call(lambda: ExportFile(path))
         try:
-            blocks = await database.call(file.check)
+            blocks = await database.call(file.scan)
             importers = [Importer(file, block, defaults) for block in blocks]
             new: list[Importer] = []
             for group in groups_of(importers):
                 new += await self._write_hidden(group)
+            for block, importer in zip(blocks, importers, strict=True):
+                if importer not in new:
+                    await database.call(partial(file.check_block, block))
             await database.write(lambda sql: show(sql, new))
-        except BaseException:
+        except BaseException as error:
             # if this fails, the data is removed after this process has ended
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
+            if isinstance(error, InvalidExport):
+                await self._store.remove_deleted()
+                await database.call(file.check)
+                raise ArgumentError(f"{path} was changed while it was being imported; import it again.") from error
             raise
         finally:
             await database.call(file.close)
