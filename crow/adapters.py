@@ -24,21 +24,20 @@ from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import McpServerSettings, expand_variables
 from crow.store.sqlite.store import SqliteStore as SqliteStore  # re-exported for maintenance commands
-from crow.tools import (
+from crow.tools import Ports, Workspace
+from crow.tools.process import HiddenKeys
+from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
+from crow.tools.sandbox import Confiner
+from crow.tools.servers import (
     THE_WORKSPACE,
     HttpServer,
     LoginAsker,
     McpServer,
     OAuthOptions,
-    Ports,
     ServerOptions,
     ServerReport,
     StdioServer,
-    Workspace,
 )
-from crow.tools.process import HiddenKeys
-from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
-from crow.tools.sandbox import Confiner
 from crow.tools.workspace import DiskWorkspace
 
 if TYPE_CHECKING:

@@ -37,7 +37,8 @@ from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.foreign import session_ids
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.repair import repair as repair_file
-from crow.tools import CommandAccess, McpServer, Ports, RecallQuery, SandboxStatus, Workspace
+from crow.tools import CommandAccess, Ports, RecallQuery, SandboxStatus, Workspace
+from crow.tools.servers import McpServer
 
 _REPORT = 'Please report this as SECURITY.md says. Until it is fixed, set sandbox.enabled = "off".'
 _ATTEMPT_S = 20.0

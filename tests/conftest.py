@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,11 @@ from anyio import pytest_plugin
 from hypothesis import HealthCheck, settings
 
 # On a busy machine, anything may take long.
-settings.register_profile("crow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("crow", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("crow")
+
+# Processes that tests start may keep what they compile. Otherwise, each of them would compile all of crow again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # In the process only tasks may use anyio, not the callbacks of timers. The plugin would let them pass for tasks.
 setattr(pytest_plugin, "set_current_async_library", lambda _: None)  # noqa: B010  not a public name

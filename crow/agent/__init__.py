@@ -20,21 +20,22 @@ from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, 
 from crow.domain.messages import JsonObject
 from crow.llm import Model, ModelInfo
 from crow.store import Store
-from crow.tools import McpServer, PlannedCall, Ports, ServerPrompts, Toolbox, Workspace
+from crow.tools import PlannedCall, Ports, Toolbox, Workspace
+from crow.tools.servers import McpServer, ServerPrompts
 
-if TYPE_CHECKING:  # importing these at run time would be circular: both use `Client`
+if TYPE_CHECKING:  # circular at run time: the two modules import `Client` from here
     from crow.agent.compaction.budget import CompactionPolicy
     from crow.agent.hooks import Hooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PermissionQuestion:
-    """The question whether an announced call may run.
+    """A question to the user: may an announced call run?
 
-    `always` and `never` say what the answers "always allow" and "always reject" would cover. If they are empty, these
-    answers are not offered. `offers_writes` means that the user may also allow all commands that are confined to
-    `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule
-    that would allow the call if the user added it to the settings, or empty if there is none.
+    `always` and `never` say what the answers "always allow" and "always reject" would cover. An answer is not offered
+    if its text is empty. `offers_writes` means that the user may also allow all commands that are confined to `write`
+    access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule that
+    would allow the call if the user added it to the settings, or empty if there is none.
     """
 
     call: CallRef
@@ -61,7 +62,7 @@ PermissionAnswer: TypeAlias = Literal[
 
 
 class Client(Protocol):
-    """The editor, as one session sees it."""
+    """The connection of one session to the editor."""
 
     async def publish(self, event: Event) -> None:
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
@@ -72,7 +73,7 @@ class Client(Protocol):
 
     @property
     def takes_notices(self) -> bool:
-        """Whether the editor shows a `NoticeShown`. If it does not, such messages are stored in the history."""
+        """Whether the editor shows notices (`NoticeShown`). If it does not, crow stores notices in the history."""
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
@@ -89,7 +90,8 @@ class Client(Protocol):
         """Whether the editor shows each sub-agent as a session of its own."""
 
     def open_subagent(self, session_id: str) -> Client:
-        """The editor, as a sub-agent of this session sees it. Call this only if `shows_subagents` is true."""
+        """Return the client that the sub-agent `session_id` uses to reach the editor. Call this only if
+        `shows_subagents` is true."""
 
     def close_subagent(self, session_id: str) -> None:
         """Forget a sub-agent whose work has ended."""
@@ -134,14 +136,14 @@ class SessionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapters:
-    """Everything a session needs from outside.
+    """Everything that a session needs from outside.
 
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `fallback` returns the name of the
-    model that answers while this one's endpoint is down, or an empty string. `models` holds the names to choose from.
-    `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and `models` are
-    read again for each turn because the user may change them. `user_instructions` is the path of the user's own
-    AGENTS.md, which need not exist.
+    model that answers while the given model's endpoint is down, or an empty string. `models` holds the names to choose
+    from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
+    `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
+    user's own AGENTS.md, which need not exist.
     """
 
     store: Store
@@ -171,7 +173,7 @@ def config_of_own(config: JsonObject) -> JsonObject:
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
         return config
-    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # after it are the instructions of the sub-agent's kind
+    rest = f"{before.rstrip()}\n\n{after.lstrip()}".strip()  # `after` has the instructions of the sub-agent's kind
     return {name: value for name, value in config.items() if name != "system_prompt_append"} | (
         {"system_prompt_append": rest} if rest else {}
     )

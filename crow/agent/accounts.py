@@ -53,8 +53,8 @@ def request_entry(
 
 @asynccontextmanager
 async def summary_stream(branch: Branch, model: Model, request: Request, *, sent: int) -> AsyncIterator[Stream]:
-    """Like `model.stream(request)`, but also count what the request uses, even if it fails or is cancelled. The count
-    is stored together with the branch's next entries. `sent` is the estimated size of the request in tokens."""
+    """Like `model.stream(request)`, but also record the request's usage, even if the request fails or is cancelled. The
+    usage is stored together with the branch's next entries. `sent` is the estimated size of the request in tokens."""
     async with model.stream(request) as stream:
         try:
             yield stream
@@ -67,8 +67,8 @@ async def summary_stream(branch: Branch, model: Model, request: Request, *, sent
 class Budget:
     """Compares what a session and its turns cost with the user's limits. Sub-agents share the budget of their session.
 
-    After the session has reached its limit, the next turn may spend the same amount again. So may a session that was
-    above its limit when it was opened.
+    After the session has reached its limit, the next turn may spend the same amount again. The same holds for a session
+    that was above its limit when it was opened.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Budget:
         self._has_told_unknown_prices = False
 
     def begin_turn(self) -> None:
-        """Note what the session has cost before this turn."""
+        """Remember what the session cost before this turn."""
         self._turn_start = self._branch.row.cost
         if self._has_reached_session_limit:
             self._session_start, self._has_reached_session_limit = self._branch.row.cost, False
@@ -120,7 +120,7 @@ class Budget:
         return self._has_reached_session_limit or self._is_session_spent()
 
     async def end_turn(self) -> None:
-        """Tell the user if the session has reached its limit with the last request of a turn."""
+        """Tell the user if the last request of the turn brought the session to its limit."""
         if not self._has_reached_session_limit and (words := self._session_words()):
             await self._report("Cost limit reached", words[0].upper() + words[1:])
 
@@ -143,10 +143,10 @@ class Budget:
         )
 
     async def _tell_unknown_prices(self, branch: Branch, info: ModelInfo) -> None:
-        """Tell the user once per session that the limits do not count a model without prices."""
+        """Tell the user once per session that requests to a model without prices do not count towards the limits."""
         if self._has_told_unknown_prices or (info.input_price is not None and info.output_price is not None):
             return
-        # The prices may arrive with the first answer: crow then reads the endpoint's list of models.
+        # The prices may become known with the first answer, because crow then reads the endpoint's list of models.
         if any(isinstance(entry.body, Assistant) and entry.body.endpoint == info.endpoint for entry in branch.entries):
             self._has_told_unknown_prices = True
             await self._report(

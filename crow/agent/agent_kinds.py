@@ -16,7 +16,7 @@ from crow.domain.rendering import code
 from crow.tools import AGENT_MODES, AgentKind, Task
 
 CONFIG_KEY = "agent"
-"""The member of a sub-agent's configuration that holds its kind."""
+"""The key under which the configuration of a sub-agent stores the sub-agent's kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class OfferedAgents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speciality:
-    """What a sub-agent's kind sets for it. Without a kind, everything is as in the session."""
+    """The settings that a sub-agent gets from its kind. A sub-agent without a kind works like its session."""
 
     name: str = ""
     instructions: str = ""
@@ -47,7 +47,7 @@ class Speciality:
 
     @classmethod
     def of(cls, task: Task, models: Iterable[str]) -> Speciality:
-        """The speciality of a new task. A model that is not among `models` is ignored."""
+        """Return the speciality of a new task. A model that is not among `models` is ignored."""
         kind = task.kind
         if kind is None:
             return cls()
@@ -56,8 +56,8 @@ class Speciality:
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
-        """The speciality in the configuration of a sub-agent. A damaged value counts as absent, except that a damaged
-        list of tools allows no tool."""
+        """Read the speciality from a sub-agent's configuration. A damaged value is ignored, except that a damaged list
+        of tools allows no tool."""
         match config.get(CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
@@ -72,8 +72,7 @@ class Speciality:
                 return cls()
 
     def config(self, config: JsonObject) -> JsonObject:
-        """The configuration of the sub-agent: `config`, the kind, and its instructions at the end of the system
-        message."""
+        """Return `config` with the kind added to it. The kind's instructions come at the end of the system message."""
         if not self.name:
             return config
         stored = {"name": self.name, "instructions": self.instructions, "model": self.model, "mode": self.mode}
@@ -82,21 +81,24 @@ class Speciality:
         return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
-        """The mode of the sub-agent in a session with this mode."""
+        """Return the sub-agent's mode if the session has the mode `mode`."""
         return narrower_mode(mode, self.mode) if self.mode else mode
 
     def permissions(self, permissions: Permissions) -> Permissions:
-        """The permissions of the sub-agent in a session with these permissions."""
+        """Return the sub-agent's permissions if the session has `permissions`."""
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """The tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: it allows none of `specs`."""
+        """Return the tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind allows none of
+        `specs`."""
         if self.tools is None:
             return tuple(specs)
         allowed = tuple(spec for spec in specs if any(fnmatchcase(spec.name, name) for name in self.tools))
         if not allowed:
             wanted = ", ".join(self.tools) or "none"
-            raise ArgumentError(f"task: the agent {self.name} may only use {wanted}, and there is no such tool now")
+            raise ArgumentError(
+                f"task: the agent {self.name} may only use {wanted}, but none of these tools is available now"
+            )
         return allowed
 
 

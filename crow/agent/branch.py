@@ -26,14 +26,15 @@ END_S = 5.0
 TITLE_CHARS = 80
 
 Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
-"""Values of the options that are restored when the user goes back. Each change is stored as an entry."""
+"""Values of the options that are restored when the user goes back. Each change of an option is stored as an entry."""
 
 
 class Branch:
     """A session's path, from the newest valid checkpoint to the leaf.
 
-    An entry is stored first, then added to the projection, then published, so the client and the model never see what
-    is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store it.
+    An entry is stored first, then added to the projection, then published, so the client and the model never see an
+    entry that is not on disk. If the store refuses the end of a turn, that end stays in memory until `settle` can store
+    it.
     """
 
     def __init__(self, store: Store, client: Client, tail: Tail) -> None:
@@ -84,16 +85,18 @@ class Branch:
 
     @property
     def thought_level(self) -> ThoughtLevel | None:
-        """The thought level that the user chose for the session. None leaves it to the endpoint's configuration."""
+        """The thought level that the user chose for the session. None means that the endpoint's configuration
+        decides."""
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def watch_parts(self, info: ModelInfo) -> None:
-        """Remember which parts of messages are left out for this endpoint, unless that is already known."""
+        """Remember which parts of messages are left out for this endpoint, for `changed_parts` to compare with. Nothing
+        changes if that is already remembered."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))
 
     def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
-        """Return the parts of messages that are left out for this endpoint now but were not at the previous call, and
-        the reverse. `watch_parts` counts as the first call."""
+        """Return the parts of messages that are newly left out for this endpoint, or no longer left out, since the
+        previous call (or since `watch_parts`)."""
         known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
         self._left_out[info.endpoint] = now
         return tuple(sorted(known ^ now))
@@ -173,11 +176,11 @@ class Branch:
             self.row = replace(self.row, cost=(await self._store.session(self.row.id)).cost)
 
     def store_with_next(self, requests: Sequence[NewEntry]) -> None:
-        """Store these requests together with the next entries of the branch, or with the end of the turn."""
+        """Store these request entries together with the next entries of the branch, or with the end of the turn."""
         self._pending_requests += tuple(requests)
 
     async def store_requests(self) -> None:
-        """Store the pending requests now, between two turns. The next turn counts them too.
+        """Store the pending request entries now, between two turns. The next turn also counts their usage.
 
         :raises ~crow.domain.errors.StoreError: they could not be stored. They stay pending.
         """
@@ -209,7 +212,7 @@ class Branch:
                 self._extend(start.entries)
                 return False
             self._stand_on(await self._store.tail(self.row.id))
-            # Do not tell the user about notes and counts of another process, such as a new thought level.
+            # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
             is_behind = any(entry.id == known for entry in self.entries)
@@ -280,11 +283,12 @@ class Branch:
             self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=end)
 
     async def _store_last_requests(self) -> None:
-        """Store the pending requests, wherever the session stands now."""
+        """Store the pending request entries under the session's current leaf, even if another process has moved that
+        leaf."""
         try:
             try:
                 await self.store_requests()
-            except LeafMoved:  # another process went on with the session
+            except LeafMoved:  # another process continued the session
                 self._stand_on(await self._store.tail(self.row.id))
                 await self.store_requests()
         except StoreError as error:
@@ -295,8 +299,8 @@ class Branch:
         self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
-        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: it is too large or
-        too deep."""
+        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: the result is too
+        large or too deep."""
         row = await self._store.merge_metadata(self.row.id, patch)
         self.row = replace(self.row, metadata=row.metadata)
 
@@ -340,8 +344,9 @@ class Branch:
         await self.change(changes)
 
     async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such
-        as a model that is not among the `offered` ones; with `keep`, skip all. Store a note for each skipped option."""
+        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such as
+        a model that is not among the `offered` ones. With `keep`, skip every option. Store a note for each skipped
+        option."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
             await self.change(option_changes(self.row, adopted))

@@ -21,7 +21,7 @@ ONE, MANY = "\0", "\1"
 MAX_DEPTH = 12
 MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
-"""A longer line is not read, so what it runs is unknown."""
+"""Crow does not read a longer line, so the commands in that line are unknown."""
 MAX_WORDS = 256
 """If a wrapper such as `env` runs a command, at most this many words of that command are examined."""
 
@@ -245,7 +245,7 @@ class LineReader:
     def _read_redirection(self) -> None:
         text = self._text
         if self._pieces is not None and "".join(self._pieces).isdecimal():
-            self._pieces = None  # the number of a file descriptor
+            self._pieces = None  # this word is a file descriptor, as in `2>file`
         self._end_word()
         operator = REDIRECTION.match(text, self._at)
         assert operator is not None
@@ -270,7 +270,7 @@ class LineReader:
         self._drops_word = True
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents. Only their substitutions are read, and only if bash expands them."""
+        """Skip the texts of here-documents, but read the substitutions in them if bash expands these."""
         waiting, self._here = self._here, []
         for mark, may_indent, is_expanded in waiting:
             body: list[str] = []
@@ -289,7 +289,7 @@ class LineReader:
         if self._pieces is None:
             return
         word, self._pieces = "".join(self._pieces), None
-        if self._has_brace:  # it may be more than one word: {a,b}
+        if self._has_brace:  # bash may expand it to several words, as in {a,b}
             self._has_brace = False
             inner = word[word.find("{") : word.rfind("}") + 1]
             word = MANY if "," in inner or ".." in inner else word
@@ -492,7 +492,10 @@ def runs(line: str, pattern: str) -> Certainty:
 
 
 def pattern_words(pattern: str) -> Words | None:
-    """The words of a rule's pattern, without a `*` at its end. They may be globs. None if it is not a plain command."""
+    """The words of a rule's pattern, without a `*` at its end. They may be globs.
+
+    Returns None if the pattern is not a plain command.
+    """
     plain = pattern[:-2] if pattern.endswith((" *", ":*")) else pattern
     words = simple_words(plain)
     if words is None and not re.search(r"[;&|<>()`$'\"\\\n]", plain):

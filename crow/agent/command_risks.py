@@ -211,7 +211,7 @@ VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "
 
 def find_risk(words: Words, fixed: int) -> str | None:
     """Return the first word that is known to make a command run another program or write to another place; None if
-    there is none. The first `fixed` words do not count, because the user wrote them into the rule."""
+    there is none. The first `fixed` words are not examined, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:

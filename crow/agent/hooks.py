@@ -85,7 +85,7 @@ NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a Python hook, and the function that loads it."""
 
 OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with a sentence for each hook that is skipped."""
+"""Called for each hook that is skipped, with a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +169,9 @@ class CompactionAdvice:
 
 
 class Hooks:
-    """The hooks of this process. `configured` returns those of the user's file, as they are now. `find` returns the
-    Python hooks of each event and is called once. `has_network` tells whether commands with write access can use
-    the network."""
+    """The hooks of this process. `configured` returns the hooks that the user's file contains now. `find` returns the
+    Python hooks of each event and is called once. `has_network` tells whether commands with write access can use the
+    network."""
 
     def __init__(
         self,
@@ -188,7 +188,8 @@ class Hooks:
         self._found: tuple[Hook, ...] | None = None
 
     async def for_workspace(self, cwd: str, on_failure: OnFailure) -> Mapping[HookEvent, Sequence[Hook]]:
-        """The hooks of each event that has any, in order. Those of the user's file come first."""
+        """Return the hooks that run in `cwd`, by event and in order. Hooks of the user's file come first. Events
+        without hooks are absent."""
         if self._found is None:
             found: object = {}
             if self._find is not None:
@@ -242,7 +243,7 @@ class BranchHooks:
         return denial(await self._call("before_prompt", prompt=text))
 
     async def before_request(self, *, step: int, tokens: Callable[[], int]) -> Denial | None:
-        """Call the hooks of `before_request`. `step` counts the requests of this turn from 1."""
+        """Call the hooks of `before_request`. `step` is the number of the request within this turn, from 1."""
         if not await self._of("before_request"):
             return None
         return denial(await self._call("before_request", step=step, tokens=tokens()))
@@ -280,7 +281,7 @@ class BranchHooks:
         return ToolCall(id=call.id, name=call.name, arguments=text)
 
     async def after_tool(self, call: ToolCall, plan: PlannedCall, result: ToolResult) -> None:
-        """Call the hooks of `after_tool` that match. If they change the file that the call wrote, store the change, so
+        """Call the hooks of `after_tool` that match. If hooks change the file that the call wrote, store the change, so
         that it can be undone together with the call's own change."""
         hooks = await self._of("after_tool")
         if not hooks:
@@ -327,7 +328,7 @@ class BranchHooks:
         await self._call("after_compact", **facts)
 
     async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
-        """Call the hooks of `turn_end`. Return True if they sent another prompt, which is stored."""
+        """Call the hooks of `turn_end`. If they send another prompt, store it and return True."""
         if not await self._of("turn_end"):
             return False
         newest = next(
@@ -392,7 +393,7 @@ class BranchHooks:
         return answer
 
     async def _run_command(self, hook: Hook, text: str) -> object:
-        """Run a command and return its answer, or None. :raises ValueError: it failed."""
+        """Run a command and return its answer, or None. :raises ValueError: the command failed."""
         try:
             done = await self._workspace.run_program(
                 hook.command, text.encode(errors="replace"), timeout_s=hook.timeout_s, max_bytes=ANSWER_BYTES
@@ -469,8 +470,8 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """What a hook learns about a call. `rule_tool` is the tool that runs. It differs from `tool` if that tool
-    only calls another one. `paths` are absolute, and empty if they are not known in advance."""
+    """What a hook learns about a call. `rule_tool` is the tool whose permission rules apply: if `tool` only calls a
+    server's tool, it is that server's tool. `paths` are absolute, and empty if they are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -492,7 +493,7 @@ def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
 
 
 def storable(value: object) -> object:
-    """Return a JSON value with its lone surrogates replaced, because they cannot be sent.
+    """Return a JSON value with its lone surrogates replaced, because surrogates cannot be sent.
 
     :raises ValueError: the value is nested too deep.
     """
@@ -515,10 +516,11 @@ def children_of(value: object) -> Collection[object]:
 
 
 def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check what a hook answered. Return the answer, and a problem to report or "". The problem does not make the
-    answer unusable. It is worded as the end of a sentence.
+    """Check what a hook answered. Return the answer and a problem with it, or "" if there is none. The answer can be
+    used despite such a problem. The problem is worded as the end of a sentence that begins with the hook's name.
 
-    :raises ValueError: the answer cannot be used. The message is the middle of a sentence.
+    :raises ValueError: the answer cannot be used. The message continues a sentence that begins with the hook's name and
+    ends with "and is skipped."
     """
     if not isinstance(value, dict):
         raise ValueError(f"answered with {type(value).__name__} instead of an object")  # noqa: TRY004
@@ -543,7 +545,7 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
 
 
 def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
-    """The custom entries of an answer. :raises ValueError: they cannot be used."""
+    """The custom entries of an answer. :raises ValueError: the entries cannot be used."""
     given = typed(value, "entries", list, "a list") or []
     if len(given) > MAX_ENTRIES:
         raise ValueError(f"answered with {len(given)} entries instead of at most {MAX_ENTRIES}")
@@ -572,7 +574,7 @@ def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
 
 
 def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
-    """The value of a key, or None. :raises ValueError: it has another type."""
+    """The value of a key, or None. :raises ValueError: the value has another type."""
     found = value.get(key)
     if found is not None and not isinstance(found, kind):
         raise ValueError(f"answered with {key} = {json.dumps(found, default=str):.80} instead of {words}")

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "crow"
 TEXT_CHARS = 20_000
-"""The model sees at most about this many characters of the text about something that has ended."""
+"""A text that tells the model what has ended is cut to about this many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Ended:
 
 
 class Inbox:
-    """What has ended in the background of a session and has not been told to the model yet."""
+    """Keeps what has ended in the background of a session until the model is told about it."""
 
     def __init__(
         self,
@@ -73,22 +73,22 @@ class Inbox:
         return any(not each.is_known() for each in self._ended)
 
     async def expect(self, call_id: str, if_killed: str) -> None:
-        """Note in the store that something runs in the background. If crow dies before `add`, the model gets the text
+        """Record in the store that something runs in the background. If crow dies before `add`, the model gets the text
         `if_killed`.
 
-        :raises ~crow.domain.errors.StoreError: the note could not be stored.
+        :raises ~crow.domain.errors.StoreError: the record could not be stored.
         """
         await self._store.enqueue(self._branch.row.id, (Text(text=if_killed),), f"{WAKE}{call_id}")
 
     async def drop(self, call_id: str) -> None:
-        """Remove the note about something that did not start."""
+        """Remove the record of something that did not start."""
         with suppress(StoreError):
             await self._store.drop_prompt(self._branch.row.id, f"{WAKE}{call_id}")
 
     async def add(
         self, call_id: str, text: str, *, title: str, remark: str = "", is_known: Callable[[], bool] = lambda: False
     ) -> None:
-        """Note that something has ended. If no turn runs, tell the user."""
+        """Store that something has ended. If no turn is running, tell the user."""
         ended = Ended(message_id=f"{WAKE}{call_id}", text=shorten(text), remark=remark, is_known=is_known)
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
@@ -134,13 +134,13 @@ class Inbox:
         self._watching.remove(scope)
 
     def close(self) -> None:
-        """Stop watching commands, because those that still run are about to be ended."""
+        """Stop watching commands. Called before crow ends the commands that still run."""
         for scope in self._watching:
             scope.cancel()
 
 
 def waiting_end(queued: QueuedPrompt) -> Ended:
-    """What ended before the session was opened."""
+    """Convert an inbox entry about work that ended before the session was opened."""
     text = parts_text(queued.parts)
     remark = f"({text.splitlines()[0]})" if text.startswith(TASK_WORDS) else ""
     return Ended(message_id=queued.message_id, text=text, remark=remark)

@@ -1,6 +1,6 @@
 """Finds and reads the instruction files that the model gets as text.
 
-The user's own AGENTS.md, beside `config.toml`, comes first. Then come those of the workspace, from the root of its
+The user's own AGENTS.md, beside `config.toml`, comes first. The files of the workspace follow, from the root of the
 repository down to the working directory. A workspace may belong to a stranger, so each of its files is checked, and
 `@path` can only include files that are inside the workspace after links are resolved.
 """
@@ -70,9 +70,9 @@ def read_instructions(
 ) -> Instructions:
     """Read the user's file and the files of the workspace. Blocks.
 
-    For a file that is not trusted, the text gives the reason in place of the file's content. `may_read` and `contains`
-    take a resolved path. `may_read` tells whether the rules let the model read that path, and `contains` whether the
-    path is inside the workspace.
+    If a file is not trusted, the text contains the reason instead of the file's content. `may_read` and `contains` take
+    a resolved path. `may_read` tells whether the rules let the model read that path, and `contains` whether the path is
+    inside the workspace.
     """
     root = Path(os.path.realpath(cwd))
     reader = InstructionReader(cwd, may_read, contains or (lambda path: path.is_relative_to(root)))
@@ -127,7 +127,7 @@ class InstructionReader:
                 continue
             is_inside = self._contains(path)
             if is_inside and not file_size(path):
-                continue  # there is no such file: `name` is something like `@someone` or `@scope/package`
+                continue  # no such file, so this is not an include but something like `@someone` or `@scope/package`
             self._includes += 1
             if self._includes > MAX_INCLUDES + 1:
                 return
@@ -243,8 +243,8 @@ def file_size(path: Path) -> int:
 
 
 def read_start(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file. :raises OSError: the path leads to something else, or the file
-    was replaced."""
+    """Return at most `limit` bytes of a regular file. :raises OSError: the path is not that of a regular file, contains
+    links, or now leads to another file."""
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
         opened = os.fstat(file.fileno())

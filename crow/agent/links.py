@@ -1,8 +1,8 @@
 """Attaches small text files of the workspace that a prompt links to.
 
-Files are read as the editor has them, including unsaved text. A deny rule for a file keeps it out. All other links stay
-as they are, and the model can open them with its tools. A file that cannot be read never makes a prompt fail, and the
-time for reading is limited.
+Files are read as the editor has them, including unsaved text. A file that a deny rule forbids is not attached. All
+other links stay unchanged, and the model can open them with its tools. A file that cannot be read never makes a prompt
+fail, and the time for reading is limited.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """The parts of a prompt, followed by the mentioned resources. Also returns why resources are missing, in texts for
-    the user. A note tells the model the same."""
+    """Return the parts of a prompt, followed by the mentioned resources. For each resource that cannot be read, also
+    return a text that tells the user why. A note among the parts tells the model."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(READ_S):
@@ -76,10 +76,10 @@ async def attach_resources(
 
 
 async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
-    """The content of a resource, or why there is none.
+    """Return the content of a resource, or a text that says why it could not be read.
 
-    The user has asked for it, so no permission is needed. But deny rules still apply, and plan mode allows the
-    read only if the user's settings declare it read-only.
+    The user has asked for it, so no permission is needed. But deny rules still apply, and plan mode allows the call
+    only if the user's settings declare `read_resource` read-only.
     """
     arguments = json.dumps({"server": mention.server, "uri": mention.uri}, ensure_ascii=False)
     call = ToolCall(id="", name="read_resource", arguments=arguments)

@@ -36,11 +36,12 @@ PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
 SEARCHES = ("grep", "list_files")
 ASKED_BY_CONTENT = ("skill", "task")
-"""Tools that may use a file of the workspace once the user has allowed this file with this content."""
+"""Tools that use a file of the workspace only after the user has allowed it. If its content changes, the user is asked
+again."""
 
 
 def narrower_mode(first: str, second: str) -> str:
-    """The mode that allows less. An unknown mode counts as `ask`."""
+    """The mode that allows less. An unknown mode is treated as `ask`."""
     return min(first, second, key=lambda mode: AGENT_MODES.index(mode if mode in AGENT_MODES else "ask"))
 
 
@@ -53,7 +54,7 @@ class Rule:
     `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
 
     `access` is the most that an allowed command may do; None for no limit. `cwd` is the only directory in which an
-    allow rule of a session counts. `cwd` is None in rules of the user's file, and in rules that an older version of
+    allow rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older version of
     crow stored.
     """
 
@@ -206,7 +207,7 @@ def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
 
 
 def doubt(rule: Rule) -> str:
-    """Why the user is asked about a call that a deny rule may cover."""
+    """Explain to the user why crow asks about a call that this deny rule may cover."""
     place = "in config.toml" if rule.is_users else "of this session"
     return f"The deny rule {title_line(rule_text(rule))} {place} may forbid this call; crow cannot tell."
 
@@ -220,8 +221,8 @@ def denial(rule: Rule, name: str) -> str:
 
 
 def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | None:
-    """Why plan mode refuses the call; None if it does not. `is_allowed` means that a rule of the user's file allows the
-    call."""
+    """Return why plan mode refuses the call, or None if plan mode allows it. `is_allowed` means that a rule of the
+    user's file allows the call."""
     plan = "Read files, search, and write the plan; the user leaves plan mode when they agree with the plan."
     start = f"{name} is not available in plan mode"
     if call.is_protected:
@@ -258,7 +259,7 @@ def excluded_paths(name: str, rules: Sequence[Rule]) -> ExcludedPaths:
 
 
 def current_rules(users: Sequence[Rule], row: SessionRow) -> tuple[Rule, ...]:
-    """The rules that count in a session: those of the user's file and those of the session."""
+    """The rules that apply in a session: those of the user's file, then those stored with the session."""
     return (*users, *rules_at(row.permissions, row.cwd))
 
 
@@ -354,7 +355,7 @@ def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
-    """Parse a session rule that the user typed. An allow rule counts only in `cwd`.
+    """Parse a session rule that the user typed. An allow rule applies only in `cwd`.
 
     :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
     """
@@ -400,7 +401,7 @@ def rule_text(rule: Rule) -> str:
 
 
 def scope_text(rule: Rule, cwd: str) -> str:
-    """What limits an allow rule besides its text, in words; "" if nothing does."""
+    """Say what limits an allow rule besides its text. Return "" if nothing does."""
     if not rule.allow:
         return ""
     limits = []
@@ -417,7 +418,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
     """The rule to store when the user answers "always" for this call.
 
     For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
-    line with at most the same access. An allow rule counts only in `cwd`.
+    line with at most the same access. An allow rule applies only in `cwd`.
     """
     rule = Rule(
         tool=call.rule_tool or name,
@@ -433,7 +434,7 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
 
 
 def rule_for_writes(cwd: str) -> Rule:
-    """The rule to store when the user allows all commands that are confined to `write` access. The rule counts only in
+    """The rule to store when the user allows all commands that are confined to `write` access. The rule applies only in
     `cwd`."""
     return Rule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
@@ -471,15 +472,16 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
-    """The rules of a session's row that count in `cwd`. A rule without a directory counts too: if the session had
-    moved, `bind_rules` would have given the rule a directory."""
+    """The rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow rule
+    without a directory applies too, because `bind_rules` gives it a directory before the session moves to another
+    one."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
     """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
-    an older version of crow stored, now count only in `cwd`."""
+    an older version of crow stored, apply only in `cwd` from then on."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values
@@ -487,7 +489,7 @@ def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]
 
 
 def rule_from(value: JsonObject) -> Rule | None:
-    """A rule of the session's row; None if it is invalid."""
+    """Parse a rule of the session's row. Return None if the rule is invalid."""
     tool, argument, allow = value.get("tool"), value.get("argument"), value.get("allow")
     access, cwd = value.get("access"), value.get("cwd")
     if (

@@ -111,7 +111,8 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Whether `prompt` contains the client's system prompt of the session, if there is one."""
+    """Whether `prompt` still contains the system prompt that the client has set for the session. True if the client set
+    none."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
     return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
@@ -120,7 +121,7 @@ def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
 
 
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
-    """Return the reason why the prompt entry `old` is out of date, in words for the user."""
+    """Tell the user why the prompt entry `old` is out of date. Return an empty string if it is not."""
     if old is None:
         return "the session began"
     if not old.recorded_here:
@@ -151,7 +152,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """Find in the entries the newest text of each section that the model was given. The keys are section names."""
+    """Return the newest text of each section that the model got in these entries, by section name."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -220,8 +221,8 @@ def git_state(cwd: str) -> str:
 
 
 def read_git_file(path: Path) -> str:
-    """Return the start of a file, which may be of any kind. :raises OSError: not a regular file. :raises ValueError:
-    not text."""
+    """Return the start of a text file. :raises OSError: it is not a regular file. :raises ValueError: it is not
+    text."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -250,8 +251,7 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Search the entries for what the model was told. Needed after the branch was loaded, or moved to another
-        entry."""
+        """Search the entries for what the model was told. Needed after the branch was loaded or its leaf was moved."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
@@ -294,8 +294,8 @@ class Briefing:
         self.look_back()
 
     async def fresh_prompt(self) -> Prompt:
-        """Return a prompt entry with the current facts. Compaction needs it too: it writes a new prompt entry with each
-        checkpoint."""
+        """Return a prompt entry with the current facts. Compaction also calls this, because it stores a new prompt
+        entry with each checkpoint."""
         assert self._facts is not None, "a turn begins first"
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
@@ -303,7 +303,7 @@ class Briefing:
         """Return the reminder that is due, as its text and the `Note` entries to store with it. Return None if the
         model already has every fact.
 
-        The caller stores both before its next request.
+        The caller stores the text and the entries before its next request.
         """
         assert self._facts is not None, "a turn begins first"
         projection = self._branch.projection

@@ -90,7 +90,7 @@ class BranchLog:
     async def _search_path(self, session_id: str, query: RecallQuery, limit: int) -> str:
         words, scope = query.words, Scope(since_ms=query.since_ms, before_ms=query.before_ms)
         said = await self._store.search(words, session_id=session_id, scope=scope, limit=limit)
-        # skip earlier calls of recall: they contain the words that it looks for
+        # skip earlier calls of recall, because their arguments contain the words that are searched for
         scan = await self._store.scan(words, session_id=session_id, scope=scope, limit=limit, without=RECALL_TOOLS)
         # If an entry matches both as a message and by its calls, keep the message. Leave out titles: a title is not an
         # entry.

@@ -102,7 +102,8 @@ async def inspect_file(
 def is_changed_between(changes: Sequence[File], results: Mapping[CallRef, ToolResult]) -> bool:
     """Whether someone else changed the file between two of crow's changes."""
     for earlier, later in pairwise(changes):
-        # A restore replaces content from another branch, so `earlier` does not describe it. The restore checked it.
+        # The content that a restore replaced came from another branch, so `earlier` says nothing about it. The restore
+        # checked that content.
         was_restored = later.call in results and results[later.call].name == TOOL_NAME
         if not was_restored and digest(later.before) not in digests_after(earlier, results):
             return True
@@ -187,8 +188,8 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """Return the result with the diffs of the restored files. Also return a remark about the files without a diff: a
-    client that shows diffs does not show the result's text."""
+    """Return the result with the diffs of the restored files. Also return a remark about the files without a diff,
+    because a client that shows diffs does not show the result's text."""
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
     result = ToolResult(

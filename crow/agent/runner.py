@@ -17,7 +17,7 @@ from crow.agent.accounts import Budget
 from crow.agent.agent_kinds import OfferedAgents, Speciality
 from crow.agent.background import BackgroundTask
 from crow.agent.branch import Branch
-from crow.agent.commands import CommandContext
+from crow.agent.commands.context import CommandContext
 from crow.agent.commands.handlers import answer
 from crow.agent.compaction.budget import gauge_on
 from crow.agent.compaction.checkpoint import READ_TOOL
@@ -39,14 +39,15 @@ from crow.domain.errors import ArgumentError, CrowError, StoreError, ToolServerE
 from crow.domain.events import CommandsChanged
 from crow.domain.messages import Part, ToolCall
 from crow.llm import Model
-from crow.tools import Ports, ServerPrompt, ServerStatus, Toolbox
+from crow.tools import Ports, ServerStatus, Toolbox
+from crow.tools.servers import ServerPrompt
 
 logger = logging.getLogger(__name__)
 
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
-"""While a summary is written between two turns, crow looks this often (in seconds) whether the session has changed.
-This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+"""While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
+changed. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -64,7 +65,8 @@ class TurnRunner:
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
         self._kind = Speciality.stored(session.branch.row.config)
-        """Limits a sub-agent of a kind that a client has opened as a session of its own."""
+        """Limits this session if it is a sub-agent that has a kind and that a client has opened as a session of its
+        own."""
         self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
@@ -77,7 +79,8 @@ class TurnRunner:
         self._prepared: PreparedCheckpoint | None = None
         self._attempted_at: Place | None = None
         self._next_attempt = 0
-        """At the checkpoint and endpoint `_attempted_at`, no summary is written before the context has this size."""
+        """While the checkpoint and the endpoint are those in `_attempted_at`, no summary is written before the context
+        has this size."""
         log = BranchLog(session.adapters.store, session.branch)
         self.inbox = Inbox(
             session.branch,
@@ -166,8 +169,9 @@ class TurnRunner:
         try:
             stop = await self.turn.run()
         finally:
-            self._prepared = compactor.prepared  # if the turn ended before its first request, the next one can use it
-            if compactor.model is not model:  # a fallback has answered, and the next turn is not for that model
+            # if the turn ended before its first request, the next turn can use the checkpoint
+            self._prepared = compactor.prepared
+            if compactor.model is not model:  # a fallback has answered; the next turn asks the session's own model
                 self._compactor = None
         await self._budget.end_turn()
         return stop
@@ -251,7 +255,8 @@ class TurnRunner:
             return
         used, checkpoint = compactor.gauge.used(), self._branch.projection.checkpoint
         place: Place = (None if checkpoint is None else checkpoint.id, compactor.gauge.info.endpoint)
-        # Wait until the context has grown. Otherwise a user who always answers quickly would pay for each turn.
+        # Wait until the context has grown. Otherwise a user who always answers quickly would pay for a summary in every
+        # turn.
         if used < level or (place == self._attempted_at and used < self._next_attempt):
             return
         self._prepared = None
@@ -296,7 +301,7 @@ class TurnRunner:
 
     async def _has_changed(self, model: str) -> bool:
         """Whether another process runs a turn or has added entries, or the user has chosen another model than `model`.
-        Also true if the store does not say."""
+        Also true if the store cannot be read."""
         try:
             row = await self._adapters.store.session(self._branch.row.id)
         except StoreError:
@@ -308,7 +313,7 @@ class TurnRunner:
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
-        """After the session's first turn, let a small model write the title, if the user has set one."""
+        """After the session's first turn, let a small model write the title, if the user has set a model for titles."""
         name = "" if self._budget.is_spent() else self._adapters.settings().title_model
         prompt = untitled_prompt(self._branch) if name else None
         if prompt is not None and prompt.message_id != self._titled:
@@ -365,8 +370,8 @@ class TurnRunner:
         return Compactor(gauge, model, helpers)
 
     async def _read_file(self, path: str) -> str | None:
-        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read, or not
-        without asking the user."""
+        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read or if
+        reading it needs the user's permission."""
         workspace = self._session.workspace
         try:
             resolved = workspace.resolve(path)

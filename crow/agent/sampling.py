@@ -109,7 +109,7 @@ class ModelSampler:
     async def _read(
         self, model: Model, request: Request, on_progress: Callable[[int], Awaitable[None]], *, sent: int
     ) -> Answer:
-        """Read the model's answer, and store what it used, even if the request fails or is cancelled.
+        """Read the model's answer. Store the request's usage even if the request fails or is cancelled.
 
         :raises ~crow.domain.errors.ModelError: the endpoint failed, or the answer took too long.
         """

@@ -31,9 +31,10 @@ from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
 from crow.domain.trace_context import current_trace_context, use_trace_context
 from crow.store import SessionChanges, Tail
-from crow.tools import McpServer, ServerPrompt, Workspace
+from crow.tools import Workspace
+from crow.tools.servers import McpServer, ServerPrompt
 
-if TYPE_CHECKING:  # importing these at run time would be circular
+if TYPE_CHECKING:  # circular if imported at run time
     from crow.agent.runner import TurnRunner
     from crow.agent.turn import Turn
 
@@ -48,7 +49,7 @@ RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
-`/retry`, change neither."""
+`/retry`, do not change them."""
 REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
@@ -83,7 +84,7 @@ class PendingPrompt:
 
     @property
     def needs_servers(self) -> bool:
-        """Whether MCP servers add to the prompt. It is stored after they have done so."""
+        """Whether MCP servers add to the prompt. If so, the prompt is stored only after they have done that."""
         return self.called is not None or bool(self.mentions)
 
     @property
@@ -96,10 +97,11 @@ class TurnListener(Protocol):
     """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
-        """The turn of this prompt is claimed. The prompt is stored, unless it is a command or a server's prompt."""
+        """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
+        server's prompt."""
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """The turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
+        """Called when the turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
 
 
 class Session:
@@ -124,7 +126,7 @@ class Session:
         self.closing = False
         self.listener: TurnListener | None = None
         self.ended_before = tail.waiting
-        """What ended in the background before the session was opened, for the model."""
+        """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
         """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
@@ -214,7 +216,7 @@ class Session:
                 if prompt.in_inbox:
                     await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
         except BaseException as error:
-            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be in the store
+            if prompt.in_inbox and not isinstance(error, Exception):  # cancelled; the prompt may be stored already
                 self.withdraw(prompt)
             elif prompt in self._queue:
                 self._queue.remove(prompt)
@@ -317,11 +319,12 @@ class Session:
             prompt.scope.cancel()
 
     def cancel_subagent(self, task_id: str) -> bool:
-        """Cancel the work of one of the session's sub-agents. Returns False if it does not run here."""
+        """Cancel the work of one of the session's sub-agents. Returns False if that sub-agent does not run in this
+        process."""
         return self._runner is not None and self._runner.subagents.cancel(task_id)
 
     def has_subagent(self, task_id: str) -> bool:
-        """Whether this sub-agent of the session runs here."""
+        """Whether this sub-agent of the session runs in this process."""
         return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:
@@ -404,7 +407,7 @@ class Session:
         """Run the turn of the first prompt in the queue."""
         if not prompt.ready.is_set():
             await prompt.ready.wait()
-        if prompt not in self._queue:  # the request could not store the prompt and removed it
+        if prompt not in self._queue:  # the prompt could not be stored, so `answer` removed it from the queue
             return
         use_trace_context(prompt.trace_context)
         if prompt.trace_context:
@@ -484,8 +487,7 @@ class Session:
             if not branch.row.model and (name := self.adapters.default_model()):
                 await branch.set_model(name)
                 row = branch.row
-            # A command is stored later, with its answer. A prompt to which servers add is stored after they have done
-            # so.
+            # A command is stored later, with its answer. If servers add to a prompt, it is stored after that.
             if prompt.command is not None or prompt.needs_servers:
                 moved = await branch.claim(None)
             else:

@@ -209,7 +209,7 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
 
 
 MIN_CHARS = 3
-"""A repetition shorter than this counts as new text."""
+"""A repetition shorter than this is treated as new text."""
 SURE_CHARS = 8
 """A repetition of at least this length may begin within a word, or after blanks that the old text does not have."""
 MAX_CHARS = 64_000
@@ -220,9 +220,9 @@ class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
     Call `feed` with each piece of the new text; it returns the text that is certainly new. As long as the old text
-    contains all of the new text, the new text may still turn out to repeat the old text's end. So it is held back until
-    a character rules this out. Short matches do not count, because they may be accidental: "hel" and "lo" share a
-    letter and mean "hello". The result does not depend on how the text is split into pieces.
+    contains all of the new text, the new text may still turn out to repeat the old text's end. So the new text is held
+    back until a character rules this out. Short matches are ignored, because they may be accidental: "hel" and "lo"
+    share a letter and mean "hello". The result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, before: str) -> None:

@@ -195,7 +195,8 @@ class SubAgents:
                 with running.scope:
                     async with SLOTS.slot(self.parent):
                         await self._work(running, tools, client)
-                if running.scope.cancelled_caught and not client.has_ended:  # cancelled while it waited for a slot
+                # the task was cancelled while it waited for a slot
+                if running.scope.cancelled_caught and not client.has_ended:
                     await self._end(branch, None, client, TurnEnd(stop="cancelled"))
         except StoreError as error:
             client.end = TurnEnd(stop="error", detail=str(error))
@@ -239,7 +240,8 @@ class SubAgents:
             return Speciality()
 
     def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
-        """The tools of a task. If the session was itself opened as a sub-agent of a kind, its own limits apply, too."""
+        """The tools of a task. If the session was itself opened as a sub-agent of a kind, the session's own limits
+        apply, too."""
         own = Speciality.stored(self.parent.row.config)
         return ToolSubset(toolbox, allowed_specs(kind.specs(own.specs(toolbox.specs())), task.tools))
 
@@ -280,7 +282,7 @@ class SubAgents:
         return branch
 
     async def _begin(self, branch: Branch, task: Task, client: SubAgentClient) -> None:
-        """Claim the turn, and store and show the order."""
+        """Claim the turn, store the task's prompt, and show that the sub-agent starts."""
         try:
             with anyio.CancelScope(shield=True):
                 await branch.claim(client.message_id, parts=(Text(text=task.prompt),))
@@ -416,7 +418,7 @@ class SubAgentClient:
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """Show that the sub-agent has got its order and starts to work."""
+        """Show that the sub-agent has received its prompt and starts to work."""
 
     async def finish(self, branch: Branch) -> None:
         """Show how the work has ended. Cancellation does not interrupt this."""
@@ -540,7 +542,7 @@ class ShownSubAgentClient(SubAgentClient):
         return shared.asking(self)
 
     async def begin(self, branch: Branch, prompt: str) -> None:
-        """See :class:`SubAgentClient`. The sub-agent is announced before anything else names it."""
+        """See :class:`SubAgentClient`. Announces the sub-agent before anything else names it."""
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         await self._client.publish(SubagentChanged(session_id=session_id, title=branch.row.title or ""))
         self._session = self._client.open_subagent(session_id)
@@ -575,7 +577,7 @@ class ShownSubAgentClient(SubAgentClient):
 
     async def finish(self, branch: Branch) -> None:
         """See :class:`SubAgentClient`."""
-        if self._session is None:  # it was cancelled before it was announced
+        if self._session is None:  # the sub-agent was cancelled before it was announced
             return
         session_id, parent_id = branch.row.id, branch.row.parent_id or ""
         if self.end.stop == "end_turn" and self._answer:
@@ -604,7 +606,8 @@ class ShownSubAgentClient(SubAgentClient):
 
 
 def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
-    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: a task cannot use one of `names`."""
+    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: `names` contains a tool that tasks
+    cannot use."""
     allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())

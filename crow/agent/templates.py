@@ -15,8 +15,8 @@ from pathlib import Path
 
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import Part, Text
-from crow.tools import ServerPrompt, ServerPrompts
 from crow.tools.front_matter import front_matter
+from crow.tools.servers import ServerPrompt, ServerPrompts
 
 MAX_BYTES = 256 * 1024
 MAX_TEMPLATES = 100
@@ -79,7 +79,7 @@ class ParsedCommand:
 
 
 def parse_prompt_call(text: str) -> ParsedCommand | None:
-    """Parse `text` as a call of a server's prompt. Return None if it is not one."""
+    """Parse `text` as a call of a server's prompt. Return None if it is anything else."""
     found = CALL.fullmatch(text)
     return None if found is None else ParsedCommand(name=found[1], argument=(found[2] or "").strip())
 

@@ -21,7 +21,8 @@ from crow.store import SessionChanges
 logger = logging.getLogger(__name__)
 
 REST_S = 0.5
-"""The session must still be open after this many seconds. So a process that answers one prompt pays for no title."""
+"""A title is written only if the session is still open after this many seconds. So a process that answers a single
+prompt and ends does not pay for a title."""
 DEADLINE_S = 30.0
 STORE_S = 5.0
 PROMPT_CHARS = 2_000
@@ -45,7 +46,8 @@ def untitled_prompt(branch: Branch) -> User | None:
 
 
 async def write_title(branch: Branch, prompt: User, open_model: Callable[[], Awaitable[Model]]) -> None:
-    """Ask the model for a title, once, and store it. Only log a failure. A title that the user sets meanwhile stays."""
+    """Ask the model for a title, once, and store it. A failure is only logged. A title that the user sets meanwhile
+    stays."""
     old = branch.row.title
     request = title_request(prompt, branch.entries, cache_key=branch.row.id)
     await anyio.sleep(REST_S)
@@ -73,7 +75,7 @@ def title_request(prompt: User, entries: Sequence[Entry], *, cache_key: str) -> 
 
 
 async def _ask(branch: Branch, model: Model, request: Request, *, old: str | None) -> None:
-    """Send the request, and store the title and what the request used, even if it fails or is cancelled."""
+    """Send the request and store the title. Store the request's usage even if the request fails or is cancelled."""
     title = ""
     attempts: Sequence[Attempt] = ()
     try:

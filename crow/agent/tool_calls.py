@@ -1,4 +1,4 @@
-"""The tool calls of one step: announced, permitted, run and stored."""
+"""Announces, permits, runs and stores the tool calls of one step."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ SOON_S = 0.05
 """The `started` entry of a call that only reads is stored together with its result. If the call still runs after this
 delay (in seconds), the entry is stored without waiting."""
 REJECTED = (
-    "The user did not allow this call. Do not try it again unasked; ask them what they want instead. If they change "
-    "their mind, they can allow it when you ask again, or with /permissions."
+    "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
+    "change their mind, they can allow the call when you ask again, or with /permissions."
 )
 CANNOT_ASK = (
-    "This call needs the user's permission, and their editor cannot ask for it. Do it another way, or tell them: they "
-    "can choose another mode, type /permissions allow, or allow it in config.toml under [permissions]. Protected paths "
-    "always need an editor that asks."
+    "This call needs the user's permission, and the user's editor cannot ask for it. Do it another way, or tell the "
+    "user: they can choose another mode, type /permissions allow, or allow the call in config.toml under "
+    "[permissions]. Protected paths always need an editor that asks."
 )
 CANCELLED_BY_USER = (
     "The user cancelled this call while it ran. It may have had effects. Do not run it again unasked; go on without it."
 )
 UNANSWERED = (
-    "The user was asked whether this call may run, and did not answer in time, so it did not run. Do not try it again "
-    "unasked; say what it was for, so that they can come back to it."
+    "The user was asked whether this call may run, and did not answer in time. So the call did not run. Do not try it "
+    "again unasked; say what it was for, so that the user can come back to it."
 )
 
 
@@ -195,7 +195,7 @@ class Calls:
 
     async def _run_one(self, permitted: PermittedCall) -> None:
         """Run one call, and then the hooks that follow it. If the call may have effects, first store a `started` entry:
-        after a crash, it shows that the call may have changed something."""
+        after a crash, this entry shows that the call may have changed something."""
 
         opened, plan = permitted.opened, permitted.plan
         announcement = plan.announcement if opened.is_changed else None
@@ -282,8 +282,8 @@ def grouped(calls: Sequence[GroupedCall], is_barrier: Callable[[GroupedCall], bo
 class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
-    The mode and the rules are read for each call, so a change applies from the next call on. Sub-agents use the
-    instance of their session, or a narrower one. `rules` are those of the user's file.
+    The mode and the rules are read for each call, so a change applies from the next call on. A sub-agent uses its
+    session's instance, or an instance that allows less. `rules` are those of the user's file.
     """
 
     def __init__(
@@ -304,8 +304,8 @@ class Permissions:
         self._whole = whole or self
 
     def narrowed(self, mode: str) -> Permissions:
-        """Return the session's permissions, but never more than `mode` gives. Later changes of the session's mode and
-        rules apply there, too."""
+        """Return the session's permissions, limited to what `mode` allows. Later changes of the session's mode and
+        rules also change the returned permissions."""
         limit = narrower_mode(self._limit, mode) if self._limit else mode
         return Permissions(self._branch, self._client, self._workspace, limit=limit, whole=self._whole)
 
@@ -339,7 +339,8 @@ class Permissions:
         return replace(plan, excluded=excluded_paths(name, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
-        """Why a call that the user makes may not run: a deny rule, or plan mode. Empty if it may run."""
+        """Return why a call that the user makes may not run (a deny rule or plan mode), or an empty string if it
+        may."""
         row = self._branch.row
         plan = await self.complete(call, plan)
         decision = decide(call.name, plan, self._mode, current_rules(self._whole.rules, row))
@@ -352,7 +353,7 @@ class Permissions:
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
-        """Decide whether the model may answer a server. `text` is what the model would be sent."""
+        """Decide whether the model may answer a server. `text` is what the model would get."""
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",

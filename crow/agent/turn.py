@@ -62,14 +62,13 @@ POINT_OUT = frozenset({3, 10, 20})
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
 MAX_CONTINUED = 3
-"""At most this many answers in a row are continued after they broke off. If the next answer breaks off too, the turn
-ends."""
+"""If answers break off, at most this many in a row are continued. If the next answer breaks off too, the turn ends."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
 )
 DOWN = (NetworkError, ModelTimeout, Overloaded, RateLimited)
-"""After these errors, the fallback of the model is asked."""
+"""After one of these errors, crow asks the fallback model."""
 BROKE_OFF = (
     "Stopped: each of the last {count} answers broke off before its end. What was shown is kept. Check the connection, "
     "then send another prompt to continue."
@@ -86,8 +85,8 @@ REPEATED = (
 
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
-    The message to the user quotes `bounded_by`, which says where the limit of steps comes from. If the endpoint is
-    down, the model that `standby` returns answers for the rest of the turn. The model is told what is in `inbox`."""
+    `bounded_by` says where the limit of steps comes from; the message to the user quotes it. If the endpoint is down,
+    the model that `standby` returns answers for the rest of the turn. The model is told what is in `inbox`."""
 
     def __init__(
         self,
@@ -411,8 +410,8 @@ class Standby:
         self._is_subagent = branch.row.parent_id is not None
 
     async def next(self, error: errors.ModelError) -> Model | None:
-        """Return the fallback of the model that failed with `error`, and tell the user. Return None if it has none that
-        can be used, or if that one has failed in this turn too."""
+        """Return the fallback of the model that failed with `error`, and tell the user. Return None if that model has
+        no usable fallback."""
         name = self._adapters.fallback(self._name)
         if not name:
             return None
@@ -442,9 +441,9 @@ Fingerprint: TypeAlias = tuple[str, str, bool, int, int]
 class Repetition:
     """Detects a model that makes the same calls again and again.
 
-    A call counts as repeated if it gives the same result as before and no other call gave a new result meanwhile. A new
-    result restarts the count, so repeating a command while files change does not count. The most repeated call of
-    the last step was made `count` times, and `name` is its tool.
+    A call is a repetition if it gives the same result as before and no other call gave a new result meanwhile. A new
+    result restarts the count, so a command that is run again while files change is not a repetition. The most repeated
+    call of the last step was made `count` times, and `name` is its tool.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ IGNORED = (
     *(".claude/commands", ".codex/config.toml", "GEMINI.md", ".gemini/settings.json", ".cursor/rules", ".mcp.json"),
     *(".cursor/mcp.json", ".vscode/mcp.json"),
 )
-"""Files and folders that instruct or configure agents, and that crow does not read."""
+"""Files and folders that instruct or configure other agents. Crow does not read them."""
 
 WHY_IGNORED = "a workspace cannot set servers, commands, endpoints, keys or permissions"
 TRY = "`crow doctor` says what would help."
@@ -158,7 +158,7 @@ def describe_sandbox(status: SandboxStatus) -> list[str]:
             ]
         return [
             f"Nothing confines commands: {status.problem}",
-            "Every command counts as `full`: it can do everything that you can.",
+            "Every command has `full` access: it can do everything that you can.",
             f"{setting}. {TRY}",
         ]
     throwaway = "what it writes into the workspace is thrown away" if status.has_overlay else "it can write nothing"

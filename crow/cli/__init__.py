@@ -1,8 +1,8 @@
 """The command line: parses the arguments and runs the command.
 
-Each command imports only what it needs: the protocol's SDK alone takes 300 ms, openai and mcp 700 ms, asyncio 30 ms,
-rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the cause, else 1;
-`crow run` also uses other exit codes.
+Each command imports only what it needs, because importing the protocol's SDK alone takes 300 ms, openai and mcp 700 ms,
+asyncio 30 ms, rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the
+cause, else 1; `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crow",
         description="A coding agent for editors that speak the Agent Client Protocol.",
-        epilog="Without a command, crow prints this help in a terminal; started by an editor, it runs crow acp.",
+        epilog="Without a command, crow prints this help in a terminal, and runs crow acp if an editor starts it.",
     )
     parser.add_argument("--version", action="version", version=f"crow {__version__}")
     parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)
@@ -92,11 +92,13 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     if "chat" in arguments:
         _add_chat_arguments(chat)
     acp = add("acp", _acp, "serve the Agent Client Protocol on stdin and stdout", [settings])
-    # Editors append this option to the command that starts crow, which may or may not end with `acp`.
+    # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     acp.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
+    if arguments[:1] == ["acp"]:
+        return parser  # an editor waits, and the parsers of the other commands would take 3 ms
     add("login", _login, "choose an endpoint, a key and a model; try them and save them")
     add("demo", _demo, "show crow at work in a scratch directory, without a key")
     sessions = add("sessions", _sessions, "list, show, search, export, back up and remove sessions", (), ["session"])
@@ -109,7 +111,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
     _add_json(doctor)
     models = add("models", _models, "list the models that an endpoint offers", [settings])
-    models.add_argument("provider", nargs="?", help="the NAME of a [providers.NAME]; default: the endpoint in use")
+    models.add_argument(
+        "provider", nargs="?", help="the NAME of a table [providers.NAME]; default: the endpoint in use"
+    )
     models.add_argument(
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
     )
@@ -266,7 +270,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     add_cwd(prune)
     prune.add_argument("--dry-run", action="store_true", help="only list them")
     add("vacuum", admin.vacuum, "free the disk space of removed sessions")
-    backup = add("backup", admin.back_up, "copy the database, also while it is in use, and verify the copy")
+    backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
     backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
     for each in (parser, *commands.choices.values()):
         _add_json(each, default=argparse.SUPPRESS)
@@ -318,14 +322,14 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         "agent",
         metavar="COMMAND",
         nargs="*",
-        help="what starts the agent, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
     )
     parser.add_argument(
         "--endpoint-env",
         metavar="NAME",
         action="append",
         default=[],
-        help="a variable that gets the base URL of the endpoint of the check; OPENAI_BASE_URL always does",
+        help="an environment variable to set to the base URL of the check's endpoint, besides OPENAI_BASE_URL",
     )
     parser.add_argument(
         "--env",

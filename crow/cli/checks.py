@@ -14,7 +14,7 @@ from crow.cli.output import Column, print_json, print_table
 from crow.doctor import Finding, check_everything, list_models, repair_database, store_models
 from crow.domain.errors import ArgumentError
 from crow.settings import Loaded
-from crow.tools import StdioServer
+from crow.tools.servers import StdioServer
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 

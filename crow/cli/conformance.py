@@ -1,4 +1,4 @@
-"""`crow acp-check` and `crow trace check`: whether an agent keeps the rules of the protocol."""
+"""`crow acp-check` and `crow trace check`: check whether an agent keeps the rules of the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_TIMEOUT_S = 3600
 
 
 def run_acp_check(options: argparse.Namespace) -> int:
-    """`crow acp-check`: drive an agent, print what is found. Returns 1 if a rule found something."""
+    """`crow acp-check`: drive an agent and print what is found. Returns 1 if a rule found something."""
     if options.rules:
         for rule in RULES:
             print(rule.id, rule.severity, rule.says, rule.link, sep="\t")
@@ -98,7 +98,7 @@ def _hints(report: Report) -> list[str]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """Keeps signals that would end crow, so that the agent's processes can be ended first."""
+    """Holds back signals that would end crow, so that the agent's processes can be ended first."""
     arrived = [0]
 
     def keep(number: int, _: object) -> None:

@@ -21,7 +21,7 @@ from crow.domain.rendering import on_one_line
 from crow.settings import Loaded
 from crow.settings.values import McpServerSettings, expectation
 from crow.settings.write import remove_server, save_server
-from crow.tools import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
+from crow.tools.servers import HttpServer, LoginQuestion, McpServer, OAuthOptions, ServerReport, StdioServer
 
 NAME_CHARS = 64
 INPUT_BYTES = 65_536
@@ -93,7 +93,7 @@ def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterato
 
 
 def check_values(name: str, values: Mapping[str, Any]) -> None:
-    """:raises ConfigError: a value is not valid for its setting."""
+    """Check a server's values. :raises ConfigError: a value is not valid for its setting."""
     try:
         McpServerSettings.model_validate(values)
     except ValueError as error:
@@ -221,7 +221,8 @@ def servers_of(loaded: Loaded) -> Sequence[str]:
 
 
 def server_named(loaded: Loaded, name: str) -> McpServer:
-    """:raises ConfigError: the settings are not valid. :raises ArgumentError: there is no such server."""
+    """Return the server with this name. :raises ConfigError: the settings are not valid. :raises ArgumentError: there
+    is no such server."""
     if loaded.problem is not None:
         raise loaded.problem
     settings = loaded.settings.mcp_servers.get(name)
@@ -245,18 +246,18 @@ def http_server(loaded: Loaded, given: str) -> HttpServer:
 
 
 class TerminalAsker:
-    """Asks at the terminal to log in, and opens the browser. See :class:`crow.tools.LoginAsker`."""
+    """Asks the user at the terminal to log in, and opens the browser. See :class:`crow.tools.servers.LoginAsker`."""
 
     def __init__(self, *, opens_browser: bool) -> None:
         self._opens_browser = opens_browser
 
     @property
     def can_ask(self) -> bool:
-        """See :class:`crow.tools.LoginAsker`."""
+        """See :class:`crow.tools.servers.LoginAsker`."""
         return True
 
     async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """See :class:`crow.tools.LoginAsker`."""
+        """See :class:`crow.tools.servers.LoginAsker`."""
         print(f"To log in to {question.server} ({question.server_host}), open this page on {question.place}:\n")
         print(f"  {question.page}\n")
         print("If the browser runs on another machine, it cannot open the last page of the login. In that case, paste")

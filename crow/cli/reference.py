@@ -338,7 +338,7 @@ def manual(root: Command) -> str:
 
 def _synopsis(command: Command) -> str:
     words = [*command.path]
-    if len(command.options) > 1:  # more than --help
+    if len(command.options) > 1:  # more options than --help
         words.append("[OPTION ...]")
     words += [each.value for each in command.positionals]
     if command.commands:

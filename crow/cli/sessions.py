@@ -159,7 +159,8 @@ async def _show_context(context: SessionsContext, session_id: str) -> None:
     tail = await context.store.tail(session_id)
     messages = for_model(tail.entries).messages
     if context.options.format == "openai" or context.options.json:
-        # An endpoint only gets opaque fields that it made itself. Assume the endpoint of the newest answer.
+        # Crow sends an endpoint only the opaque fields that this endpoint has made. Here, assume the endpoint of the
+        # newest answer.
         endpoint = next((e.body.endpoint for e in reversed(tail.entries) if isinstance(e.body, Assistant)), "")
         sent = Encoder().messages(messages, endpoint=endpoint, dialect=Dialect())
         sys.stdout.buffer.write(b"[\n" + b",\n".join(sent) + b"\n]\n")
@@ -209,7 +210,7 @@ async def search(context: SessionsContext) -> None:
 
 
 async def stats(context: SessionsContext) -> None:
-    """`crow sessions stats`: tokens and cost, or with `--disk` the room that things take."""
+    """`crow sessions stats`: print tokens and cost, or with `--disk` what takes the room in the database."""
     if context.options.disk:
         return await _disk(context)
     groups, scope = _groups(context.options.by), _scope(context)
@@ -304,7 +305,7 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
     """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
-    subtracted from `now`. :raises ArgumentError: `text` is neither."""
+    subtracted from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:

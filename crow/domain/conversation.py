@@ -2,8 +2,8 @@
 
 Entries are processed in order. They become finished messages, and at most one open step that still waits for results.
 Any path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a
-prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more: it processes all
-entries in use again.
+prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more, because all entries
+in use are processed again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Context:
 
     `origins` and `estimates` are parallel to `messages`. An origin is the id of the entry that the message comes from,
     or 0 if there is none. An estimate is the size of the message in tokens, not calibrated. `tools_estimate` is the
-    same for the tool specs.
+    estimated size of the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]
@@ -302,8 +302,8 @@ class Rows:
         self.openness = "closed"
 
     def add_user(self, parts: tuple[Part, ...], origin: int, turn: int, kind: Literal["crow", "user"]) -> None:
-        """Add a user message. Text from crow joins the prompt of the same turn, and a prompt joins text from crow that
-        comes directly before it."""
+        """Add a user message. Text from crow is joined to the prompt of the same turn. A prompt is joined to text from
+        crow that comes directly before it."""
         last = self.messages[-1]
         joins = self.openness == "crow" or (self.openness == "user" and kind == "crow" and turn == self.turn)
         if joins and isinstance(last, UserMessage):

@@ -14,13 +14,13 @@ from typing import Any, Literal, NamedTuple
 
 _CONTEXT_LINES = 3
 _MAX_QUADRATIC = 40_000
-"""Two runs of lines are compared with difflib only if the product of their lengths is at most this."""
+"""Two blocks of lines are compared with difflib only if the product of their lengths is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file, with the unchanged lines around it. For the file before and after the change, it has
-    the region's text and the number of its first line (from 1)."""
+    """A changed region of a file, with the unchanged lines around it. It has the text of the region and the number of
+    its first line (from 1), both before and after the change."""
 
     old_line: int
     new_line: int
@@ -50,10 +50,10 @@ def changed_regions(old: str, new: str) -> tuple[DiffHunk, ...]:
 
 
 def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
-    """Yields runs of equal lines in order, as (start in a, start in b, length).
+    """Yields blocks of equal lines in order, as (start in a, start in b, length).
 
-    The first run is the common head, and the last is the common tail. Each run between them contains a line that occurs
-    exactly once in the rest of each text.
+    The first block is the common head, and the last is the common tail. Each block between them contains a line that
+    occurs exactly once in the rest of each text.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -83,7 +83,7 @@ def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     in_a, in_b = Counter(a), Counter(b)
     place = {line: n for n, line in enumerate(b) if in_b[line] == 1}
     pairs = [(n, place[line]) for n, line in enumerate(a) if in_a[line] == 1 and line in place]
-    ends: list[int] = []  # for each length, the smallest index in b that a sequence's last pair can have
+    ends: list[int] = []  # for each length, the smallest index in b at which a sequence of that length ends
     sequences: list[Any] = []  # for each length, that sequence as (last index in a, last index in b, rest)
     for at, new_at in pairs:
         length = bisect_left(ends, new_at)
@@ -124,7 +124,7 @@ def diff_text(old: str, new: str) -> str:
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields the diff lines of a changed run. In a short run, difflib finds the lines that are equal."""
+    """Yields the diff of a block of changed lines. In a long block, it removes all old lines and adds all new ones."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

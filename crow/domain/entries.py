@@ -32,7 +32,7 @@ class CallRef:
 
     @classmethod
     def parse(cls, call_id: str) -> CallRef | None:
-        """The call with this id for the client; None if it is no such id."""
+        """Parse a call's id as the client knows it. Return None if `call_id` is not such an id."""
         match call_id.split("_"):
             case ["call", assistant, index] if all(
                 0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)

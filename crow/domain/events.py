@@ -134,9 +134,9 @@ class CommandsChanged:
 class SubagentChanged:
     """A sub-agent of this session was announced, or what it does has changed.
 
-    `title` is set if the client has to be told about the sub-agent itself. `state` is None if it did not change.
-    `stop` says why an idle sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown.
-    `detail` is the error, and `usage` what its last turn used.
+    `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
+    sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and
+    `usage` is what the sub-agent's last turn used.
     """
 
     session_id: str
@@ -157,8 +157,8 @@ class SubagentLinked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMessage:
-    """A message from one session to another. The session that shows it is `sender` or `recipient`. Both sessions use
-    the same id for it."""
+    """A message from one session to another. The session that shows the message is its `sender` or `recipient`. Both
+    sessions use the same id for it."""
 
     message_id: str
     sender: str
@@ -189,7 +189,8 @@ class FormQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlQuestion:
-    """A page for the user to visit. When it is no longer needed, `Client.finish_question` is called with its `id`."""
+    """A page for the user to visit. When the page is no longer needed, `Client.finish_question` is called with the
+    question's `id`."""
 
     message: str
     url: str

@@ -186,7 +186,7 @@ def excerpt(head: str, tail: str, omitted_bytes: int, call_id: str) -> str:
 
 
 def short_output(text: str, most_bytes: int, call_id: str) -> str:
-    """`text`, or an excerpt of about `most_bytes` bytes if it is longer."""
+    """Return `text`, or an excerpt of about `most_bytes` bytes if `text` is longer."""
     if len(text) * 4 <= most_bytes + EXCERPT_SLACK_BYTES:
         return text
     data = text.encode(errors="replace")
@@ -241,7 +241,7 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
 
 
 def file_text(file: ShownFile) -> str:
-    """Render a file between two tags. The tag is one that the file does not contain, so its text cannot end early."""
+    """Render a file between two tags. The file does not contain the tag, so the file's text cannot end early."""
     tag = "file"
     while f"</{tag}" in file.text:
         tag += "_"
@@ -343,8 +343,8 @@ class SecretMask:
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """How many characters at the end of `first` are also the beginning of `second`. An overlap counts only
-    if it has at least `_EDGE_CHARS` characters and is shorter than `secret`. Returns 0 if there is none."""
+    """How many characters at the end of `first` are also the beginning of `second`. An overlap must have at least
+    `_EDGE_CHARS` characters and be shorter than `secret`. Returns 0 if there is none."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 
@@ -355,8 +355,8 @@ def _base64_forms(secret: str) -> Iterator[str]:
     if len(secret) < 8:
         return
     data = secret.encode("utf-8", "surrogatepass")
-    # `before` other bytes precede the secret. `first` is the index of the first base64 character that encodes only bits
-    # of the secret.
+    # The secret comes after `before` other bytes. `first` is the index of the first base64 character that encodes only
+    # bits of the secret.
     for before, first in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(b"\0" * before + data)[first : (before + len(data)) * 8 // 6].decode("ascii")
         yield encoded
@@ -374,7 +374,7 @@ _ALWAYS_HIDDEN = (
     (0xE0000, 0xE0FFF),
     (0xD800, 0xDFFF),  # halves of surrogate pairs
 )
-"""Ranges of code points."""
+"""Ranges of code points that `safe` always escapes."""
 
 _JOINERS = "\u200c\u200d"
 _EMOJI_STYLE = "\ufe0f"
@@ -433,8 +433,8 @@ def _escape(point: int) -> str:
 
 
 def _escape_unless_joined(found: re.Match[str]) -> str:
-    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged, and so does the
-    character that makes a symbol an emoji."""
+    """Return the found characters as escapes. A joiner inside a word or emoji stays unchanged. The character that makes
+    a symbol an emoji stays unchanged too."""
     chars, text = found[0], found.string
     before, after = text[max(0, found.start() - 1) : found.start()], text[found.end() : found.end() + 1]
     if chars == _EMOJI_STYLE and before > _LAST_LATIN and not _HIDDEN.match(before):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from crow.domain.entries import ToolResult
 
 WAKE = "wake_"
-"""Begins the message id of a text in the inbox that is not a prompt. It tells the model what has ended in the
-background. The id of the call that started it follows."""
+"""The start of a message id in the inbox, if the text is not a prompt but tells the model what has ended in the
+background. The rest of the message id is the id of the call that started the work."""
 
 TASK_WORDS = "The task "
-"""Begins such a text about a sub-agent."""
+"""The start of such a text if it is about a sub-agent."""
 
 ORDER = "order_"
-"""Begins the message id of a prompt that a session gave to a sub-agent. The id of the call follows."""
+"""The start of a message id, if the message is a prompt that a session gave to a sub-agent. The rest is the id of the
+call."""
 
 
 def order_id(call_id: str) -> str:
@@ -26,7 +27,7 @@ def call_of_order(message_id: str) -> str | None:
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of the answer to the order of this call."""
+    """The message id of the sub-agent's answer to the prompt that this call gave it."""
     return f"answer_{call_id}"
 
 

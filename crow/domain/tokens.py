@@ -16,7 +16,7 @@ from crow.domain import messages
 from crow.domain.messages import Message, Part, ToolSpec
 
 IMAGE_TOKENS = 1_500
-"""Every image counts as this many tokens. The large providers charge about as much for one megapixel."""
+"""The estimate for any image. The large providers charge about as much for one megapixel."""
 
 MESSAGE_TOKENS = 4
 CALL_TOKENS = 8
@@ -27,10 +27,11 @@ RUN = re.compile(r"[A-Za-z0-9+/=_\-]{60,}+")
 # Most texts have no such run, and this table finds that out twenty times faster than the pattern.
 IN_RUNS = bytes(88 if re.fullmatch(rb"[A-Za-z0-9+/=_\-]", bytes((byte,))) else 32 for byte in range(256))
 ENCODED_LETTERS = 12
-"""A run with at least this many different characters is base64, hex or a key. A run with fewer is a separator line."""
+"""A run with at least this many different characters is base64, hex or a key. A run with fewer different characters is
+a separator line."""
 LONG_RUN = 100
 SHORT_ENCODED = re.compile(r"[0-9a-fA-F]+|(?=(?:.*?[0-9]){4})(?=(?:.*?[A-Z]){4}).*")
-"""A run shorter than `LONG_RUN` counts as encoded only if it is hex, or has at least four digits and four capital
+"""A run shorter than `LONG_RUN` is treated as encoded only if it is hex, or has at least four digits and four capital
 letters. Most paths and names do not match."""
 
 
@@ -102,7 +103,7 @@ def estimate_part(part: Part) -> int:
 
 
 def estimate_assistant(message: messages.AssistantMessage) -> int:
-    """Tokens of an answer. Reasoning counts only if it may be sent back, either in a field of its own or in opaque
+    """Tokens of an answer. Reasoning is included only if it may be sent back, either in a field of its own or in opaque
     fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:

@@ -14,9 +14,9 @@ _current: ContextVar[Mapping[str, str]] = ContextVar("trace_context")
 
 
 def trace_context_from(meta: Mapping[str, object]) -> dict[str, str]:
-    """The valid ones of `traceparent`, `tracestate` and `baggage` in a `_meta` object.
+    """Return `traceparent`, `tracestate` and `baggage` from a `_meta` object, as far as they are valid.
 
-    Values that cannot be the value of a header are left out. A `tracestate` means nothing without its `traceparent`.
+    What cannot be the value of a header is left out. A `tracestate` means nothing without its `traceparent`.
     """
     found = {}
     for name, pattern in (("traceparent", _TRACEPARENT), ("tracestate", _HEADER_VALUE), ("baggage", _HEADER_VALUE)):

@@ -21,8 +21,8 @@ MAX_CHARS = 60_000
 _LINK_SCHEMES = frozenset({"http", "https", "mailto"})
 _URL_CHARS = 2_000
 _LONGEST_RUN = 200
-"""A text that repeats one of the characters below this many times in a row is shown as plain text, because parsing it
-takes quadratic time."""
+"""If a text repeats one of the characters below this many times in a row, it is shown as plain text, because parsing
+would take quadratic time."""
 _RUNS = tuple(char * _LONGEST_RUN for char in "[*_`<(!>~&|\\-")
 
 

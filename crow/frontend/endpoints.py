@@ -69,7 +69,10 @@ class Endpoints(Protocol):
         ...
 
     def disable_provider(self, provider_id: str) -> None:
-        """Stops using a provider. An unknown provider is ignored. :raises ArgumentError: the provider is required."""
+        """Stops using a provider. An unknown provider is ignored.
+
+        :raises ArgumentError: this provider may not be disabled.
+        """
         ...
 
     def credentials(self) -> Credentials:

@@ -18,7 +18,7 @@ from crow.domain.rendering import TITLE_CHARS, on_one_line
 from crow.domain.trace_context import trace_context_from
 from crow.frontend.frames import describe
 from crow.store.codec import merged_metadata
-from crow.tools import HttpServer, McpServer, StdioServer
+from crow.tools.servers import HttpServer, McpServer, StdioServer
 
 MAX_DIRECTORIES = 100
 MAX_NAME_CHARS = 200

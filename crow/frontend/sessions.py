@@ -46,7 +46,8 @@ from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace
 from crow.store import NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
-from crow.tools import McpServer, StdioServer, Workspace
+from crow.tools import Workspace
+from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 

@@ -174,7 +174,7 @@ class LiveUpdates:
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
         """The content of a permission request for an announced call: `content`, followed by the call's terminal if
-        there is one. A client that shows the request replaces the content of the call with this content."""
+        there is one. Clients show it in place of what the call showed before."""
         opened = self._calls.get(call)
         if opened is None:
             return content

@@ -112,8 +112,8 @@ class Stream(Protocol):
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return the attempts that the endpoint accepted, in order. An attempt that is still running or has given the
-        answer comes last."""
+        """Return the attempts that the endpoint accepted, in order. The last attempt may still be running, or may have
+        given the answer."""
 
 
 class Model(Protocol):
@@ -121,7 +121,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What is known about the model now. Later answers and errors may add to it."""
+        """What crow knows about the model now. Later answers and errors may add facts."""
 
     def check(self) -> None:
         """Check that a request can be made at all.
@@ -138,7 +138,7 @@ class Model(Protocol):
 
 
 class EndpointMemory(Protocol):
-    """Stores what was learned about endpoints for later processes, in the store's table `endpoints`."""
+    """Keeps what was learned about endpoints, in the store's table `endpoints`, so that later processes know it."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
         """Return facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`. The result is empty if
@@ -149,8 +149,8 @@ class EndpointMemory(Protocol):
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """Return the price of one request in USD, or None if usage or prices are unknown. Without a price for reading or
-    writing the provider's cache, such tokens cost as much as other input."""
+    """Return the price of one request in USD, or None if usage or prices are unknown. If there is no price for tokens
+    read from the provider's cache or written to it, they cost as much as other input."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
     cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0

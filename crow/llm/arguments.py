@@ -182,8 +182,8 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
 
 
 def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Unwrap `{"name": ..., "arguments": {...}}`: return the inner object if it can be meant for the tool and the outer
-    object cannot."""
+    """Unwrap `{"name": ..., "arguments": {...}}`: return the inner object if only that object, and not the outer one,
+    can be meant for the tool."""
     inner = arguments.get("arguments", arguments.get("parameters"))
     if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
         return arguments

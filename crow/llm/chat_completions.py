@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 import anyio.to_thread
-import httpcore2  # noqa: F401 - httpx2 would import it with the first request, in the event loop
+import httpcore2  # noqa: F401 - otherwise httpx2 imports this in the event loop, with the first request
 import httpx2
 import openai
 from openai import RequestOptions
@@ -65,7 +65,7 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""A placeholder for endpoints that need no key: the client library requires one."""
+"""A placeholder for endpoints that need no key, because the client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ class _Client:
 
 
 class ChatCompletions:
-    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. It connects with its first
-    request.
+    """One model at one endpoint; see :class:`crow.llm.Model`. Sessions share this object. The connection is made with
+    the first request.
 
     `learned` contains the facts that `memory` has already stored.
     """
@@ -108,7 +108,7 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What is known now. A configured context window takes precedence over a listed one."""
+        """What crow knows about the model now. A configured context window takes precedence over a listed one."""
         return self._facts.info
 
     @property
@@ -173,7 +173,7 @@ class ChatCompletions:
         return offered
 
     async def form_for(self, request: Request) -> RequestForm:
-        """Return the form in which to send `request`, based on what is known now about the endpoint."""
+        """Return the form in which to send `request`, based on what crow knows about the endpoint now."""
         await self._facts.refresh()
         return self._facts.form(request.cache_key)
 
@@ -209,9 +209,9 @@ class ChatCompletions:
         )
 
     async def adapt(self, request: Request, form: RequestForm, body: ErrorBody) -> bool:
-        """Change `form` after the error in `body`: leave out the part that it names, or lower the output limit. If the
-        error names no part, stop testing parts, or send parts that were left out. Return False if there is nothing
-        to change."""
+        """Change `form` so that the error in `body` does not happen again: leave out the part that the error names, or
+        lower the output limit. If the error names no part, undo earlier changes of the form. Return False if there is
+        nothing to change."""
         error = model_error(body, self.origin)
         if isinstance(error, (errors.AuthError, errors.QuotaExceeded, errors.RateLimited)):
             return False
@@ -239,7 +239,7 @@ class ChatCompletions:
         await self._facts.settle(form, shows)
 
     async def learn_from(self, answer: Answer) -> None:
-        """Note the token usage. If the context window is unknown or is filling up, read the list of models in the
+        """Record the token usage. If the context window is unknown or is filling up, read the list of models in the
         background."""
         wants_listing = await self._facts.add_usage(answer.usage)
         may_list = self._listing is None or (self._listing.done() and self._facts.is_listed)

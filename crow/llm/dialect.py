@@ -98,5 +98,5 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
 }
-"""Maps a refused part of a request to the dialect's new values. Parts whose new value depends on the old one are not
-here."""
+"""Maps a refused part of a request to the dialect's new values. Parts are not in this table if the new value depends on
+the old one."""

@@ -29,8 +29,8 @@ class Endpoint(ModelLimits):
     """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
 
     A key is required unless the endpoint is on this machine or its local network, or `needs_key` is false. `key_hint`
-    tells the user where to
-    set the key. `extra_body` is added to every request. If `proxy` is None, the environment variables decide.
+    tells the user where to set the key. `extra_body` is added to every request. If `proxy` is None, the environment
+    variables decide.
     """
 
     base_url: str
@@ -53,8 +53,8 @@ class Endpoint(ModelLimits):
 
     @property
     def sends_authorization(self) -> bool:
-        """Whether requests have the header `Authorization`. Without a key, crow sends a placeholder, because some local
-        servers expect one."""
+        """Whether requests have the header `Authorization`. If no key is set, crow sends a placeholder, because some
+        local servers expect a key."""
         has_header = any(name.lower() == "authorization" for name, _ in self.headers)
         return self.needs_key or self.api_key is not None or has_header
 

@@ -1,7 +1,7 @@
 """Turns an error that an endpoint reports into one of crow's errors.
 
 Endpoints put the text of an error in different places of a body or event; `ErrorBody` holds what was found. Status,
-code and text decide the type. The first line that applies counts:
+code and text decide the type. The first line that applies decides:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -116,11 +116,11 @@ span
 """
 """The kinds of messages. The name of each kind is followed by its pattern, whose lines are joined.
 
-A message that matches "overflow" reports an overflow. So does a message that contains a number of tokens and matches
-"window", "request" and "too much", but not "too little". A message that matches "not overflow" never reports an
-overflow, whatever else it matches. Some such messages list "possible causes", because the server does not know whether
-a parameter is bad or the request is too long. Others are about the output limit, or about the name or description of a
-tool.
+A message that matches "overflow" reports an overflow. A message also reports an overflow if it contains a number of
+tokens and matches "window", "request" and "too much", but not "too little". A message that matches "not overflow" never
+reports an overflow, whatever else it matches. Some such messages list "possible causes", because the server does not
+know whether a parameter is bad or the request is too long. Others are about the output limit, or about the name or
+description of a tool.
 
 A message that matches "unclear overflow" may report an overflow. A number directly after a match of "code before" may
 be an error code.
@@ -139,7 +139,7 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Messages in which the words before a number do not tell whether it is the limit or the size. Both are in tokens."""
+"""Messages in which the words before a number do not tell whether the number is the limit or the size, in tokens."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -391,9 +391,9 @@ def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]
             return (limit if limit is not None and limit >= _MIN_WINDOW else None), size
     if not _PATTERNS["window"].search(message) or _PATTERNS["too little"].search(message):
         return None, None
-    # The limit is the smallest number that follows a word such as "limit" or "maximum". If no number does and there are
-    # two numbers, the limit is the smaller one. The size is the largest number above the limit, or simply the largest
-    # number if the limit is unknown.
+    # The limit is the smallest number that follows a word such as "limit" or "maximum". If there are two numbers and
+    # neither follows such a word, the limit is the smaller one. The size is the largest number above the limit, or
+    # simply the largest number if the limit is unknown.
     sizes = _sizes(message)
     if len(sizes) == 1 and _PATTERNS["code before"].search(sizes[0][1]):
         return None, None
@@ -456,8 +456,8 @@ stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disa
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
 """The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. A
-"near" pattern counts only if a word of refusal is close before or after the match. The patterns of "stream" are narrow
-on purpose: one broken stream must not disable streaming at an endpoint for good."""
+"near" pattern is used only if a word of refusal stands shortly before or after the match. The patterns of "stream" are
+narrow on purpose: one broken stream must not disable streaming at an endpoint for good."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:

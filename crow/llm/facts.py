@@ -1,8 +1,8 @@
 """What crow has learned about a model at an endpoint: the stored format, and words for the user.
 
 Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
-only to its session. A fact that was learned at least twice applies to every session. No fact is final: each is tested
-again, so a temporary fault of an endpoint has no lasting effect.
+only to its session. A fact that was learned at least twice applies to every session. No fact is final. Crow tests each
+fact again, so a temporary fault of an endpoint has no lasting effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WINDOW, REFUSED, OUTPUT_LIMIT, USAGE = "window", "refused", "max_output_tokens",
 LEARNED_KEYS = (WINDOW, REFUSED, OUTPUT_LIMIT, USAGE)
 QUOTE_CHARS = 300
 MAX_TOKENS = 1_000_000_000
-"""No context window and no output limit is larger."""
+"""No context window or output limit is larger than this."""
 
 MAX_PATIENCE_DAYS = 32
 _MAX_REFUSALS = 40
@@ -37,7 +37,7 @@ class LearnedWindow:
     """A window size that crow learned from how an endpoint behaved.
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
-    once applies to every session. `checked_on` is the day on which the window was last found to hold, and `answers` is
+    once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
     the number of answers since that check. When the context fills up after `patience` answers or on another day, crow
     does not compact but tests whether the endpoint accepts more. `source` says what the size was learned from. Dates
     are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests instead of refusing them.
@@ -61,7 +61,7 @@ class LearnedWindow:
         return self.times > 1 or (self.times == 1 and self.session == session)
 
     def is_due(self, answers: int, today: date) -> bool:
-        """Whether to test the window now. `answers` more answers have come since `self.answers` was stored."""
+        """Whether to test the window now. `answers` is the number of answers since `self.answers` was stored."""
         return self.answers + answers >= self.patience or _is_past(self.checked_on, 1, today)
 
     def disproved(self, today: date) -> LearnedWindow:
@@ -86,7 +86,7 @@ class Refusal:
     `limit` is the largest output limit that the endpoint accepts. `patience` days after `checked_on`, crow tests the
     part by sending it in one request. If the endpoint refuses the part, the patience is doubled. If the endpoint
     accepts the part, `holds` becomes false, and all requests contain the part again. The fact is kept, so that a later
-    refusal does not count as the first.
+    refusal is not taken for the first.
     """
 
     part: str
@@ -202,9 +202,9 @@ def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[L
 
 
 def describe_window(window: LearnedWindow, *, answers: int = 0, is_tested: bool = False, is_own: bool = True) -> str:
-    """Describe a learned window in full sentences. `answers` more answers have come since `window.answers` was stored.
-    `is_tested` means that crow is ignoring the window at the moment, to test it. `is_own` means that the words are
-    shown in a session to which the window applies."""
+    """Describe a learned window in full sentences. `answers` is the number of answers since `window.answers` was
+    stored. `is_tested` means that crow is testing the window at the moment, and so ignores it. `is_own` means that the
+    words are shown in a session to which the window applies."""
     left = max(0, window.patience - window.answers - answers)
     more = f"{left} more answer{'s' * (left != 1)}"
     test = f"After {more}, or on another day, crow tests whether the endpoint accepts more."

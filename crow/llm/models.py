@@ -49,7 +49,8 @@ _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""Of the answers that fill at least half of the context window, one in this many makes crow read the list of models."""
+"""Crow reads the list of models again after the first answer that fills at least half of the context window, and then
+after every further `_LISTING_INTERVAL` such answers."""
 
 _MIN_OUTPUT = 512
 """A lower output limit is not remembered, because it usually depends on the length of a single request."""
@@ -140,11 +141,11 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
 class RequestForm:
     """The form in which one request is sent, until the endpoint accepts it.
 
-    `known` are the refusals that apply to the session. `tested` are known parts that this request contains all the
-    same, to test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this
-    request. `doubted` are parts that were tested when the endpoint refused the request without a usable reason; they
-    are left out again. `restored` are known parts that were left out when the endpoint refused the request. The request
-    contains them again, because the endpoint may now require them.
+    `known` are the refusals that apply to the session. `tested` are known parts that this request contains anyway, to
+    test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this request.
+    `doubted` are parts that were tested when the endpoint refused the request without a usable reason; they are left
+    out again. `restored` are known parts that were left out when the endpoint refused the request. The request contains
+    them again, because the endpoint may now require them.
     """
 
     session: str
@@ -191,7 +192,8 @@ class RequestForm:
 
     @property
     def in_question(self) -> frozenset[str]:
-        """The known parts that this request contains. If it is accepted, the endpoint no longer refuses these parts."""
+        """The known parts that this request contains. If the request is accepted, the endpoint no longer refuses these
+        parts."""
         return frozenset(self.tested | self.restored) - self.refused.keys()
 
 
@@ -276,7 +278,7 @@ class EndpointFacts:
     def output_limit(self, wanted: int | None, known: int | None) -> int | None:
         """Return the output limit to send, or None to send no limit. This is `wanted`, or the configured limit if
         `wanted` is None. It is at most the limit that the endpoint lists, and at most `known`, the largest limit that
-        the endpoint is known to accept. If neither `wanted` nor a configured limit is set, it is `known`."""
+        the endpoint is known to accept. If there is neither `wanted` nor a configured limit, the result is `known`."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
@@ -296,7 +298,7 @@ class EndpointFacts:
         )
 
     def refuse(self, form: RequestForm, part: str, words: str, *, limit: int | None = None) -> None:
-        """Note in `form` that the endpoint refused a part of the request. The refusal is stored when the endpoint
+        """Record in `form` that the endpoint refused a part of the request. The refusal is stored when the endpoint
         accepts the request without this part."""
         today = self._today().isoformat()
         form.tested.discard(part)
@@ -310,8 +312,8 @@ class EndpointFacts:
         )
 
     async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:
-        """Learn from a request that the endpoint accepted in this form. `shows` returns whether leaving out
-        a part would change the request. If it would not, the request has not tested the part."""
+        """Learn from a request that the endpoint accepted in this form. `shows` returns whether leaving out a part
+        would change the request. If the request would stay the same, it has not tested the part."""
         if form.is_settled:
             return
         form.is_settled = True
@@ -333,15 +335,15 @@ class EndpointFacts:
             await self._store(stored_refusals(refusals))
 
     async def set_listed(self, offered: Offered | None) -> None:
-        """Note what the endpoint's list of models says about this model. If `offered` is None, the list does not
+        """Record what the endpoint's list of models says about this model. If `offered` is None, the list does not
         contain the model."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Note which counts the endpoint reports. Forget the listed context window if this request was longer. Return
-        True if it is time to read the list of models, because it was never read, or because the window is filling up
-        and the server may have changed the window size."""
+        """Record which counts the endpoint reports. Forget the listed context window if this request was longer. Return
+        True if it is time to read the list of models: it was never read, or the window is filling up and the server may
+        have changed its size."""
         await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None

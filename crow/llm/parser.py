@@ -26,7 +26,7 @@ from crow.llm.text_tool_calls import CallDetector
 from crow.llm.tool_calls import MAX_CALLS, CallAssembler, new_call_id
 
 MAX_CHARS = 4_000_000
-"""The limit for one answer in characters. Text, reasoning and tool arguments count together."""
+"""The limit for one answer in characters: text, reasoning and tool arguments together."""
 
 Piece: TypeAlias = TextDelta | ThoughtDelta
 
@@ -40,7 +40,7 @@ _MAX_BLANKS = 1000
 
 
 class LoopDetector:
-    """Notices when a text keeps repeating one passage, and sets `passage` to it. Otherwise `passage` is empty. The text
+    """Detects a text that keeps repeating one passage. `passage` is that passage, or empty if there is none. The text
     is checked only every `_LOOP_STEP_CHARS` characters."""
 
     def __init__(self) -> None:
@@ -121,8 +121,8 @@ class StreamParser:
         """Return the deltas in these events, in the order in which they are to be shown. Adjacent deltas of the same
         kind are joined.
 
-        :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long.
-            Call `flush` for what came before the error.
+        :raises ~crow.domain.errors.ModelError: an event carries an error or is not JSON, or the answer is too long. To
+        get what came before the error, call `flush`.
         """
         try:
             for event_data in events:
@@ -146,8 +146,8 @@ class StreamParser:
         return self._take_pieces()
 
     def flush(self) -> list[Piece]:
-        """Note the end of the stream. Return the deltas for held-back text, without tool calls. A second call returns
-        nothing more."""
+        """Tell the parser that the stream has ended. Return the deltas for held-back text, without tool calls. A second
+        call returns nothing more."""
         self._end()
         return self._take_pieces()
 
@@ -486,7 +486,8 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word means `stop`; an empty answer is an error anyway."""
+    """Return the meaning of a finish reason. An unknown word is treated as `stop`, because an empty answer is an error
+    anyway."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending
@@ -538,8 +539,8 @@ def _first_count(report: object, *keys: str) -> int | None:
 
 
 def _merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
-    """Return the combined counts. Reports are cumulative, so the last count of each kind is used. A report in which
-    input and output are zero or missing is ignored, if there was an earlier report."""
+    """Return the combined counts. Reports are cumulative, so the last count of each kind is used. If there was an
+    earlier report, a report in which input and output are zero or missing is ignored."""
     if report is None or known is None:
         return report or known
     if not (report.input_tokens or report.output_tokens):

@@ -136,8 +136,8 @@ _SLICE_CHARS = 16_384
 class ThinkSplitter:
     """Call `feed` with pieces of the content. Each call returns `(thought, text)` as far as the two can be told apart.
 
-    Only text that may become a tag is held back. Blanks before the first word of a thought are removed, and so are
-    blanks between a thought and the answer. Blanks at the very start are held back until the first word. `found` means
+    Only text that may become a tag is held back. Blanks before the first word of a thought are removed. Blanks between
+    a thought and the answer are removed too. Blanks at the very start are held back until the first word. `found` means
     that there was a thought. `is_dressed` means that tokens before the answer were removed.
     """
 
@@ -172,7 +172,8 @@ class ThinkSplitter:
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the held text starts with. Return True if the text after that can be read now."""
+        """Decide what the held text starts with. Return True if a tag or token was removed, so that the text after it
+        can be read."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":

@@ -71,8 +71,8 @@ class SseDecoder:
         return events
 
     def finish(self) -> list[str]:
-        """Note the end of the bytes. Return the last event if the blank line after it never came. This event may be
-        incomplete."""
+        """Tell the decoder that no more bytes follow. Return the last event if the blank line after it never came. This
+        event may be incomplete."""
         lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
         return self._events_of(lines)

@@ -116,7 +116,7 @@ class ChatStream:
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted. An attempt that it answered only with an error does not count."""
+        """The attempts that the endpoint accepted. An attempt that it answered only with an error is left out."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)

@@ -142,7 +142,7 @@ class CallDetector:
         return text, ()
 
     def interrupt(self) -> str:
-        """Note that the stream broke. Return the held-back text, or an empty string if it looks like an incomplete
+        """Call this if the stream broke. Return the held-back text, or an empty string if it looks like an incomplete
         call."""
         text, self._held = self.held, []
         is_call = text.lstrip().startswith(_STARTS) or _names_a_tool(text[:_HEAD_CHARS], self._tools)
@@ -192,8 +192,8 @@ class CallDetector:
             return False
         if self._before.is_in_unknown_form:
             return False
-        # Models never write special tokens by accident. But they do mention other tags within a line, so a tag there
-        # counts only if a line break follows.
+        # Models never write special tokens by accident. But they do mention other tags within a line, so such a tag
+        # is accepted only if a line break follows.
         is_tag = text.startswith("<", at) and not text.startswith(("<|", "<｜"), at)
         return not (is_tag and self._before.is_in_line) or _TAG_ALONE.match(text, at) is not None
 
@@ -376,7 +376,7 @@ _LAST_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*)</function>\s*(?:</(?:seed
 
 
 def _read_marked(block: str, tools: _Tools) -> _Found:
-    """Return the calls in a block that begins with a marker. Return none if the block contains anything else."""
+    """Return the calls in a block that begins with a marker. Return no calls if the block contains anything else."""
     block = _without_turns(block)
     found, end = _read_row(block, tools)
     return found if end >= len(block) and block.startswith((*_OPENING, *_CALL_STARTS, _RECIPIENT)) else []
@@ -602,7 +602,8 @@ _BARE_KEYS = _BARE_ARGUMENTS | {"name", "type", "id"}
 
 
 def _read_bare(text: str) -> _Found:
-    """Return the calls in an answer that consists only of calls. Return none if the answer contains anything else."""
+    """Return the calls in an answer that consists only of calls. Return no calls if the answer contains anything
+    else."""
     text = text.strip()
     fenced = _FENCED.fullmatch(text)
     label = fenced[2] if fenced is not None else None

@@ -201,7 +201,7 @@ class CallAssembler:
         if not name:
             if not is_other_id:
                 return call
-            # Some servers send a new ID with each fragment. So a new ID opens the next call only if this call is
+            # Some servers send a new ID with each fragment. So a new ID opens the next call only if the current call is
             # complete.
             goes_on = (bool(call.pieces) or index is not None) and not is_whole(call.pieces)
             return call if goes_on or (index is not None and not arguments.strip()) else None
@@ -247,7 +247,7 @@ class CallAssembler:
         return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
     def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
-        """Return the calls inside `multi_tool_use.parallel`. Return none if one of them is unclear."""
+        """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them is unclear."""
         uses = wrapped.get("tool_uses")
         calls: list[ToolCall] = []
         for use in uses if isinstance(uses, list) else ():

@@ -197,7 +197,7 @@ class Gateways:
         except ValidationError:
             problem = "expected an http or https URL without user name and query"
             raise ArgumentError(f"baseUrl: {problem}, such as http://localhost:11434/v1.") from None
-        # The `openai` package would send its own header as well if the case were different.
+        # If the name were spelled in another case, the `openai` package would send its own header as well.
         named = {"Authorization" if name.lower() == "authorization" else name: text for name, text in headers.items()}
         self._by_id[provider_id] = Gateway(base_url=checked.base_url or "", headers=named)
 
@@ -243,7 +243,7 @@ MAIN_PROVIDER = "main"
 
 
 def _provider_id(provider: str | None) -> str:
-    """The id by which clients know `[providers.NAME]`, or the endpoint in `[model]` for None."""
+    """The id by which clients know `[providers.NAME]`. None stands for the endpoint in `[model]`."""
     if provider is None:
         return MAIN_PROVIDER
     return f"providers.{provider}" if provider == MAIN_PROVIDER else provider
@@ -258,7 +258,7 @@ def provider_ids(settings: Settings) -> dict[str, str]:
 
 
 def fallback_of(name: str, settings: Settings) -> str:
-    """Return the name of the model that answers if this one's endpoint is down, or an empty string."""
+    """Return the name of the model that answers if the endpoint of the model `name` is down, or an empty string."""
     return target_of(name, settings).options.fallback or ""
 
 
@@ -285,8 +285,8 @@ def dotted_key(*parts: str) -> str:
 
 
 def run_key_command(command: Sequence[str]) -> str:
-    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: it fails or
-    prints nothing."""
+    """Return the first word that `command` prints. Blocks until the command ends. :raises ConfigError: the command
+    fails or prints nothing."""
     name = f"api_key_command `{' '.join(command)}`"
     try:
         done = subprocess.run(  # noqa: S603 - the command comes from the user's own file
@@ -295,7 +295,7 @@ def run_key_command(command: Sequence[str]) -> str:
             capture_output=True,
             timeout=_KEY_COMMAND_TIMEOUT_S,
             check=False,
-            env=os.environ,  # the default is the initial environment, which may be overwritten
+            env=os.environ,  # the default is the initial environment, in which crow has overwritten secrets
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{name} did not end within {_KEY_COMMAND_TIMEOUT_S:g} s.") from None

@@ -476,7 +476,7 @@ def _absolute(path: str) -> Path:
 
 def _temporary_home() -> Path:
     """Return a directory that only this user can access. Every process gets the same directory. But if someone else has
-    taken its name, each process gets a new directory."""
+    taken the directory's name, each process gets a new directory."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

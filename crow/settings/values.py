@@ -113,7 +113,7 @@ class ModelOptions(Section):
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
     fallback: OtherModel | None = None
-    """The model that answers for the rest of a turn if this one's endpoint still fails after all retries."""
+    """The model that answers for the rest of a turn if this model's endpoint still fails after all retries."""
 
 
 class ModelSettings(ModelOptions):
@@ -216,14 +216,15 @@ class McpServerSettings(Section):
     enabled: Switch = True
     """Whether the server is used."""
     oauth_account: Annotated[NonEmpty, Expected('a name, such as "work"')] | None = None
-    """Tells this login from another one at the same URL."""
+    """Distinguishes this login from others at the same URL."""
     oauth_client_id: Annotated[NonEmpty, Expected("the id of a client that you registered")] | None = None
     """The client that you registered at the authorization server. If unset, crow registers itself."""
     oauth_client_secret: (
         Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
         | None
     ) = Field(default=None, repr=False)
-    """The secret of that client. Needs oauth_issuer: no other authorization server gets the secret."""
+    """The secret of the client in oauth_client_id. Needs oauth_issuer: no other authorization server gets the
+    secret."""
     oauth_client_metadata_url: (
         Annotated[
             Annotated[str, Field(pattern=r"^https://[^/]+/.+")],
@@ -233,7 +234,7 @@ class McpServerSettings(Section):
     ) = None
     """The client metadata document that stands for crow at authorization servers that accept such documents."""
     oauth_issuer: Url | None = None
-    """The only authorization server to log in at. If unset, the one that the server names."""
+    """The only authorization server to log in at. If unset, the one that the MCP server names."""
     oauth_redirect_port: (
         Annotated[int, Field(ge=1, le=65535), Expected("the number of a port, such as 8765")] | None
     ) = None
@@ -347,7 +348,8 @@ class CompactionSettings(Section):
     needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
     """The model that is asked first for a summary. It gets a shortened transcript; the session's model is asked only if
-    it fails. If unset, the session's model writes summaries, with a request that its endpoint has mostly cached."""
+    compact_model fails. If unset, the session's model writes summaries, with a request that its endpoint has mostly
+    cached."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
     """A file with a prompt for summaries, which replaces crow's own. `{words}` in it is replaced by the word limit. A
     relative path is resolved against the directory of config.toml."""
@@ -394,10 +396,10 @@ class LimitSettings(Section):
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
     """The maximum number of answers that the model may give in one turn."""
     cost_per_turn: Usd | None = None
-    """A turn stops before its next request if it has cost this many US dollars. Another prompt goes on."""
+    """A turn stops before its next request if it has cost this many US dollars. Another prompt continues the work."""
     cost_per_session: Usd | None = None
-    """A turn stops before its next request whenever the session has cost another this many US dollars. Another prompt
-    goes on."""
+    """A turn stops before its next request each time the session's cost has grown by this many US dollars. Another
+    prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
     """Seconds an MCP server may take to start."""
     mcp_call_timeout_s: Seconds = 600.0

@@ -78,7 +78,7 @@ def set_model_keys(text: str, values: Mapping[str, str | None]) -> str:
 def add_server(text: str, name: str, values: Mapping[str, Any], *, replace: bool) -> str:
     """Return TOML text with a table `[mcp_servers.NAME]` at its end.
 
-    :raises ArgumentError: it has such a table, and `replace` is not set.
+    :raises ArgumentError: the text has such a table already, and `replace` is not set.
     :raises TOMLKitError: the text cannot be changed.
     """
     if name in _servers(text):
@@ -103,10 +103,10 @@ def add_server(text: str, name: str, values: Mapping[str, Any], *, replace: bool
 
 
 def without_server(text: str, name: str) -> str:
-    """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay, and so do those
-    after its last key: they usually belong to what follows.
+    """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay. Comments after its
+    last key stay too, because they usually belong to what follows.
 
-    :raises ArgumentError: it has no such table.
+    :raises ArgumentError: the text has no such table.
     :raises TOMLKitError: the text cannot be changed.
     """
     servers = _servers(text)
@@ -151,8 +151,8 @@ def _after_last_key(lines: list[str]) -> list[str]:
 
 
 def _checked(text: str, wanted: Mapping[str, Any]) -> str:
-    """Return the changed text. It was changed line by line, which goes wrong if, for example, a text of several lines
-    contains a line like a header."""
+    """Check the changed text and return it. The check is needed because the text is changed line by line, which goes
+    wrong if, for example, a string of several lines contains a line like a header."""
     try:
         is_right = tomllib.loads(text) == wanted
     except tomllib.TOMLDecodeError:

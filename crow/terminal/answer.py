@@ -1,4 +1,4 @@
-"""The JSON in an answer of the model, checked against the schema of `crow run --schema`."""
+"""Finds the JSON in an answer of the model, and checks it against the schema of `crow run --schema`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crow.terminal.prompt import read_text
 
 MAX_VALUES = 100
 MAX_STARTS = 10_000
-"""At most this many braces and brackets are tried as the start of JSON: each try may read far ahead."""
+"""At most this many braces and brackets are tried as the start of JSON, because each try may read far ahead."""
 
 
 class AnswerSchema:
@@ -38,7 +38,7 @@ class AnswerSchema:
 
 
 def read_schema(path: str) -> AnswerSchema:
-    """Read the file of --schema. :raises ArgumentError: it contains no usable JSON Schema."""
+    """Read the file of --schema. :raises ArgumentError: the file contains no usable JSON Schema."""
     try:
         schema = json.loads(read_text("--schema", path))
         checked = AnswerSchema(schema)
@@ -52,10 +52,10 @@ def read_schema(path: str) -> AnswerSchema:
 
 
 def json_in(answer: str) -> Any:
-    """Return the JSON value in an answer. It may be in a code fence or between sentences. Of several values, return the
-    longest.
+    """Return the JSON value in an answer. It may be in a code fence or between sentences. If there are several values,
+    return the longest.
 
-    :raises ValueError: there is none.
+    :raises ValueError: there is no JSON value.
     """
     text = answer.strip()
     with suppress(ValueError, RecursionError):

@@ -358,7 +358,7 @@ class Chat:
         self._choices.arguments |= {"session": known, "bring": known}
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
-        """Ctrl-C: the first cancels the turn, the second leaves."""
+        """Handle Ctrl-C: the first press cancels the turn, the second leaves the chat."""
         if not self._is_prompting or self._connection is None:
             if not self._keyboard.interrupt():
                 main.cancel()

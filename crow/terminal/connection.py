@@ -39,8 +39,9 @@ ID_PREFIX = "crow-"
 class TerminalClient(Protocol):
     """The methods with which a client handles the front end's messages.
 
-    The turn waits until a method returns. So the updates of a session arrive in order, and all updates of a turn arrive
-    before the response to its prompt. An exception in a method ends the connection, and the waiting requests raise it.
+    The turn waits until the called method returns. So the updates of a session arrive in order, and all updates of a
+    turn arrive before the response to its prompt. An exception in a method ends the connection, and the waiting
+    requests raise it.
     """
 
     async def update(self, params: Params) -> None:
@@ -116,7 +117,7 @@ class TerminalConnection:
         return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
-        """Send a request and return its result. If cancelled, the request is withdrawn.
+        """Send a request and return its result. If this call is cancelled, the request is withdrawn.
 
         :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
         """
@@ -226,7 +227,7 @@ class TerminalConnection:
         if method == "session/update" and self._failure is None:
             try:
                 await self._client.update(params)
-            except Exception as error:  # noqa: BLE001 - of the client, such as a closed stdout
+            except Exception as error:  # noqa: BLE001 - the client failed, for example because stdout is closed
                 self._end_with(error)
 
     async def _ask(self, method: str, params: Params) -> dict[str, Any]:

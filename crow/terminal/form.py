@@ -12,7 +12,7 @@ _CHECKED = (
     *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
     *("oneOf", "anyOf", "const"),
 )
-"""The keywords that are checked here. Others, such as `pattern`, may take long to check; the server checks them."""
+"""The keywords that are checked here. The server checks the others, because some (such as `pattern`) may take long."""
 
 _KINDS = ("string", "number", "integer", "boolean", "array")
 _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")

@@ -66,12 +66,12 @@ class Keyboard(Protocol):
         ...
 
     async def key(self, keys: Collection[str]) -> str:
-        """Read one of these keys, `ESCAPE` or `END`."""
+        """Read a key: one of `keys`, `ESCAPE` or `END`."""
         ...
 
     def discard(self) -> None:
-        """Discard what was typed so far. Call this just before the end of a question is shown: what is typed after that
-        counts."""
+        """Discard what was typed so far. Call this just before the end of a question is shown, because only what is
+        typed after that is an answer."""
         ...
 
     def set_aside(self) -> AbstractAsyncContextManager[None]:
@@ -267,7 +267,7 @@ class PlainKeyboard:
         return await self._read(f"{message}[{safe(default)}] " if default else message) or default
 
     async def key(self, keys: Collection[str]) -> str:
-        """See `Keyboard`. The key is typed on a line of its own; any other line counts as `ESCAPE`."""
+        """See `Keyboard`. The key is typed on a line of its own; any other line is treated as `ESCAPE`."""
         try:
             typed = (await self._read(f"Type {', '.join(keys)}, then Enter: ")).strip().lower()
         except EOFError:

@@ -14,7 +14,7 @@ from typing import Any
 from crow.domain.errors import ArgumentError
 
 INPUT_BYTES = 1_000_000
-"""The most that is read from standard input and from each file of --prompt-file."""
+"""At most this many bytes are read from standard input and from each file of --prompt-file."""
 
 ATTACHED_BYTES = 200_000
 """For a larger --file, the prompt has only a link: the model reads the parts that it needs."""
@@ -27,7 +27,7 @@ IMAGE_TYPES |= {".webp": "image/webp"}
 
 
 def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The content blocks of the prompt. :raises ArgumentError: there is none, or a file cannot be read."""
+    """The content blocks of the prompt. :raises ArgumentError: there is no prompt, or a file cannot be read."""
     texts = [] if options.prompt_file is None else [read_text("--prompt-file", options.prompt_file)]
     texts += [] if options.prompt in (None, "-") else [options.prompt]
     blocks = [text_block("\n\n".join(texts))] if any(text.strip() for text in texts) else []
@@ -43,8 +43,8 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def read_stdin() -> str:
-    """Standard input up to `INPUT_BYTES`; empty if it is a terminal. Tells the user if crow must wait for it or cuts
-    it."""
+    """Return standard input, up to `INPUT_BYTES`, or an empty text if it is a terminal. Tells the user if crow has to
+    wait for the input or cuts it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()

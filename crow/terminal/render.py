@@ -61,8 +61,8 @@ Segment: TypeAlias = "tuple[Tone, str]"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How text is written. `has_words`: for a screen reader, with words instead of symbols and without line breaks of
-    our own. `has_styles`: the terminal understands escape sequences."""
+    """How text is written. `has_words` is for a screen reader: words replace symbols, and crow adds no line breaks.
+    `has_styles`: the terminal understands escape sequences."""
 
     has_styles: bool = True
     has_colors: bool = True

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
-    """The settings plus the rules and limits of this run. Those of the run are not stored."""
+    """Return the settings with the rules and limits of this run added, which are not stored."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
     changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
@@ -276,7 +276,7 @@ class Run:
         return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
-        """Ctrl-C: the first cancels the turn, the second ends the program."""
+        """Handle Ctrl-C: the first press cancels the turn, the second ends the program."""
         self._interrupts += 1
         if self._interrupts == 1 and self._is_prompting and self._connection is not None:
             self._screen.clear()

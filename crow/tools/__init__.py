@@ -13,7 +13,6 @@ from crow.domain.messages import (
     AssistantMessage,
     Image,
     JsonObject,
-    Part,
     ToolCall,
     ToolSpec,
     Usage,
@@ -26,18 +25,18 @@ Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "extern
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
-`full` has the network, unless the user's settings give it to `write` too."""
+`full` can use the network, unless the user's settings allow that for `write` too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStatus:
     """What confines the commands of a workspace.
 
-    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. It is empty if nothing confines commands; then
-    `problem` says why, as a sentence for the user. `setting` is the value of `sandbox.enabled`. With `has_overlay`, a
-    command with the access `read` can write into the workspace, and its changes are thrown away; otherwise such a write
-    fails. `has_network`: commands with the access `write` have the network. `readable` and `writable` are the
-    directories that the user's settings add.
+    `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. If nothing confines commands, `name` is empty
+    and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. With
+    `has_overlay`, a command with the access `read` can write into the workspace, and its changes are thrown away;
+    otherwise such a write fails. `has_network`: commands with the access `write` can use the network. `readable` and
+    `writable` are the directories that the user's settings add.
     """
 
     name: str = ""
@@ -63,16 +62,16 @@ AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called with a tool call's output while the tool call runs: all of the output that has been kept so far."""
+"""Called again and again while a tool call runs, each time with all of the output that has been kept so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludedPaths:
     """The files that the user's deny rules cover.
 
-    `patterns` are regular expressions for whole paths in Unicode's form NFC, compared without regard to case: the
-    absolute path and, inside cwd, the relative one. `places` are the paths of the rules, cut before the first part that
-    has a wildcard: absolute, or relative to cwd.
+    `patterns` are regular expressions that ignore case. A file is excluded if one of them matches its whole absolute
+    path or, inside cwd, its whole path relative to cwd, in Unicode's form NFC. `places` are the paths of the rules, cut
+    before the first part that has a wildcard. They are absolute, or relative to cwd.
     """
 
     patterns: tuple[str, ...] = ()
@@ -84,7 +83,7 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """A call as it would run.
+    """What a call would do if it ran.
 
     Which files it touches, with links resolved:
         `is_outside`: one of them is outside the workspace. `rule_paths`: the paths by which permission rules may name
@@ -94,14 +93,15 @@ class PlannedCall:
         confined command must leave out; the agent fills this in.
 
     What decides whether the user is asked:
-        `argument`: what a permanent permission would cover besides the tool's name: the command line of `shell`, the
-        URL of `fetch`, else None. `rule_tool`: the tool whose rules apply, if it is not the called one.
-        `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place. `is_read_only`:
-        the user's configuration declares this external tool read-only. `asks_once`: the user must be asked unless they
-        have already allowed exactly this `argument` or one of `wider_arguments`; their permission lasts for the
-        session. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text that the
-        user should read before they answer. `command_access`: what the kernel will let a command do; `full` if nothing
-        confines commands, None for other calls. `requested_access`: the access that the model asked for.
+        `argument`: what a permanent permission would cover besides the tool's name, such as the command line of `shell`
+        or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if that is not
+        the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place.
+        `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the user must be
+        asked unless they have already allowed exactly this `argument` or one of `wider_arguments`; their permission
+        lasts for the session. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the
+        text that the user should read before they answer. `command_access`: what the kernel will let a command do;
+        `full` if nothing confines commands, None for other calls. `requested_access`: the access that the model asked
+        for.
 
     How it runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes
@@ -167,9 +167,9 @@ class AgentKind:
     """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using it needs the user's
     permission.
 
-    `tools` are the names or globs of the tools that it may use; None means all. It uses the session's model if `model`
-    is empty, and has at most the permissions of `mode`, if that is not empty. `problem` says why the file cannot be
-    used, as the end of a sentence.
+    `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
+    sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
+    `problem` says why the file cannot be used, as the end of a sentence.
     """
 
     name: str
@@ -250,8 +250,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """How a program of the user ended. `code` is None if it took too long and was ended. `output` and `errors` are the
-    beginnings of what it wrote; with `is_cut`, `output` is incomplete."""
+    """How a program of the user ended. `code` is None if the program took too long and was ended. `output` and `errors`
+    have the beginning of its standard output and of its standard error. With `is_cut`, `output` is incomplete."""
 
     code: int | None
     output: bytes
@@ -311,10 +311,12 @@ class Workspace(Protocol):
         these are all of its names. Files without hard links are left out. The search is limited."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
+        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: the path cannot be
+        read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
-        """At most `limit` bytes from `start`, from disk. :raises OSError: also if it is not a regular file."""
+        """At most `limit` bytes from `start`, from disk. :raises OSError: the file cannot be read, or is not a regular
+        file."""
 
     async def read_text(self, path: Path) -> str:
         """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
@@ -341,12 +343,12 @@ class Workspace(Protocol):
         access. Valid only after `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
-        """What confines commands. The first call of the process tries it out, in a thread."""
+        """Return what confines commands. The first call in this process tests the sandbox, in a thread."""
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
-        """A line for the model if a command's output shows that its access was not enough; else empty. The line says
-        which access or setting would be enough. `has_failed` is needed because a command may succeed although it was
-        not allowed to do everything."""
+        """Return a line for the model if a command's output shows that its access was not enough, else an empty string.
+        The line says which access or setting would be enough. `has_failed` is needed because a command may succeed
+        although it was not allowed to do everything."""
 
     async def run(
         self,
@@ -421,7 +423,7 @@ class Workspace(Protocol):
 
 
 RecallScope: TypeAlias = Literal["this", "workspace", "all"]
-"""The sessions in which `recall` looks: this one, those of its working directory, or all."""
+"""The sessions in which `recall` looks: this session, all sessions of the same working directory, or all sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,7 +431,7 @@ class RecallQuery:
     """What `recall` looks for: entries with all `words`, or the entry with the id `entry`, or the places in that entry
     where one of the words occurs.
 
-    Only entries from `since_ms` up to but not including `before_ms` count (Unix ms; None: no limit). With `session`,
+    Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). With `session`,
     only that session is read.
     """
 
@@ -497,7 +499,7 @@ class SubagentRunner(Protocol):
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
 
-        :raises ~crow.domain.errors.ArgumentError: an unknown tool, or no such task.
+        :raises ~crow.domain.errors.ArgumentError: a tool is unknown, or there is no such task.
         """
 
 
@@ -505,7 +507,7 @@ class AgentPolicy(Protocol):
     """Decides which kinds of sub-agents the model gets."""
 
     def may_offer(self, kind: AgentKind) -> bool:
-        """Whether no rule of the user forbids reading the kind's file. Blocks."""
+        """Whether the user's rules allow reading the kind's file. Blocks."""
 
     def has_model(self, name: str) -> bool:
         """Whether the user can choose this model."""
@@ -520,18 +522,18 @@ class ElicitationHandler(Protocol):
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
         """Ask the user, after the earlier questions have been answered. If too many questions are waiting, decline. If
-        the editor fails or sends an invalid answer, the question counts as dismissed."""
+        the editor fails or sends an invalid answer, the answer is `cancel`."""
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 
 class WatchedCommand(Protocol):
-    """A command in the background, for the session that is told when it ends."""
+    """A background command, as the session that waits for its end sees it."""
 
     @property
     def id(self) -> str:
-        """The name that the model uses for it."""
+        """The name that the model uses for the command."""
 
     @property
     def line(self) -> str:
@@ -542,10 +544,10 @@ class WatchedCommand(Protocol):
         """The state in words, such as `ended with exit code 1`."""
 
     def is_known(self) -> bool:
-        """Whether the model has been told that it ended."""
+        """Whether the model has been told that the command ended."""
 
     async def ended(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the command has ended."""
 
 
 class BackgroundWatcher(Protocol):
@@ -588,7 +590,7 @@ class SamplingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """Why a server gets no answer of the model. `is_users`: the user did not allow it."""
+    """Why a server gets no answer from the model. `is_users`: the user did not allow an answer."""
 
     words: str
     is_users: bool = False
@@ -600,7 +602,8 @@ class Sampler(Protocol):
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
-        """Ask the user, and then the model. `on_progress` is called with the number of characters so far."""
+        """Ask the user for permission, and then ask the model. `on_progress` is called with the number of characters so
+        far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,163 +619,3 @@ class Ports:
     elicitation: ElicitationHandler | None = None
     sampler: Sampler | None = None
     background: BackgroundWatcher | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """The user's options for an MCP server. The patterns are globs that match the server's own tool names.
-
-    An empty `allow` allows every tool; `deny` takes precedence. Tools that match `read_only` may be used in plan mode.
-    If a timeout is None, the general setting applies. `problem` says why the server cannot be started with this
-    configuration.
-    """
-
-    allow: tuple[str, ...] = ()
-    deny: tuple[str, ...] = ()
-    read_only: tuple[str, ...] = ()
-    start_timeout_s: float | None = None
-    call_timeout_s: float | None = None
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StdioServer:
-    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
-    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
-    the access that the server is confined to; None: it is not confined."""
-
-    name: str
-    command: str
-    args: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
-    sandbox: Literal["read", "write"] | None = None
-    options: ServerOptions = ServerOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OAuthOptions:
-    """The user's options for logging in to an MCP server; what is empty or 0 is found out or chosen.
-
-    `login` is what the user passes to `crow mcp login`; if empty, the server's URL. `account` tells two logins at one
-    URL apart. A client that was registered by hand has an id and perhaps a secret, which only `issuer` gets. Otherwise,
-    `client_metadata_url` is the id, if the authorization server accepts such ids. The browser comes back to
-    `redirect_port` of this machine.
-    """
-
-    login: str = ""
-    account: str = ""
-    client_id: str = ""
-    client_secret: str = field(default="", repr=False)
-    client_metadata_url: str = ""
-    issuer: str = ""
-    redirect_port: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServer:
-    """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
-
-    name: str
-    url: str
-    headers: tuple[tuple[str, str], ...] = ()
-    transport: Literal["http", "sse"] = "http"
-    options: ServerOptions = ServerOptions()
-    oauth: OAuthOptions = OAuthOptions()
-
-
-McpServer: TypeAlias = StdioServer | HttpServer
-
-THE_WORKSPACE = "\0workspace\0"
-"""Stands for the session's working directory. No real argument or variable can contain it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoginQuestion:
-    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
-
-    `wait` returns when the browser has come back. Where it cannot, `take` accepts the URL to which it was sent, and
-    returns whether that URL belongs to this login.
-    """
-
-    server: str
-    server_host: str
-    page: str
-    place: str
-    wait: Callable[[], Awaitable[None]]
-    take: Callable[[str], bool]
-
-
-class LoginAsker(Protocol):
-    """Asks the user to log in to MCP servers."""
-
-    @property
-    def can_ask(self) -> bool:
-        """Whether there is somebody to ask."""
-
-    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask, and return what the user wants; `gone`: nobody needs the login any more. Cancelled when the login has
-        ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerListing:
-    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
-
-    kind: str
-    names: Sequence[str] = ()
-    seconds: float = 0.0
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerReport:
-    """The result of trying an MCP server.
-
-    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
-    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
-    """
-
-    name: str
-    seconds: float
-    problem: str = ""
-    implementation: str = ""
-    protocol: str = ""
-    listings: Sequence[ServerListing] = ()
-    offered: Sequence[str] = ()
-    faults: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptArgument:
-    """An argument of a server's prompt."""
-
-    name: str
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPrompt:
-    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without spaces; `server`
-    is the server's name for display."""
-
-    name: str
-    server: str
-    description: str
-    arguments: tuple[PromptArgument, ...] = ()
-
-
-class ServerPrompts(Protocol):
-    """The prompts of a session's MCP servers."""
-
-    def prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the servers that are ready now, in the order of the servers."""
-
-    async def prompt(self, name: str) -> ServerPrompt | None:
-        """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts
-        it again if it has failed."""
-
-    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """The prompt's content with these arguments; not empty.
-
-        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused, or sent nothing usable.
-        """

@@ -43,8 +43,8 @@ OTHER_NAMES: Mapping[str, str] = {
 
 
 def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[AgentKind, ...]:
-    """All agent files, sorted by name. If two have the same name, the first one counts, so a workspace cannot replace a
-    user's file.
+    """All agent files, sorted by name. If two have the same name, the first one is used, so a workspace cannot replace
+    a user's file.
 
     `is_inside` tells whether a resolved path is in the workspace and may be read freely.
     """
@@ -107,7 +107,8 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
 
 
 def tools_in(text: str) -> tuple[tuple[str, ...], str]:
-    """The tool names and globs in a list, and what is wrong with it. Commas, spaces or dashes separate the names."""
+    """The tool names and globs in a list, and what is wrong with the list. Commas, spaces or dashes separate the
+    names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
     names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
     wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)

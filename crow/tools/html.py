@@ -71,7 +71,8 @@ def document_text(data: bytes, media: str, charset: str) -> str:
     """The text of a document in its most readable form. `media` and `charset` are as the server declared them, or
     empty.
 
-    An unknown charset, or one that is not in `CODECS`, counts as UTF-8. Bytes that cannot be decoded become U+FFFD.
+    If the charset is unknown or not in `CODECS`, the text is decoded as UTF-8. Bytes that cannot be decoded become
+    U+FFFD.
     """
     declared = META_CHARSET.search(data[:2_048]) if media in HTML else None
     codec = codec_of(charset or (declared[1].decode("ascii") if declared else "utf-8"))

@@ -19,8 +19,8 @@ CLOSE_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A command in the background. `unread` is the output that arrived since the last time it was read. `told` is set
-    when the model has been told that the command ended."""
+    """A command in the background. `unread` is the output that has arrived since the last read. `told` is set when the
+    model has been told that the command ended."""
 
     id: str
     line: str
@@ -83,7 +83,7 @@ class Jobs:
     async def start(self, line: str, access: CommandAccess, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Job:
         """Run a command line in the background. If it is confined, it cannot read the `excluded` files.
 
-        :raises ~crow.domain.errors.ArgumentError: too many are running.
+        :raises ~crow.domain.errors.ArgumentError: too many commands are running.
         :raises OSError: it cannot be started.
         """
         running = self._starting + sum(job.is_running for job in self._jobs.values())
@@ -101,7 +101,7 @@ class Jobs:
         return self._jobs[job_id]
 
     def find(self, job_id: str) -> Job:
-        """The job with this id. :raises ~crow.domain.errors.ArgumentError: there is none."""
+        """The job with this id. :raises ~crow.domain.errors.ArgumentError: there is no such job."""
         if job_id not in self._jobs:
             raise ArgumentError(f'there is no job "{job_id}"; jobs: {", ".join(self._jobs) or "none"}')
         return self._jobs[job_id]

@@ -34,7 +34,8 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_READS = 5
-"""A process has an empty environment if it was seen without one so many times. It may be replaced in between."""
+"""If crow reads an empty environment this many times, the process really has none. A single read may come in the middle
+of an `exec`."""
 
 EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""
@@ -121,7 +122,7 @@ def trusted_path(is_inside: Callable[[Path], bool]) -> str:
 
 def found_program(name: str, is_inside: Callable[[Path], bool]) -> str | None:
     """The absolute path of the first program with this name on PATH that is not in the workspace; None if there is
-    none. Programs that are links into the workspace do not count. See :func:`trusted_path`."""
+    none. Programs that are links into the workspace are skipped. See :func:`trusted_path`."""
     is_everything = is_inside(Path(os.sep))
     for directory in filter(None, trusted_path(is_inside).split(os.pathsep)):
         path = os.path.join(directory, name)
@@ -230,7 +231,7 @@ class Process(asyncio.SubprocessProtocol):
             (pipe.resume_reading if is_wanted else pipe.pause_reading)()
 
     async def wait(self) -> None:
-        """Wait until the child has ended, then a short time for the rest of its output."""
+        """Wait until the child has ended. Then wait a short time for the rest of its output."""
         await self.exited.wait()
         await self.drain()
 
@@ -253,7 +254,7 @@ class Process(asyncio.SubprocessProtocol):
     def signal(self, number: signal.Signals) -> None:
         """Signal the whole group and all processes that have left it, or only the child if the system has no process
         groups. Do nothing if they have already ended."""
-        strays, _ = self._find_strays()  # before any process ends: its children would get another parent
+        strays, _ = self._find_strays()  # done first, because the children of a process that ends get another parent
         # PermissionError: a set-uid program in the group runs as another user
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
@@ -312,7 +313,7 @@ class Process(asyncio.SubprocessProtocol):
                 self.signal(KILL)
                 with anyio.move_on_after(KILL_S, shield=True):
                     await self.exited.wait()
-                    while await self.is_alive():  # some may have been started since the signal was sent
+                    while await self.is_alive():  # new processes may have been started since the signal was sent
                         self.signal(KILL)
                         await anyio.sleep(POLL_S)
             self.close()
@@ -382,8 +383,9 @@ class Relative:
     parent: int
 
     def has_mark(self, mark: str) -> bool | None:
-        """Whether the process was started with this mark in its environment. None: the process is in the middle of an
-        `exec`. Until that is done, the system shows neither its environment nor its arguments."""
+        """Whether the process was started with this mark in its environment. None means that the process is in the
+        middle of an `exec`. Until the `exec` is done, the system does not show the environment and the arguments of the
+        process."""
         try:
             for _ in range(EXEC_READS):
                 if environment := self._read("environ"):
@@ -408,7 +410,7 @@ class Relative:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process, unless its id now belongs to another one."""
-        with contextlib.suppress(OSError):  # it has ended, or runs as another user
+        with contextlib.suppress(OSError):  # the process has ended, or runs as another user
             handle = os.pidfd_open(self.pid)
             try:
                 found = ProcessState.of(self.pid)
@@ -425,7 +427,7 @@ def adopted() -> list[Relative]:
 
 
 def families(roots: Iterable[Relative]) -> Iterator[Relative]:
-    """These processes and all their descendants."""
+    """Yield `roots` and all their descendants."""
     waiting = list(roots)
     while waiting:
         yield (found := waiting.pop())
@@ -463,8 +465,8 @@ async def orphans_ended() -> AsyncIterator[None]:
 class Orphans:
     """Descendants of this process that have lost their parent. On Linux, this process becomes their parent.
 
-    If this process replaced another program (by `exec`), it has inherited that program's children. Those are left
-    alone. `reap` must be called when a child has ended.
+    If this process replaced another program (by `exec`), it has inherited that program's children. These children are
+    left alone. `reap` must be called when a child has ended.
     """
 
     def __init__(self) -> None:

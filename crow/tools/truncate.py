@@ -9,7 +9,7 @@ END_OF_MARKER = " characters before this ...]\n"
 
 
 class OutputBuffer:
-    """The first and last characters of a text that arrives in pieces, `limit_chars` in all. Takes linear time."""
+    """Keeps the first and last characters of a text that arrives in pieces, `limit_chars` in all. Takes linear time."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2

@@ -444,7 +444,7 @@ class SpawnedCommand:
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process holds the pipe open, return 0.2 s after the end of the process."""
+    another process keeps the pipe open, wait 0.2 s longer than for `process`."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -459,7 +459,7 @@ def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may make programs run commands, instruct agents, or hold secrets.
 
     Such files are the insides of a repository's own directory, settings of editors and agents, start-up files of
-    shells, and places of credentials. Names count as equal if at least one file system treats them as equal.
+    shells, and places of credentials. Two names are treated as equal if at least one file system does so.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
@@ -575,7 +575,7 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: it cannot be read."""
+    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: the path cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -682,7 +682,7 @@ class SeenFiles:
         self._fingerprints[path] = (len(text), hash(text))
 
     def find_fault(self, path: Path, text: str, name: str) -> str | None:
-        """Why the model may not change a file that now holds `text`; None if it may."""
+        """Return why the model may not change a file that now holds `text`, or None if it may."""
         if self._fingerprints.get(path) in (None, (len(text), hash(text))):
             return None
         return f"{name} has changed since it was read; read it again first"

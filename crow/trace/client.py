@@ -27,8 +27,8 @@ MAX_SILENCES = 5
 class Limits:
     """Time limits of the check, in seconds.
 
-    In order: for an answer, for late messages, for a process to exit, for a turn to begin, for the pause in which a
-    slow client does not read, and for the whole check.
+    In order: the wait for an answer, the wait for late messages, the wait for a process to exit, the wait for a turn to
+    begin, the pause in which a slow client does not read, and the whole check.
     """
 
     answer_s: float = 30.0
@@ -53,7 +53,7 @@ class Interrupted(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Pending:
-    """A sent request. `response` is its answer, or None while there is none."""
+    """A sent request. `response` is its answer, or None before the answer arrives."""
 
     line: int
     response: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ class Clock:
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
-        """:raises Interrupted: a signal has arrived."""
+        """Check for a signal. :raises Interrupted: a signal has arrived."""
         if number := self._signalled():
             raise Interrupted(number)
 
@@ -195,7 +195,8 @@ class Client:
     def watch(self, session: str) -> Callable[[], bool]:
         """Returns a function that says whether a prompt has begun since this call.
 
-        The sign is a request at the endpoint if the agent uses it, and otherwise an update of the session.
+        If the agent uses the check's endpoint, a prompt has begun when a request arrives there. Otherwise, a prompt has
+        begun when the session gets an update.
         """
         updates, hung = self._updates.get(session, 0), self._endpoint.hung
         if self._endpoint.requests:

@@ -108,9 +108,10 @@ class Drive:
         client.wait(self._prompt(client, session, word, purpose, *more, **members))
 
     def _main(self) -> tuple[str | None, str | None]:
-        """The main connection, on which the client offers every capability.
+        """Opens the main connection, on which the client offers every capability, and makes most of the checks there.
 
-        Returns the session to load and the session to resume; None if there is none.
+        Returns the id of the session to load and the id of the session to resume. None means that the agent cannot do
+        that, or that no session was created.
         """
         client = self._open("main")
         if not self._initialize(client, "initialize", EVERYTHING):
@@ -236,7 +237,7 @@ class Drive:
             asked = client.questions
             held = self._prompt(client, session, "tool", "prompt-cancel-permission")
             client.pump(lambda: held.response is not None or client.questions > asked, self._clock.answer_s())
-            client.settle()  # an agent that goes on without the answer shows that now
+            client.settle()  # an agent that does not wait for the answer shows it now
             client.notify("session/cancel", {"sessionId": session})
             client.release_held()
             client.answer = "allow"
@@ -309,7 +310,7 @@ class Drive:
             client.ask(method, {} if method in ("session/list", "logout") else opening, "unadvertised")
 
     def _versions(self) -> None:
-        """Connections that ask for protocol versions no agent supports."""
+        """Opens connections that ask for protocol versions that no agent supports."""
         for name, version, purpose, offered in (
             ("newer", 65535, "initialize-newer", {"acpCheckFuture": {"any": True}}),
             ("older", 0, "initialize-zero", {}),
@@ -319,7 +320,7 @@ class Drive:
             client.close()
 
     def _bare(self) -> None:
-        """A connection on which the client offers no capability, and which ends during a prompt."""
+        """Opens a connection on which the client offers no capability, and closes it during a prompt."""
         client = self._open("bare")
         client.ask("initialize", {"protocolVersion": 1}, "initialize-minimal")
         session = self._new(client, "new")

@@ -159,7 +159,7 @@ def _purpose(messages: list[dict[str, Any]]) -> str:
 
 
 def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: str) -> Iterator[dict[str, Any]]:
-    """For each family of tools, a call of the first tool that the agent offers."""
+    """Yields a call of one tool that the agent offers from each family of tools."""
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
     for number, words in enumerate(families):
@@ -171,7 +171,7 @@ def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: st
 
 
 def _example(schema: Any, name: str, workspace: str) -> Any:
-    """A harmless value that a JSON schema allows. `name` is the member that gets the value."""
+    """A harmless value that a JSON schema allows. `name` is the name of the member that the schema describes."""
     if not isinstance(schema, dict):
         return {}
     if schema.get("enum"):

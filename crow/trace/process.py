@@ -28,7 +28,7 @@ class AgentIO(Protocol):
         """Writes to stdin. Never waits."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
-        """The next line of stdout with its newline; None if none came in time; b"" at the end of stdout."""
+        """The next line of stdout with its newline; None if no line came in time; b"" at the end of stdout."""
 
     def pause(self) -> None:
         """Stops reading stdout."""
@@ -169,7 +169,7 @@ class AgentProcess:
 
 
 def _group_exists(group: int) -> bool:
-    """Whether a process of the group is alive. Zombie processes do not count."""
+    """Whether a process of the group is alive. Zombie processes are ignored."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -26,7 +26,7 @@ class Report:
     """The verdicts about a run.
 
     `client_faults` are the client's errors as `line 12: text`. `unanswered` are the requests that had no response when
-    a recording ended, as `method (id)`. Neither counts against the agent.
+    a recording ended, as `method (id)`. Neither is an error of the agent.
     """
 
     run: Run
@@ -39,7 +39,7 @@ class Report:
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """The lines to print: each failed rule with its findings. With `everything`, also the other rules."""
+        """The lines to print: each failed rule with its findings. With `everything`, the other rules are included."""
         for verdict in self.verdicts:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"

@@ -30,7 +30,8 @@ class Exit:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """Counts at the check's endpoint: all requests, answers that never end, and how many of these the agent closed."""
+    """What the check's endpoint has counted: all requests, the answers that never end, and how many of those the agent
+    closed."""
 
     requests: int = 0
     hung: int = 0
@@ -58,7 +59,7 @@ class Exchange:
 
     @property
     def opened(self) -> str:
-        """The session that the response names; if it names none, the session that the request names."""
+        """The session that the response names or, if the response names none, that the request names."""
         return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property
@@ -405,7 +406,7 @@ class _Sorted:
     def _turn(self, session: str) -> Turn | None:
         """The turn that runs in a session, or the last one that ran.
 
-        While a load runs, all updates count as the load's, because a replay looks like the updates of a prompt.
+        While a load runs, all updates are attributed to the load, because a replay looks like the updates of a prompt.
         """
         turns = self._turns_of.get(session, [])
         running = [turn for turn in turns if not turn.exchange.is_answered]

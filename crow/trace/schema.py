@@ -22,7 +22,8 @@ SESSION_CONTENT: dict[str, Any] = {
     },
     "required": ["type", "sessionId"],
 }
-"""Written by hand after the RFD on sub-agent sessions: no package with this content of tool calls is published yet."""
+"""Written by hand from the RFD on sub-agent sessions, because no published package has this content of tool calls
+yet."""
 
 
 class Violation(Exception):
@@ -44,7 +45,7 @@ class SchemaChecker:
         where."""
         if not isinstance(message, dict):
             if sender == "client":
-                return  # this counts as allowed, because the agent answers it with an error
+                return  # allowed, because the agent answers such a message with an error
             raise violation(message, "not an object")
         if message.get("jsonrpc") != "2.0":
             raise violation(message, 'jsonrpc is not "2.0"')

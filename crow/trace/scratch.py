@@ -56,8 +56,8 @@ for line in sys.stdin.buffer:
 class Subject:
     """The agent to check: its command, and variables for its environment.
 
-    The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in the command and in
-    the values of variables. `endpoint_variables` are the names of variables that get the base URL. `inherited` are
+    The placeholders `{base_url}`, `{model}`, `{key}`, `{workspace}` and `{home}` are replaced in the command and in the
+    values of variables. `endpoint_variables` are the names of variables that are set to the base URL. `inherited` are
     the names of variables that the agent gets from crow's own environment.
     """
 

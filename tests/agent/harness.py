@@ -20,17 +20,8 @@ from crow.domain.messages import Part, Text, ToolCall, ToolSpec
 from crow.llm import Model
 from crow.store import NewSession
 from crow.store.sqlite.store import SqliteStore
-from crow.tools import (
-    Access,
-    AgentKind,
-    McpServer,
-    OnOutput,
-    Outcome,
-    PlannedCall,
-    ServerPrompt,
-    ServerStatus,
-    SkillInfo,
-)
+from crow.tools import Access, AgentKind, OnOutput, Outcome, PlannedCall, ServerStatus, SkillInfo
+from crow.tools.servers import McpServer, ServerPrompt
 from crow.tools.workspace import DiskWorkspace
 
 __all__ = ["NoteTaker", "Tool", "Tools", "opened", "text"]

@@ -13,8 +13,9 @@ from crow.agent.mentions import Mention, find_mentions
 from crow.domain.entries import Remark, User
 from crow.domain.messages import Image, Part, Resource, Text, ToolCall
 from crow.store import SessionChanges
-from crow.tools import PlannedCall, ServerOptions, StdioServer
+from crow.tools import PlannedCall
 from crow.tools.mcp.client import open_toolbox
+from crow.tools.servers import ServerOptions, StdioServer
 from tests.agent.harness import Opened, Tools, opened, text
 from tests.support.scripted_model import Say, ScriptedModel
 from tests.tools.conftest import stdio

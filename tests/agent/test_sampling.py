@@ -17,10 +17,10 @@ from crow.domain.errors import ArgumentError, NetworkError
 from crow.domain.events import EntryStored
 from crow.domain.messages import AssistantMessage, Image, SystemMessage, Text, Usage, UserMessage
 from crow.store import SessionChanges
-from crow.tools import ServerOptions
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.sampling import RunningCall, sampling_request
 from crow.tools.process import HiddenKeys
+from crow.tools.servers import ServerOptions
 from tests.agent.harness import NoteTaker, Opened, opened, text
 from tests.support.scripted_model import Say, ScriptedModel, call
 from tests.tools.conftest import stdio

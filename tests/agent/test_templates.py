@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from crow.agent.templates import ParsedCommand, Template, hint_of, parse_arguments, parse_prompt_call, read_templates
 from crow.domain.entries import User
 from crow.domain.errors import ArgumentError
-from crow.tools import PromptArgument, ServerPrompt, StdioServer
+from crow.tools.servers import PromptArgument, ServerPrompt, StdioServer
 from tests.agent.harness import Tools, opened, text
 from tests.support.scripted_model import ScriptedModel
 

@@ -190,7 +190,7 @@ def test_permissions_say_what_each_access_means() -> None:
     assert "thrown away" in describe_sandbox(SandboxStatus(name="x", has_overlay=True))[1]
     assert describe_sandbox(SandboxStatus(problem=MISSING)) == [
         f"Nothing confines commands: {MISSING}",
-        "Every command counts as `full`: it can do everything that you can.",
+        "Every command has `full` access: it can do everything that you can.",
         f"{SETTINGS}. {TRY}",
     ]
     assert describe_sandbox(SandboxStatus(setting="required", problem=MISSING))[:2] == [

@@ -6,7 +6,7 @@ import base64
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -154,6 +154,7 @@ JSON_VALUES = st.recursive(
 ARGUMENTS = st.dictionaries(st.text(max_size=40), JSON_VALUES, max_size=40)
 
 
+@settings(max_examples=30)
 @given(ARGUMENTS, st.integers(0, 2_000))
 def test_shortened_arguments_are_a_json_object_of_bounded_size(arguments: dict[str, object], chars: int) -> None:
     text = json.dumps(arguments, ensure_ascii=False)

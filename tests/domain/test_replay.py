@@ -138,7 +138,7 @@ def test_compactions_add_only_themselves_to_a_replay(entries: list[Entry]) -> No
 
 
 @given(entries=damaged())
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_every_call_and_result_of_a_damaged_path_is_shown(entries: list[Entry]) -> None:
     events = replayed(entries)
     stored = [event.entry for event in events if isinstance(event, EntryStored)]

@@ -8,7 +8,7 @@ import pytest
 
 from crow.domain.errors import ArgumentError
 from crow.frontend.params import ClientCapabilities, client_capabilities, client_name, mcp_servers_from
-from crow.tools import HttpServer, StdioServer
+from crow.tools.servers import HttpServer, StdioServer
 
 
 def test_every_capability_is_read_from_the_raw_parameters() -> None:

@@ -64,13 +64,13 @@ def text_tool_calls() -> None:
     )
     pieces = (" ", "\n", "</arg_key><arg_value>", "<parameter=", "<escape>", "f(a=1),", "```\n", "<function=f>", "<|")
     ends = ("!", "</tool_call>")
-    texts = [opening + piece * (60_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
+    texts = [opening + piece * (30_000 // len(piece)) + end for opening in openings for piece in pieces for end in ends]
     anyio.run(tell, texts)
 
 
 def answers() -> None:
     pieces = ("</think>", "<think></think>", "<|channel|>final<|message|>", "<think>\n", "[think]")
-    anyio.run(tell, [piece * (8_000_000 // len(piece)) for piece in pieces])
+    anyio.run(tell, [piece * (4_000_000 // len(piece)) for piece in pieces])
     tool_name("f" + " " * 400_000 + "x", {})
     without_overlap("-" * 64_000, "-" * 64_000)
     without_overlap(" " * 64_000, " " * 64_000)

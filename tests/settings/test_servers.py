@@ -10,7 +10,7 @@ from crow.adapters import configured_servers, hidden_keys, mcp_server
 from crow.cli import main
 from crow.settings import Loaded, load_settings
 from crow.settings.values import McpServerSettings, expand_variables
-from crow.tools import HttpServer, OAuthOptions, ServerOptions, StdioServer
+from crow.tools.servers import HttpServer, OAuthOptions, ServerOptions, StdioServer
 
 TOML = """
 [mcp_servers.docs]

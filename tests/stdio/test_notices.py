@@ -107,7 +107,7 @@ async def test_the_user_is_told_once_per_process_that_editor_terminals_are_not_c
         )
         assert await titles(agent, second) == []
         await agent.prompt(first, "/permissions")
-        assert "Every command counts as `full`: it can do everything that you can." in shown(agent.updates(first))
+        assert "Every command has `full` access: it can do everything that you can." in shown(agent.updates(first))
 
 
 async def test_confinement_that_the_user_turned_off_is_told_by_permissions_only(crow: StartCrow, place: Path) -> None:

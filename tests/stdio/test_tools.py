@@ -97,7 +97,7 @@ async def test_an_editor_without_forms_declines_with_a_message(
         await agent.prompt(session, "go")
         ((status, words),) = ended(agent.updates(session))
     assert status == "failed"
-    assert "their editor cannot ask for it" in words
+    assert "the user's editor cannot ask for it" in words
     assert "[permissions]" in words
     assert not (place / "made").exists()
 

@@ -16,18 +16,9 @@ import pytest
 
 from crow.domain.entries import PlanItem
 from crow.domain.messages import ToolCall
-from crow.tools import (
-    ElicitationHandler,
-    McpServer,
-    Outcome,
-    PlannedCall,
-    Ports,
-    RecallQuery,
-    ServerOptions,
-    StdioServer,
-    SubagentRunner,
-)
+from crow.tools import ElicitationHandler, Outcome, PlannedCall, Ports, RecallQuery, SubagentRunner
 from crow.tools.mcp.client import McpToolbox, ToolSettings, open_toolbox
+from crow.tools.servers import McpServer, ServerOptions, StdioServer
 from crow.tools.workspace import DiskWorkspace
 
 OPTIONS = ServerOptions()

@@ -17,8 +17,9 @@ from crow.agent.prompt import build_prompt, facts_now
 from crow.domain.messages import ToolCall
 from crow.settings import load_settings
 from crow.store import SessionRow
-from crow.tools import Ports, StdioServer
+from crow.tools import Ports
 from crow.tools.mcp.client import open_toolbox
+from crow.tools.servers import StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, stdio
 

@@ -19,10 +19,11 @@ import pytest
 
 from crow.domain.errors import ToolServerError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
-from crow.tools import HttpServer, OAuthOptions, Outcome
+from crow.tools import Outcome
 from crow.tools.mcp.exchange import Exchange, shown
 from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
+from crow.tools.servers import HttpServer, OAuthOptions
 from tests.support.oauth_server import Answer, OAuthServer, as_json, oauth_server, visit
 from tests.tools.conftest import Box, OpenBox
 

@@ -16,9 +16,10 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image, ToolCall
-from crow.tools import HttpServer, Outcome, PlannedCall, Ports, ServerOptions, ServerStatus, StdioServer, builtin
+from crow.tools import Outcome, PlannedCall, Ports, ServerStatus, builtin
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.process import HiddenKeys
+from crow.tools.servers import HttpServer, ServerOptions, StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import FixedPlan, OpenBox, RecordingLog, call, pids_in, skip_time, stdio, until_gone
 

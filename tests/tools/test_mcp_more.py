@@ -13,11 +13,12 @@ from crow.domain.entries import Announcement, CallRef
 from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.domain.messages import ToolCall
-from crow.tools import THE_WORKSPACE, Outcome, PlannedCall, Ports, ServerOptions, ServerStatus
+from crow.tools import Outcome, PlannedCall, Ports, ServerStatus
 from crow.tools.mcp.calls import page_to_open, readable_form
 from crow.tools.mcp.client import open_toolbox
 from crow.tools.mcp.listing import schema_fault, tool_fault
 from crow.tools.mcp.schemas import plain_schema
+from crow.tools.servers import THE_WORKSPACE, ServerOptions
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import Box, FixedPlan, OpenBox, RecordingLog, call, skip_time, stdio
 

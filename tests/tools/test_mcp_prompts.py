@@ -7,7 +7,7 @@ import pytest
 
 from crow.domain.errors import ToolServerError
 from crow.domain.messages import Image, Link, Resource, Text
-from crow.tools import PromptArgument, ServerPrompt
+from crow.tools.servers import PromptArgument, ServerPrompt
 from tests.tools.conftest import OpenBox, stdio
 
 

@@ -14,9 +14,10 @@ import pytest
 
 from crow.domain.entries import Announcement, Attachment
 from crow.domain.messages import Image
-from crow.tools import HttpServer, Outcome, PlannedCall, ServerOptions, ServerStatus
+from crow.tools import Outcome, PlannedCall, ServerStatus
 from crow.tools.mcp import listing
 from crow.tools.process import HiddenKeys
+from crow.tools.servers import HttpServer, ServerOptions
 from tests.tools.conftest import Box, OpenBox, stdio
 from tests.tools.test_mcp_client import Http, http_server
 

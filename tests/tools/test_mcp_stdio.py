@@ -13,11 +13,11 @@ import pytest
 from mcp.shared.message import SessionMessage
 
 from crow.domain.errors import ToolServerError
-from crow.tools import THE_WORKSPACE, StdioServer
 from crow.tools.mcp.stdio import ServerProcess
 from crow.tools.process import HiddenKeys
 from crow.tools.sandbox.confiner import KernelConfiner
 from crow.tools.sandbox.policy import SandboxOptions
+from crow.tools.servers import THE_WORKSPACE, StdioServer
 from crow.tools.workspace import DiskWorkspace
 from tests.tools.conftest import pids_in, stdio, until_gone
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from crow.domain.rendering import RESULT_MASK
-from crow.tools import StdioServer
 from crow.tools.process import HiddenKeys
+from crow.tools.servers import StdioServer
 from tests.tools.conftest import OpenBox, stdio
 
 KEY = "sk-nest-0123456789"

@@ -1,9 +1,9 @@
 """Commands that move the session within its conversation: undo, redo, rewind, retry, new, clear.
 
 No entry is removed. A move only changes which entry is the session's leaf, and the move is recorded. The answer says
-what the model no longer sees, because a client cannot take back what it has shown. Redo reverses the newest move that
-was not reversed yet, unless the user has sent another prompt since. `/history`, `/tree` and `/label` use the same names
-for places as `/rewind` and `/fork`.
+which part the model no longer sees, because that part stays visible in the client. Redo reverses the newest move that
+is not reversed yet, unless the user has sent another prompt after that move. `/history`, `/tree` and `/label` use the
+same names for places as `/rewind` and `/fork`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Literal
 
 from crow.agent import new_message_id, new_session_id
 from crow.agent.accounts import summary_stream
-from crow.agent.commands import OPTIONS_HINT, PLACE_HINT, CommandContext, quoted
+from crow.agent.commands import OPTIONS_HINT, PLACE_HINT
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.summary import SummaryJob, summarise
 from crow.agent.rewind import RestoreResult, find_restorable_files, restore_files
 from crow.domain.conversation import for_model
@@ -322,8 +323,8 @@ async def move_to(
 async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore the files and summarise the entries that are on the path to `leaf` but not on the path to `to`, as
-    `options` say."""
+    """Restore files and store a summary, as `options` say, for the entries that are on the path to `leaf` but not on
+    the path to `to`."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from crow.agent.commands import COMMANDS, CommandContext, CommandSpec, Handler, branches, inspect, memory, sessions
+from crow.agent.commands import COMMANDS, CommandSpec, branches, inspect, memory, sessions
+from crow.agent.commands.context import CommandContext, Handler
 from crow.agent.templates import ParsedCommand
 from crow.domain.errors import ArgumentError
 

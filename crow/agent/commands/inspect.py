@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from crow.agent.agent_kinds import describe_agents
-from crow.agent.commands import CommandContext, quoted
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.budget import BREAKS, Limits
 from crow.agent.instructions import describe_sources
 from crow.agent.rewind import ABSENT, content_of, digest, digests_after, group_by_path, is_changed_between, name_in
@@ -203,7 +203,7 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def show(context: CommandContext, argument: str) -> str:
-    """Show a result that a client sees only in part, because it is long or because the session is."""
+    """Show a whole result. A client sees only a part of it if the result or the session is long."""
     call = CallRef.parse(argument.strip("`"))
     if call is None:
         raise ArgumentError(f"`/show {argument}`: expected the id of a call, such as `/show call_12_0`.")

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from crow.agent import PermissionAnswer, PermissionQuestion, new_message_id
 from crow.agent.accounts import summary_stream
-from crow.agent.commands import CommandContext, quoted
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.compaction.summary import Summary, SummaryJob, clipped, shortened, summarise
 from crow.agent.instructions import (
@@ -75,8 +75,8 @@ BROUGHT = (
 )
 SHOWN = "Summary of {title} (`{id}`), as the model sees it{how}:\n\n{summary}"
 HOW = {
-    "checkpoint": "; from its last compaction, and what came after it",
-    "fallback": "; notes by crow, because the model did not summarise",
+    "checkpoint": ", made from its last compaction and the messages after it",
+    "fallback": ", made of crow's own notes because the model did not summarise",
 }
 SINCE = "## Since that summary"
 LEFT_OUT = "[Earlier messages are left out.]"
@@ -99,9 +99,9 @@ async def bring(context: CommandContext, argument: str) -> str:
 
 
 async def find_session(context: CommandContext, name: str) -> SessionRow:
-    """Return another session: by its id or alias or, among the newest sessions, by its title or the start of its id.
+    """Find another session by its id or alias, or else one of the newest sessions by its title or the start of its id.
 
-    :raises ArgumentError: there is none, or there are several.
+    :raises ArgumentError: no session matches, or several do.
     """
     name = name.strip()
     if not name:
@@ -151,7 +151,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
 
 
 def budget_of(compactor: Compactor) -> int:
-    """The size limit of a brought summary, in estimated tokens."""
+    """The size limit of a summary of another session, in estimated tokens."""
     scale = compactor.gauge.measured().scale
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
@@ -221,8 +221,8 @@ class Addition:
 
 
 async def remember(context: CommandContext, argument: str) -> str:
-    """Append a note to the instruction file of the directory, or with `--user` to the user's own. The user sees the
-    diff and is asked, in every mode."""
+    """Append a note to the instruction file of the directory, or with `--user` to the user's own. In every mode, crow
+    shows the diff and asks the user first."""
     word, _, rest = argument.partition(" ")
     is_users = word == "--user"
     note = (rest if is_users else argument).strip()
@@ -249,7 +249,8 @@ async def remember(context: CommandContext, argument: str) -> str:
 
 
 async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
-    """:raises ArgumentError: the mode, a rule or the file forbids the change."""
+    """Prepare the addition to the directory's AGENTS.md. :raises ArgumentError: the mode, a rule or the file forbids
+    it."""
     workspace, row = context.workspace, context.branch.row
     if row.mode == "plan":
         raise ArgumentError("Plan mode changes no files. Choose another mode first, such as `/mode ask`.")
@@ -288,7 +289,8 @@ async def addition_to_users(context: CommandContext, note: str) -> Addition:
 
 
 def addition_to(path: Path, name: str, before: bytes | None, note: str, *, is_users: bool) -> Addition:
-    """:raises ArgumentError: the file would become too large. :raises UnicodeDecodeError: it is not text."""
+    """Return the addition of `note` to a file. :raises ArgumentError: the file would become too large. :raises
+    UnicodeDecodeError: the file is not text."""
     text = (before or b"").decode()
     end = "\r\n" if "\r\n" in text else "\n"
     item = "- " + f"{end}  ".join(line.rstrip() for line in note.splitlines()) + end

@@ -10,8 +10,8 @@ import anyio.to_thread
 
 from crow.agent import new_session_id
 from crow.agent.branch import option_changes, options_at, usable_options
-from crow.agent.commands import CommandContext, quoted
 from crow.agent.commands.branches import Place, find_place
+from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.permissions import (
     MODES,
     Rule,
@@ -136,8 +136,8 @@ def choices(names: Sequence[str]) -> str:
 
 
 async def permissions(context: CommandContext, argument: str) -> str:
-    """Show, add or remove permission rules. Like "always" answers, added rules are stored with the session. Forks,
-    exports and imports omit both."""
+    """Show, add or remove permission rules. Added rules and "always" answers are stored with the session. They are not
+    copied to forks, exported or imported."""
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
     rules, cwd = rules_in(context.branch.row.permissions), context.branch.row.cwd

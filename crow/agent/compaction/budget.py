@@ -27,11 +27,11 @@ ASSUMED_FIXED = 6_000
 """Tokens assumed for the system message and tools while there is no prompt entry, but at most a sixth of the window."""
 
 SAMPLE_CHARS = 100_000
-"""A longer text is estimated from its head and tail, because the model will see only those."""
+"""A longer text is estimated from its head and tail, because the model will see only these parts."""
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
-"""A count is believed if its ratio to the calibrated estimate lies between these two numbers."""
+"""The provider's token count is believed if its ratio to the calibrated estimate lies between these two numbers."""
 
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
@@ -40,8 +40,8 @@ ANSWERS_SEARCHED = 64
 because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
-"""A request that extends an earlier request cannot be smaller. If its count is smaller by this factor, one of the two
-counts is wrong."""
+"""A request that extends an earlier request cannot have fewer tokens. If its count is lower by this factor, one of the
+two counts is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
@@ -282,8 +282,8 @@ async def gauge_on(
 def limits_for(
     window: int, max_output: int | None, fixed: int, settings: CompactionPolicy, *, is_configured: bool = False
 ) -> Limits:
-    """Return the limits for a window of 4,000 to 2 million tokens. The system message and the tools take `fixed`
-    tokens. `max_output` is None if it is unknown."""
+    """Return the limits for a window of `window` tokens (4,000 to 2 million). The system message and the tools take
+    `fixed` tokens. `max_output` is None if it is unknown."""
     output = None if max_output is None else min(max_output, window // 4)
     share = 0.85 if settings.threshold is None else settings.threshold
     threshold = min(int(window * share), window - max(min(20_000, window // 5), output or 0))

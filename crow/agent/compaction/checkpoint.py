@@ -34,9 +34,9 @@ MAX_SKILLS = 12
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
     """Select user messages of `previous` and `covered` to keep, oldest first, within `budget` estimated tokens.
 
-    The first and the last message are always kept. Of the others, the newest are kept. Each message may fill half of
-    the budget and is cut if it is longer. A message that does not fit into the rest of the budget gets half of that
-    rest, so that a huge message does not displace all earlier ones.
+    The first and the last message are always kept. Of the other messages, the newest are kept. Each message may fill
+    half of the budget and is cut if it is longer. A message that does not fit into the rest of the budget gets half of
+    that rest, so that a huge message does not displace all earlier ones.
     """
     known = {pin.entry: pin for pin in (previous.pins if previous else ())}
     for entry in covered:
@@ -70,7 +70,7 @@ def shortened(pin: Pin, tokens: int) -> Pin:
 def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
     """Select skills of `previous` and `covered` to keep, oldest first and without duplicates.
 
-    The newest are kept whole within `budget` estimated tokens. The next one is cut, and older ones are kept by name
+    The newest are kept whole within `budget` estimated tokens. The next skill is cut, and older skills are kept by name
     only.
     """
     known = {skill.name: skill for skill in (previous.skills if previous else ())}
@@ -112,8 +112,8 @@ def files_touched(previous: Checkpoint | None, entries: Sequence[Entry]) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInUse:
-    """A file that the model works with. `tokens` is the estimated size of the newest text of the file that the model
-    saw. `entry` is the result with that text, or None if a checkpoint shows the text."""
+    """A file that the model works with. `tokens` is the estimated size of the file's text as the model last saw it.
+    `entry` is the result with that text, or None if a checkpoint shows the text."""
 
     path: str
     tokens: int

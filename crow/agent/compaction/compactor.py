@@ -1,9 +1,9 @@
 """Keeps one turn's context small enough by writing masks and checkpoints.
 
-One compaction is called a pass. It appends its entries in one write, and nothing is replaced before a valid checkpoint
-exists. A cancelled pass leaves nothing behind. To save tokens, crow makes no more passes if the context fills up again
-soon after each pass. In that case, the turn ends with an error if the user configured the window; otherwise the request
-is sent and the endpoint decides.
+One compaction is called a pass. A pass appends its entries in one write, and nothing is replaced before a valid
+checkpoint exists. A cancelled pass leaves nothing behind. To save tokens, crow makes no more passes if the context
+fills up again soon after each pass. In that case, the turn ends with an error if the user configured the window;
+otherwise the request is sent and the endpoint decides.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Compactor:
             raise TurnError(result.words)
 
     async def prepare(self) -> PreparedCheckpoint | None:
-        """Write the summary that the next prompt may use. The client is shown nothing; the store only counts what the
-        requests use.
+        """Write the summary that the next prompt may use. Nothing is shown to the client, and only the usage of the
+        requests is stored.
 
         Return None if hiding old tool outputs is enough, which takes no time, or if nothing can be compacted. Also
         return None if a hook forbids the compaction or no model writes a summary.
@@ -360,7 +360,7 @@ class Compactor:
         its prompt entry. To measure a draft, render the request that would result from it."""
         context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
-        # entries that arrived since the summary was begun are not part of it
+        # the summary does not cover entries that arrived after it was begun
         newer = next((entry.id for entry in self._branch.entries_after(prepared.leaf)), None)
         for draft in drafts:
             text = prepared.summary.text
@@ -410,7 +410,7 @@ class Compactor:
                     left -= cost
                 if left < MIN_FILE:
                     break
-        while shown:  # the sum of the estimates of the parts may differ a little from the estimate of the whole
+        while shown:  # the parts' estimates may not add up exactly to the estimate of the whole
             longer = replace(body, files_shown=tuple(shown))
             tokens = round(with_bodies(entries, *others, longer).estimate * measured.scale)
             if tokens <= most:

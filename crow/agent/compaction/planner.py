@@ -120,8 +120,8 @@ class Cuts:
         self.keep = self.estimated(self.keep_tokens())
 
     def keep_tokens(self) -> int:
-        """Return how many tokens of recent messages to keep verbatim. This is `limits.keep`, or as little as half of it
-        if otherwise the files in use would not fit beside these messages and a summary."""
+        """Return how many tokens of recent messages to keep verbatim. Usually this is `limits.keep`. To make room for
+        the files in use, it may be less, but at least half of `limits.keep`."""
         limits, files = self.limits, files_in_use(self.checkpoint_body, self.projection.entries)
         wanted = min(limits.files, round(sum(file.tokens for file in files) * self.measured.scale))
         missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
@@ -145,8 +145,8 @@ class Cuts:
         return newest > (self.checkpoint.id if self.checkpoint else 0)
 
     def mask(self) -> Mask | None:
-        """Return the mask that hides just enough to reach the target, or None if there is none. Unanswered messages and
-        the files in use stay visible."""
+        """Return the mask that hides just enough to reach the target, or None if no mask reaches the target. Unanswered
+        messages and the files in use stay visible."""
         scale, target = self.measured.scale, self.limits.target
         gains = self.gains(min(self.tail(self.keep), self.unanswered()))
         in_use = reads_in_use(self.checkpoint_body, self.projection.entries, self.estimated(self.limits.files))
@@ -186,12 +186,12 @@ class Cuts:
         if self.first >= self.count:
             return ()
         candidates, pins, max_tokens = self.candidates(), self.limits.pins, None
-        # nobody configured a tiny window, and it may be wrong, so any shorter request is worth a try
+        # a tiny window was not configured by anybody and may be wrong, so any shorter request is worth a try
         if self.limits.is_tiny:
             candidates = [(start, MIN_SUMMARY) for start in (self.unanswered(), self.count)]
             pins, max_tokens = max(pins, MIN_PINS), self.measured.used * 9 // 10
         drafts: list[CheckpointDraft] = []
-        gain = self.limits.room // 10 if self.reason == "early" else 0  # less is not worth a request
+        gain = self.limits.room // 10 if self.reason == "early" else 0  # a smaller gain is not worth a request
         for start, summary_tokens in candidates:
             if self.reason == "command" and self.suffix[self.first] - self.suffix[start] < MIN_HEAD:
                 continue

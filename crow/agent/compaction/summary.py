@@ -2,7 +2,7 @@
 
 Models are asked twice at most. If the user has set a model for summaries, it gets a shortened transcript first. The
 session's model gets the session's own prefix, which the provider has cached, or else the transcript. If no answer is a
-complete summary, crow takes notes without a model, which cannot fail.
+complete summary, crow takes notes without a model. Taking notes cannot fail.
 """
 
 from __future__ import annotations
@@ -96,15 +96,16 @@ class SummaryJob:
     """What to summarise, and how.
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
-    `estimate` is the uncalibrated size of both, and `scale` turns estimates into tokens. `previous` is the earlier
-    summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the result.
+    `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
+    the earlier summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the
+    result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
     hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
     before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
-    the request with the session's prefix is skipped. Each request takes at most `deadline_s`.
-    `stream(model, request, sent=tokens)` sends a request and counts what it uses. `show` receives the text as it
-    arrives; an empty string retracts what was shown.
+    the request with the session's prefix is skipped. Each request takes at most `deadline_s`. `stream(model, request,
+    sent=tokens)` sends a request and records its usage. `show` receives the text as it arrives; an empty string
+    retracts what was shown.
     """
 
     messages: tuple[Message, ...]

@@ -33,7 +33,8 @@ DEFAULT_WINDOW = 128_000
 """Tokens assumed for a model whose window is unknown."""
 
 MIN_SUSPECT = 8_000
-"""A request that is refused without a clear reason may have been too long only if it has at least this many tokens."""
+"""If a request with fewer tokens than this is refused without a clear reason, crow does not suspect that it was too
+long."""
 
 MIN_ROOM = 2_000
 """Compaction cannot help if the threshold is less than this many tokens above the fixed part."""
@@ -197,14 +198,15 @@ class ContextWindow:
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
-        """Whether crow tests a larger window than the learned one now, or will when the context fills up."""
+        """Whether crow is testing a window larger than the learned one, or will test one when the context fills up."""
         state, learned = self._of(info), self.learned(info)
         if learned is None or state.probing:
             return state.probing
         return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """After a full context was compacted, store the number of answers that the learned window has lasted."""
+        """After a full context was compacted, store how many answers the endpoint has given within the learned
+        window."""
         state, learned = self._of(info), self.learned(info)
         if learned is not None and not state.probing and state.answers:
             await self._replace(info, replace(learned, answers=learned.answers + state.answers))

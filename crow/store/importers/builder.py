@@ -456,8 +456,11 @@ class ConversationBuilder:
 
 @dataclass(slots=True)
 class _Step:
-    """An answer and the results of its calls. `calls` has each call with its id in the other tool. `results` maps the
-    index of a call to its result."""
+    """An answer and the results of its calls.
+
+    `calls` lists the calls, each with the id that the other program gave it. `results` maps the index of a call to its
+    result.
+    """
 
     key: str | None
     model: str

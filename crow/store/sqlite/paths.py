@@ -408,10 +408,10 @@ def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | No
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
-    """Return the ids of the session's path, newest first, and the id of the entry at which it stops if that is missing.
+    """Return the ids on the session's path, newest first, and the id of the missing entry at which it stops, if any.
 
     All parents of the conversation are read from an index, in one go: following one parent after the other takes ten
-    times as long. Only where the index has a gap are parents followed in the table.
+    times as long. Where the index has a gap, parents are looked up in the table.
     """
     found = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
     wanted = row.leaf

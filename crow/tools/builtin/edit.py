@@ -99,8 +99,8 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
     """Replace `old` with `new` in the text of the file `name`.
 
     An exact match is tried first: with the line ends as given and with those of the file. If there is none, trailing
-    white space is ignored, and the lines in the file may be indented more, or less, than those of `old`, if the
-    difference is the same for all of them. The new text is then shifted by that difference.
+    white space is ignored, and the lines in the file may be indented differently from those of `old`. The difference
+    must be the same for all lines, and the new text is shifted by that difference.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """
@@ -112,7 +112,7 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
         at = text.find(wanted)
         if at < 0:
             continue
-        if not every and text.find(wanted, at + 1) >= 0:  # overlapping matches count too
+        if not every and text.find(wanted, at + 1) >= 0:  # a second match may overlap the first
             raise ArgumentError(describe_matches(text, wanted, name))
         has_lf_end = "\n" not in old and not every and line_end_at(text, at) == "\n"
         return Replacement(
@@ -132,7 +132,7 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
 
 
 def line_end_at(text: str, at: int) -> str:
-    """The line end of the line at `at`. A last line without a line end counts as having that of the line before."""
+    """The line end of the line at `at`. If the last line has no line end, return that of the line before."""
     end = text.find("\n", at)
     end = end if end >= 0 else text.rfind("\n", 0, at)
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
@@ -185,7 +185,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Where the wanted lines occur: for each match, the index of its first line and the result of
+    """Find the wanted lines. Return, for each match, the index of its first line and the result of
     :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.

@@ -249,7 +249,7 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 def check_mask(argument: str, new: str, old: str) -> None:
     """Check that `new` does not contain the mask, the text shown in place of a secret, more often than `old`.
 
-    :raises ~crow.domain.errors.ArgumentError: it does; the message names `argument`.
+    :raises ~crow.domain.errors.ArgumentError: `new` contains it more often; the message names `argument`.
     """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(
@@ -259,8 +259,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if it
-    can)."""
+    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if
+    there is no reason)."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":

@@ -135,7 +135,7 @@ class Folders:
         self._open = [("", os.open(".", FOLDER))] if OPENS_FOLDERS else []
 
     def open(self, name: str) -> int:
-        """Open a file to read it. :raises OSError: it cannot be opened, or a link leads to it."""
+        """Open a file to read it. :raises OSError: the file cannot be opened, or a link leads to it."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         if not OPENS_FOLDERS:
             return os.open(name, flags)
@@ -183,7 +183,7 @@ class Folders:
 
 
 def find_pattern_fault(pattern: str) -> str:
-    """Why `pattern` is not a regular expression; "" if it is one."""
+    """Return why `pattern` is not a regular expression, or "" if it is one."""
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -205,7 +205,7 @@ def limit_lifetime(seconds: int) -> None:
     if not hasattr(select, "poll") or not hasattr(signal, "setitimer"):
         return
     answer = select.poll()
-    answer.register(1, 0)  # only for errors, for example when the reader has closed its end
+    answer.register(1, 0)  # wait only for errors, such as that the reader has closed its end
 
     def check_reader(_number: int, _frame: object) -> None:
         if answer.poll(0):
@@ -338,7 +338,7 @@ def search(names: list[str], pattern: str, flags: int, limit: int) -> dict[str, 
 
 
 def is_shared(pattern: str) -> bool:
-    """Whether ripgrep finds every line of plain ASCII that Python finds. It may find more."""
+    """Whether ripgrep finds every line of plain ASCII that Python finds. Ripgrep may find additional lines."""
     return pattern.isascii() and SHARED.fullmatch(pattern) is not None
 
 
@@ -356,7 +356,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
 
 
 def is_searchable(name: str) -> bool:
-    """Whether this file may be given to ripgrep, which follows links, waits for pipes, and reads files of any size."""
+    """Whether ripgrep may read this file. It may not read links, pipes and very large files."""
     try:
         status = os.lstat(name)
     except OSError:
@@ -376,7 +376,7 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
 
 
 def run_program(command: list[str]) -> tuple[int, bytes]:
-    """The exit code and output of a program. If it cannot be started: 2 and an empty output."""
+    """Run a program, and return its exit code and output. If it cannot be started, return 2 and an empty output."""
     import subprocess  # importing it takes 4 ms, and most searches do not need it
 
     try:
@@ -389,7 +389,7 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
 
 
 def text_of(name: str, folders: Folders) -> str | None:
-    """The text of a file; "" for a binary or anything that is not a regular file, None if it is too large."""
+    """The text of a file. "" if the file is binary or not a regular file, None if it is too large."""
     try:
         file = folders.open(name)
     except OSError:
@@ -411,7 +411,7 @@ def text_of(name: str, folders: Folders) -> str | None:
 
 
 def excerpt(line: str, at: int) -> str:
-    """The line. If it is long, only the part around the match."""
+    """Return the line or, if it is long, only the part around the match."""
     if len(line) <= LINE_CHARS:
         return line
     start = max(0, at - LINE_CHARS // 4)

@@ -144,8 +144,8 @@ def in_place(name: str) -> str:
 
 
 def check_pattern(pattern: str, fault: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: there is a `fault`, which means that the pattern is not a regular
-    expression."""
+    """Refuse a pattern that has a `fault`. :raises ~crow.domain.errors.ArgumentError: `fault` is not empty, so the
+    pattern is not a regular expression."""
     if fault:
         shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(
@@ -155,8 +155,8 @@ def check_pattern(pattern: str, fault: str) -> None:
 
 
 async def scan_directory(invocation: ToolInvocation, target: PathTarget, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of the scanning program for a directory. It leaves out excluded files, and also secret files unless
-    the directory itself is secret.
+    """The answer of the scanning program for a directory. The program leaves out excluded files. It also leaves out
+    secret files, unless the directory itself is secret.
 
     :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
         the directory.

@@ -89,7 +89,8 @@ async def run_recall(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def recall_query(args: Arguments) -> RecallQuery:
-    """:raises ~crow.domain.errors.ArgumentError: the call does not say what to look for, or contradicts itself."""
+    """Return the query of a call. :raises ~crow.domain.errors.ArgumentError: the call does not say what to look for, or
+    contradicts itself."""
     since, until = args.get("since") or None, args.get("until") or None
     query = RecallQuery(
         words=args.get("query") or "",
@@ -147,7 +148,7 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
-    """The kind of sub-agent that the arguments name; None if they name none.
+    """The kind of sub-agent that the arguments name; None if they name no kind.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the call continues a task.
     """

@@ -36,7 +36,7 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
 async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
     """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
-    await context.workspace.sandbox_status()  # until this has been called, `confines` is unknown
+    await context.workspace.sandbox_status()  # `confines` is unknown before this call
     return requested if context.workspace.confines else "full"
 
 
@@ -70,7 +70,7 @@ async def run_shell(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def describe_end(code: int | None, timeout_s: int) -> str:
-    """How the command ended; empty if it succeeded."""
+    """Say how the command ended. Return an empty string if it succeeded."""
     if code is None:
         return (
             f"[timed out after {timeout_s} s; the command and all processes it started were ended. timeout_s can be at "

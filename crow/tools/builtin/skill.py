@@ -55,7 +55,7 @@ def permission_argument(file: SkillInfo | AgentKind, digest: str) -> str:
 
 
 def find_skill(context: ToolContext, name: str) -> SkillInfo:
-    """:raises ~crow.domain.errors.ArgumentError: there is no such skill."""
+    """Return the skill with this name. :raises ~crow.domain.errors.ArgumentError: there is no such skill."""
     for skill in context.skills:
         if skill.name == name:
             return skill

@@ -111,7 +111,7 @@ class ToolInvocation:
         """The file or directory that `path` leads to.
 
         :raises ~crow.domain.errors.ArgumentError: a link has changed, so `path` no longer leads to the file or
-            directory that was allowed; or this is one of crow's own files.
+        directory that was allowed; or the target is one of crow's own files.
         """
         target = self.context.target(path)
         if self.allowed_path is not None and str(target.path) != self.allowed_path:
@@ -318,7 +318,7 @@ def is_in_bounds(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def check_encodable(tool: str, where: str, text: str) -> None:
-    """:raises ~crow.domain.errors.ArgumentError: the text cannot be encoded as UTF-8."""
+    """Check a text in the arguments. :raises ~crow.domain.errors.ArgumentError: it cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,8 +1,9 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
 The SDK's `OAuthClientProvider` decides what to send: discovery, registration, PKCE, refresh, wider scopes. It yields
-its requests as a generator, and crow sends them itself through `Exchange`: they must not carry the headers of the MCP
-server, go to arbitrary addresses, or delay other calls to the server while the user logs in.
+its requests as a generator, and crow sends them itself through `Exchange`. The reason is that these requests must not
+carry the headers of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs
+in.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from pydantic import AnyUrl
 
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.rendering import on_one_line
-from crow.tools import HttpServer, LoginAsker, LoginQuestion
 from crow.tools.mcp.calls import describe_error, page_to_open
 from crow.tools.mcp.exchange import Exchange, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
+from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
 from crow.tools.web import normalize_url
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class ServerAuth(httpx2.Auth):
     _steps: set[str] = field(default_factory=set)
     _refused: set[str] = field(default_factory=set)
     _fresh: set[str] = field(default_factory=set)
-    """The token of the last refresh, until the server has accepted it. If it is refused, the user must log in."""
+    """The token of the last refresh, until the server has accepted it. If the server refuses this token, the user must
+    log in."""
     _lock: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
@@ -200,7 +202,7 @@ class ServerAuth(httpx2.Auth):
                 return stored
             storage = Storage(login=login)
             provider = self._provider(storage, None)
-            provider.context.token_expiry_time = 1.0  # the token counts as expired, so the SDK refreshes it first
+            provider.context.token_expiry_time = 1.0  # in the past, so that the SDK refreshes the token first
             await self._drive(provider, request, None)
             if not storage.is_changed:
                 self._refused.add(login.token)
@@ -335,7 +337,7 @@ class ServerAuth(httpx2.Auth):
     async def _drive(
         self, provider: OAuthClientProvider, request: httpx2.Request, response: httpx2.Response | None
     ) -> None:
-        """Send the requests of the SDK until it has a token. Without `response`, it only refreshes.
+        """Send the requests of the SDK until it has a token. Without `response`, the SDK only refreshes the token.
 
         :raises ToolServerError: the login failed.
         """
@@ -386,7 +388,7 @@ class ServerAuth(httpx2.Auth):
         return response
 
     def _check_registration(self, provider: OAuthClientProvider) -> None:
-        """:raises ToolServerError: crow should not, or cannot, register itself."""
+        """Check that crow may register itself. :raises ToolServerError: crow should not or cannot."""
         options, metadata = self.server.oauth, provider.context.oauth_metadata
         place = shown(provider.context.auth_server_url or self.account.url)
         uris = provider.context.client_metadata.redirect_uris or ()
@@ -478,7 +480,7 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether another attempt makes no sense, because the last one failed just now or for good."""
+        """Whether crow should not try again, because the last attempt has just failed or can never succeed."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
@@ -584,7 +586,7 @@ def has_ended(login: Login) -> bool:
 
 
 def client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if there is none, or somebody broke it by hand."""
+    """Crow's registration at the authorization server; None if there is none, or if somebody damaged the stored one."""
     if login is None:
         return None
     with suppress(ValueError):
@@ -611,7 +613,8 @@ def one_query(page: str) -> str:
 
 
 def reason_of(response: httpx2.Response) -> str:
-    """Why a token was refused, in the authorization server's words if they are the standard ones."""
+    """Return why a token was refused: in the authorization server's words if its answer has the standard form,
+    otherwise the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)

@@ -23,8 +23,9 @@ from crow.domain.errors import ArgumentError
 from crow.domain.events import Elicitation, FormQuestion, UrlQuestion
 from crow.domain.messages import Image, Link, Part, Resource, Text
 from crow.domain.rendering import in_title, on_one_line, safe
-from crow.tools import ElicitationHandler, LoginQuestion, OnOutput, Outcome
+from crow.tools import ElicitationHandler, OnOutput, Outcome
 from crow.tools.builtin.files import sound_picture_type
+from crow.tools.servers import LoginQuestion
 from crow.tools.web import is_address, normalize_url
 
 ERROR_CHARS = 300
@@ -247,8 +248,8 @@ def page_to_open(text: str) -> tuple[str, str]:
     """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
     punycode.
 
-    :raises ~crow.domain.errors.ArgumentError: it is not an https URL (for this machine, http is enough), or it hides
-        its host.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an https URL (for this machine, http is enough), or hides
+    its host.
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(
@@ -271,10 +272,10 @@ def is_this_machine(host: str) -> bool:
 
 
 def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A form whose titles and descriptions have hidden characters escaped.
+    """The form, with hidden characters in its titles and descriptions escaped.
 
-    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters; the answer would have to repeat
-        them.
+    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. They cannot be escaped, because
+        the answer must repeat them exactly.
     """
     form = {key: readable(value, key) for key, value in schema.items()}
     return {readable(key, ""): value for key, value in form.items()}

@@ -32,6 +32,7 @@ from crow.tools.builtin.tool import ToolContext, argument, check, parse, parse_f
 from crow.tools.jobs import Jobs
 from crow.tools.mcp.logins import LoginFolder
 from crow.tools.process import HiddenKeys, KeySource
+from crow.tools.servers import LoginAsker, McpServer, ServerPrompt
 from crow.tools.skills import find_skills
 from crow.tools.truncate import END_OF_MARKER
 
@@ -88,7 +89,8 @@ class ToolSettings:
     `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
     user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
     are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
-    asks the user to log in, whether or not there is a login; if None, the editor asks, and only without a login.
+    asks the user to log in, even if there is a login already. If `asker` is None, the editor asks the user, but only if
+    there is no login.
     """
 
     start_timeout_s: float = 10.0
@@ -101,14 +103,14 @@ class ToolSettings:
     keys: KeySource = HiddenKeys
     login_folder: Path | None = None
     on_secrets: Callable[[Iterable[str]], None] | None = None
-    asker: tools.LoginAsker | None = None
+    asker: LoginAsker | None = None
 
 
 @asynccontextmanager
 async def open_toolbox(
     workspace: tools.Workspace,
     ports: tools.Ports,
-    servers: Sequence[tools.McpServer],
+    servers: Sequence[McpServer],
     settings: ToolSettings | None = None,
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
@@ -154,7 +156,7 @@ async def open_toolbox(
 async def open_connections(
     workspace: tools.Workspace,
     ports: tools.Ports,
-    servers: Sequence[tools.McpServer],
+    servers: Sequence[McpServer],
     settings: ToolSettings,
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
@@ -184,7 +186,7 @@ async def open_connections(
 
 
 def keys_with_tokens(keys: KeySource, logins: LoginFolder) -> HiddenKeys:
-    """The keys and the tokens of servers, which results must not show either."""
+    """The keys, together with the tokens of MCP servers, because results must not show these either."""
     found = keys()
     return replace(found, others=(*found.others, *logins.secrets)) if logins.secrets else found
 
@@ -230,7 +232,7 @@ class BuiltinServer:
             await self._stopped.wait()
 
     def start(self) -> None:
-        """Start, if that has not happened yet."""
+        """Start the server, unless that has happened already."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -314,18 +316,18 @@ class McpToolbox:
         usable = [kind for kind in self._context.agents if not kind.problem]
         return task_spec(usable, lambda name: policy is not None and policy.has_model(name))
 
-    def prompts(self) -> tuple[tools.ServerPrompt, ...]:
-        """See :class:`crow.tools.ServerPrompts`."""
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         return tuple(prompt for connection in self._ready() for prompt in connection.prompts)
 
-    async def prompt(self, name: str) -> tools.ServerPrompt | None:
-        """See :class:`crow.tools.ServerPrompts`."""
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         connection = self._connection_of(name, ":")
         prompts = await connection.list_prompts() if connection is not None else ()
         return next((prompt for prompt in prompts if prompt.name == name), None)
 
-    async def fill(self, prompt: tools.ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """See :class:`crow.tools.ServerPrompts`."""
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """See :class:`crow.tools.servers.ServerPrompts`."""
         connection = self._connection_of(prompt.name, ":")
         assert connection is not None, "the prompt belongs to this toolbox"
         mask = self._settings.keys().mask
@@ -437,7 +439,8 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
-        """Plan a call that lists or reads resources. Reading counts as a tool `read_resource` of the server.
+        """Plan a call that lists or reads resources. For permission rules, reading a resource is a call of the server's
+        tool `read_resource`.
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """
@@ -472,8 +475,8 @@ class McpToolbox:
     def _readable(self, server: str | None) -> list[ServerConnection]:
         """The server with this name, or all servers that have resources.
 
-        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings keep it from being
-            read.
+        :raises ~crow.domain.errors.ArgumentError: there is no such server, or the user's settings do not let the model
+        read its resources.
         """
         if server is None:
             return [connection for connection in self._connections if connection.offers_resources]
@@ -504,7 +507,7 @@ class McpToolbox:
         return next(((connection, tool) for tool in connection.tools if tool.spec.name == name), None)
 
     def _fault(self, call: ToolCall, found: tuple[ServerConnection, ExternalTool] | None) -> str | None:
-        """Why an external call cannot run; None if it can."""
+        """Return why an external call cannot run, or None if it can."""
         if found is None:
             return self._describe_unknown(call.name)
         connection, tool = found
@@ -596,7 +599,7 @@ def masked_part(part: Part, mask: SecretMask) -> Part:
 def load_files(
     settings: ToolSettings, workspace: tools.Workspace, ports: tools.Ports
 ) -> tuple[tuple[tools.SkillInfo, ...], tuple[tools.AgentKind, ...]]:
-    """The skills and the kinds of sub-agents of the user and of the workspace. Blocks."""
+    """Find the skills and the kinds of sub-agents that the user and the workspace have. Blocks."""
 
     def is_open(path: Path) -> bool:
         return workspace.contains(path) and workspace.read_protection(path) == "none"
@@ -607,7 +610,7 @@ def load_files(
 
 
 def query_of(call: ToolCall) -> str:
-    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
+    """The query of a `find_tools` call. :raises ~crow.domain.errors.ArgumentError: the call has no valid query."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     query: str = check(call.name, FIND_TOOLS.input_schema, parse(call.name, call.arguments))["query"]
@@ -636,7 +639,7 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
 
 
 def inner_call(call: ToolCall) -> ToolCall:
-    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is none."""
+    """The call inside a `call_tool` call. :raises ~crow.domain.errors.ArgumentError: there is no valid call inside."""
     if call.fault is not None:
         raise ArgumentError(call.fault)
     values = parse(call.name, call.arguments)

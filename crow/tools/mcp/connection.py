@@ -23,28 +23,14 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 
 from crow.domain.entries import Announcement, CallKind
-from crow.domain.errors import ArgumentError, ToolServerError
+from crow.domain.errors import ToolServerError
 from crow.domain.messages import Part
 from crow.domain.rendering import in_title, on_one_line
 from crow.domain.trace_context import current_trace_context
-from crow.tools import (
-    ElicitationHandler,
-    HttpServer,
-    LoginAsker,
-    LoginQuestion,
-    OnOutput,
-    Outcome,
-    Sampler,
-    ServerPrompt,
-    ServerStatus,
-    StdioServer,
-    Workspace,
-)
+from crow.tools import ElicitationHandler, OnOutput, Outcome, Sampler, ServerStatus, Workspace
 from crow.tools.limits import FairLimiter
 from crow.tools.mcp.auth import ServerAuth, may_log_in
 from crow.tools.mcp.calls import (
-    ask_to_log_in,
-    ask_user,
     describe_error,
     encodable,
     outcome_of,
@@ -62,10 +48,12 @@ from crow.tools.mcp.listing import (
     matches,
 )
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.mcp.questions import ServerQuestions
 from crow.tools.mcp.resources import ExternalResource, completions_of, list_resources, outcome_of_resource
-from crow.tools.mcp.sampling import SERVER_WAITS, RunningCall, progress_sender, result_of, sampling_request
+from crow.tools.mcp.sampling import RunningCall
 from crow.tools.mcp.stdio import LAST_WORDS_CHARS, LOGGED_LINES, ServerProcess
 from crow.tools.process import KeySource
+from crow.tools.servers import HttpServer, LoginAsker, ServerPrompt, StdioServer
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +69,7 @@ STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
 READ_RESOURCE = "read_resource"
-"""In the user's settings, reading resources counts as a tool with this name."""
+"""The user's settings refer to reading resources by this name, as if it were a tool of the server."""
 
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -97,7 +85,7 @@ REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
-"""The error codes with which servers that speak only the newer protocol answer `initialize`."""
+"""The error codes in the answers to `initialize` from servers that speak only the newer protocol."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -121,7 +109,8 @@ class ServerConnection:
     places: Sequence[Path] = ()
     logins: LoginFolder | None = None
     asker: LoginAsker | None = None
-    """Asks the user to log in, whether or not there is a login. If None, the editor asks, and only without a login."""
+    """Asks the user to log in, even if there is a login already. If None, the editor asks the user, but only if there
+    is no login."""
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
     left_out: dict[str, str] = field(default_factory=dict)
@@ -152,11 +141,7 @@ class ServerConnection:
     _prompts_known: anyio.Event = field(default_factory=anyio.Event)
     _resources_known: anyio.Event = field(default_factory=anyio.Event)
     _slots: FairLimiter = field(default_factory=lambda: FairLimiter(MAX_CALLS))
-    _running: list[RunningCall] = field(default_factory=list)
-    _questions: dict[anyio.CancelScope, str] = field(default_factory=dict)
-    _asked: int = 0
-    _login_question: anyio.CancelScope | None = None
-    """Set while the server cannot start before the user has logged in."""
+    _questions: ServerQuestions = field(init=False)
     _asks_again: bool = False
     _logged: int = 0
     _failures: int = 0
@@ -166,11 +151,19 @@ class ServerConnection:
     _retry_at: float = -math.inf
 
     def __post_init__(self) -> None:
+        self._questions = ServerQuestions(
+            self.server,
+            self.prefix,
+            self.keys,
+            self.elicitation,
+            self.sampler,
+            is_starting=lambda: self._client is None,
+        )
         if self.logins is not None and isinstance(self.server, HttpServer) and may_log_in(self.server):
             self._auth = ServerAuth(
                 server=self.server,
                 logins=self.logins,
-                asker=self.asker or self,
+                asker=self.asker or self._questions,
                 hold=self._without_deadline,
                 forces_login=self.asker is not None,
             )
@@ -241,9 +234,8 @@ class ServerConnection:
         """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
         if self._auth is not None:
             self._auth.reset()
-        if self._login_question is not None:
+        if self._questions.withdraw_login():
             self._asks_again = True
-            self._login_question.cancel()
         elif self._state == "ready":
             self.settled = anyio.Event()
             self._state = "starting"
@@ -332,8 +324,8 @@ class ServerConnection:
                     message_handler=self._on_message,
                     logging_callback=self._on_log,
                     log_level=next((name for name, level in LOG_LEVELS.items() if logger.isEnabledFor(level)), None),
-                    elicitation_callback=self._on_question,
-                    sampling_callback=None if self.sampler is None else self._on_sampling,
+                    elicitation_callback=self._questions.on_elicitation,
+                    sampling_callback=None if self.sampler is None else self._questions.on_sampling,
                     # a server elsewhere has no use for the paths of this machine
                     list_roots_callback=self._list_roots if isinstance(self.server, StdioServer) else None,
                 )
@@ -421,7 +413,7 @@ class ServerConnection:
             except SubscriptionLost:
                 await anyio.sleep(LISTEN_AGAIN_S)
                 for listing in (self._tools_changed, self._prompts_changed, self._resources_changed):
-                    listing.report()  # it may have changed while the stream was lost
+                    listing.report()  # the listing may have changed while the stream was lost
             except (MCPError, TimeoutError, RuntimeError) as error:
                 logger.info(
                     "MCP server %s does not report changes of its listings: %s", self.name, describe_error(error)
@@ -484,8 +476,8 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Why the server failed. If its process has ended, the reason for that says more than the error of the
-        broken connection."""
+        """Return why the server failed. If its process has ended, return how it ended, because that says more than the
+        error of the broken connection."""
         if self._auth is not None and self._auth.problem:
             return self._auth.problem
         process = self._process
@@ -496,13 +488,13 @@ class ServerConnection:
     # Its tools, resources and prompts
 
     def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
-        """The announcement of a call, for people."""
+        """Return the announcement of a call, which tells the user about it."""
         return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
 
     async def call(
         self, tool: ExternalTool, arguments: Mapping[str, Any], on_output: OnOutput, call_id: str = ""
     ) -> Outcome:
-        """Call a tool; a failure is an outcome that names the server."""
+        """Call a tool. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             progress = report_progress(on_output)
@@ -514,7 +506,7 @@ class ServerConnection:
         return await self._run(running, tool.name, send)
 
     async def read_resource(self, uri: str, call_id: str = "") -> Outcome:
-        """Read a resource; a failure is an outcome that names the server."""
+        """Read a resource. A failure is returned as an outcome that names the server."""
 
         async def send(client: Client) -> Outcome:
             return outcome_of_resource(uri, await client.read_resource(uri, meta=trace_meta()))
@@ -524,7 +516,8 @@ class ServerConnection:
         return await self._run(running, on_one_line(uri), send)
 
     async def complete(self, template: str, variable: str, value: str) -> Outcome:
-        """Ask the server for values of a variable of a template; a failure is an outcome that names the server."""
+        """Ask the server for values of a variable of a template. A failure is returned as an outcome that names the
+        server."""
 
         async def send(client: Client) -> Outcome:
             if client.server_capabilities.completions is None:
@@ -537,26 +530,21 @@ class ServerConnection:
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Run a request about `what` in a slot. A failure is an outcome."""
+        """Send a request about `what` as soon as a slot is free. A failure is returned as an outcome."""
         await self.available()
         async with self._slots.slot():
             if self._client is None:
                 return self._failure(f"is not available: {self._detail or 'it was stopped'}")
-            self._running.append(running)
-            try:
-                return await send(self._client)
-            except MCPError as error:
-                return self._failure(self._describe_refusal(what, error))
-            except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
-                return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
-            finally:
-                self._running.remove(running)
-                for scope, asked_by in self._questions.items():
-                    if not self._running or (asked_by and asked_by == running.call_id):
-                        scope.cancel()  # nobody needs the answer to this question any more
+            with self._questions.running(running):
+                try:
+                    return await send(self._client)
+                except MCPError as error:
+                    return self._failure(self._describe_refusal(what, error))
+                except Exception as error:  # noqa: BLE001 - the library may raise any error for a bad answer
+                    return self._failure(f"returned an unusable result for {what}: {describe_error(error)}")
 
     async def list_prompts(self) -> tuple[ServerPrompt, ...]:
-        """The prompts of the server, once it has started and listed them."""
+        """Wait until the server has started and listed its prompts, and return them."""
         if not await self.available():
             return ()
         with anyio.move_on_after(self.start_timeout_s):
@@ -564,7 +552,7 @@ class ServerConnection:
         return tuple(self.prompts)
 
     async def fill_prompt(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """See :meth:`crow.tools.ServerPrompts.fill`."""
+        """See :meth:`crow.tools.servers.ServerPrompts.fill`."""
         if self._client is None:
             raise ToolServerError(f"MCP server {self.name} is not available: {self._detail or 'it was stopped'}")
         failed = f"`/{prompt.name}` could not be used: MCP server {self.name}"
@@ -578,74 +566,9 @@ class ServerConnection:
             raise ToolServerError(f"{failed} returned an empty prompt.")
         return parts
 
-    async def _on_question(
-        self,
-        context: ClientRequestContext,  # noqa: ARG002 (the library's signature)
-        params: mcp.ElicitRequestParams,
-    ) -> mcp.ElicitResult | mcp.ErrorData:
-        """Pass a question of the server to the user. If exactly one call is running, the question is attributed to that
-        call."""
-        call_id = self._running[0].call_id if len(self._running) == 1 else ""
-        self._asked += 1
-        with anyio.CancelScope() as scope:
-            if self._running:
-                self._questions[scope] = call_id
-            try:
-                return await ask_user(self.elicitation, self.name, params, call_id, f"{self.prefix}-{self._asked}")
-            finally:
-                self._questions.pop(scope, None)
-        return mcp.ElicitResult(action="cancel")
-
-    async def _on_sampling(
-        self, context: ClientRequestContext, params: mcp.CreateMessageRequestParams
-    ) -> mcp.CreateMessageResult | mcp.ErrorData:
-        """Let the session's model answer the server, if the user allows it. The question is shown with the newest
-        running call of the server."""
-        assert self.sampler is not None, "only then is sampling offered"
-        try:
-            running = self._running[-1] if self._running else None
-            request = sampling_request(params, running, self.name, self.prefix, self.server.options, self.keys().mask)
-        except ArgumentError as error:
-            logger.warning("MCP server %s: its request to the model was refused: %s", self.name, error)
-            return mcp.ErrorData(code=mcp.INVALID_PARAMS, message=str(error))
-        if sum(1 for each in self._questions.values() if each) >= SERVER_WAITS:
-            words = f"{SERVER_WAITS} requests wait already"
-            logger.info("MCP server %s: its request to the model was refused: %s", self.name, words)
-            return mcp.ErrorData(code=mcp.INVALID_REQUEST, message=words)
-        with anyio.CancelScope() as scope:
-            self._questions[scope] = request.call.call_id
-            try:
-                return result_of(await self.sampler.sample(request, progress_sender(context)))
-            finally:
-                self._questions.pop(scope, None)
-        return mcp.ErrorData(code=mcp.INVALID_REQUEST, message="the call that asked has ended")
-
-    @property
-    def can_ask(self) -> bool:
-        """See :class:`crow.tools.LoginAsker`."""
-        return self.elicitation is not None and "url" in self.elicitation.question_kinds
-
-    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
-        """Ask the user, through the editor, to log in. See :class:`crow.tools.LoginAsker`."""
-        assert self.elicitation is not None, "asked only if `can_ask`"
-        call_id = self._running[0].call_id if len(self._running) == 1 else ""
-        self._asked += 1
-        with anyio.CancelScope() as scope:
-            if self._running:
-                self._questions[scope] = call_id
-            elif self._client is None:
-                self._login_question = scope
-            try:
-                page_id = f"{self.prefix}-{self._asked}"
-                return await ask_to_log_in(self.elicitation, self.name, question, call_id, page_id)
-            finally:
-                self._questions.pop(scope, None)
-                self._login_question = None
-        return "gone"
-
     @contextmanager
     def _without_deadline(self) -> Iterator[None]:
-        """Let the server take any time to start while the user logs in."""
+        """While the user logs in, suspend the time limit for the server's start."""
         is_starting = self._state == "starting" and self._client is None
         if is_starting:
             self._has_answered = True

@@ -1,8 +1,8 @@
 """Sends the requests of a login, and only to addresses that the MCP server may name.
 
 An MCP server says where its authorization server is. A server on the internet must not lead crow into a private
-network, and one in a private network must not lead it to programs on this machine. So each host is resolved once, its
-addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
+network, and a server in a private network must not lead crow to programs on this machine. So each host is resolved
+once, its addresses are checked, and the connection goes to a checked address. Answers are limited in size and time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
 
 class Exchange:
     """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
-    empty. These two URLs come from the user, so any address is allowed for them."""
+    empty. The URLs of this server and of `issuer` come from the user, so any address is allowed for them."""
 
     def __init__(self, server_url: str, issuer: str = "") -> None:
         self._server_url = server_url
@@ -152,7 +152,7 @@ async def read_whole(answer: httpx2.Response, place: str) -> httpx2.Response:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """:raises OSError: there is no such host."""
+    """Return the addresses of a host. :raises OSError: there is no such host."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError:

@@ -12,8 +12,8 @@ import httpx2
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from crow.tools import HttpServer
 from crow.tools.mcp.stdio import LINE_BYTES
+from crow.tools.servers import HttpServer
 
 HTTP_S = 30.0
 HTTP_READ_S = 300.0
@@ -39,13 +39,13 @@ async def http_transport(
 
 
 async def limit_body(response: httpx2.Response) -> None:
-    """Limit the body of a response to `LINE_BYTES`, unless it is an event stream: the library limits those itself."""
+    """Limit the body of a response to `LINE_BYTES`. The library itself limits the bodies of event streams."""
     if not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         response.stream = LimitedBody(response)
 
 
 class LimitedBody(httpx2.AsyncByteStream):
-    """The body of a response. Reading it raises an error if it is too large or compressed."""
+    """The body of a response. Reading raises an error if the body is too large or compressed."""
 
     def __init__(self, response: httpx2.Response) -> None:
         assert isinstance(response.stream, httpx2.AsyncByteStream), "the client is asynchronous"
@@ -53,7 +53,7 @@ class LimitedBody(httpx2.AsyncByteStream):
         self._encoding = response.headers.get("content-encoding", "identity").lower()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """:raises httpx2.StreamError: the body is too large or compressed."""
+        """Yield the body. :raises httpx2.StreamError: the body is too large or compressed."""
         if self._encoding != "identity":
             raise httpx2.StreamError(f"it is compressed ({self._encoding[:20]}), although crow did not ask for that")
         size = 0

@@ -24,9 +24,9 @@ from pydantic import ValidationError
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import ToolSpec
 from crow.domain.rendering import on_one_line, safe
-from crow.tools import PromptArgument, ServerOptions, ServerPrompt
 from crow.tools.mcp.calls import describe_error
 from crow.tools.mcp.schemas import plain_schema
+from crow.tools.servers import PromptArgument, ServerOptions, ServerPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] 
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
     "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
 }
-"""For each list in an answer of a server: its type, the member that is a URI, and how many of the list are kept."""
+"""For each list in a server's answer: the type of its items, the member of an item that is a URI, and how many items
+are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
 
 
 async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
-    """Maps each prompt of a server to the server's own name for it. Empty or incomplete if listing fails."""
+    """Map each prompt of a server to the server's own name for it. The result is empty or incomplete if listing
+    fails."""
     if client.server_capabilities.prompts is None:
         return {}
     found: dict[str, mcp.Prompt] = {}
@@ -99,7 +101,7 @@ async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerP
             async for page in pages(client.list_prompts):
                 for prompt in page.prompts:
                     found.setdefault(prompt.name, prompt)
-    except Exception as error:  # noqa: BLE001 - whatever fails here must not cost the server its tools
+    except Exception as error:  # noqa: BLE001 - the server's tools must stay usable, whatever fails here
         logger.warning("MCP server %s did not list its prompts: %s", server, describe_error(error))
     chosen = list(found.values())[:MAX_PROMPTS]
     names = unique_names(prefix, ":", [prompt.name for prompt in chosen])
@@ -184,7 +186,7 @@ class Changes:
         self._wait_s = 0.0
 
     def report(self) -> None:
-        """Note that the listing has changed."""
+        """Record that the listing has changed."""
         self._reported.set()
 
     async def next(self) -> None:
@@ -257,8 +259,8 @@ class ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
 
 
 def tool_fault(tool: object) -> str | None:
-    """Why a listed tool cannot be offered; None if it can. Sets the root type of the tool's schema to `object` and
-    rewrites the schema so that every endpoint accepts it."""
+    """Return why a listed tool cannot be offered, or None if it can. Sets the root type of the tool's schema to
+    `object` and rewrites the schema so that every endpoint accepts it."""
     if not isinstance(tool, dict):
         return "it is not an object"
     schema = tool.get("inputSchema")
@@ -285,8 +287,8 @@ def tool_fault(tool: object) -> str | None:
 
 
 def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> str | None:
-    """What is wrong with a JSON Schema; None if nothing is. Checks only for faults that make providers refuse the
-    schema.
+    """Return what is wrong with a JSON Schema, or None if nothing is. Checks only for faults that make providers refuse
+    the schema.
 
     `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop for each tool
     of a server.
@@ -327,8 +329,8 @@ def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[objec
 def keep_valid_resources(result: dict[str, Any], server: str) -> None:
     """Remove invalid and surplus resources from an answer of a server.
 
-    The library would refuse a whole listing because of one invalid resource, and would spend seconds on one with
-    hundreds of thousands.
+    The library would refuse a whole listing because of one invalid resource, and would spend seconds on a listing with
+    hundreds of thousands of resources.
     """
     for key, (model, uri_key, most) in LISTS.items():
         listed = result.get(key)
@@ -343,7 +345,7 @@ def keep_valid_resources(result: dict[str, Any], server: str) -> None:
 
 
 def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate], uri_key: str) -> str | None:
-    """Why a listed resource cannot be offered; None if it can."""
+    """Return why a listed resource cannot be offered, or None if it can."""
     if not isinstance(one, dict):
         return "it is not an object"
     try:
@@ -358,7 +360,8 @@ def resource_fault(one: object, model: type[mcp.Resource | mcp.ResourceTemplate]
 
 
 def checked_uri(uri: object) -> str:
-    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: it is no URI, or it could mislead the user."""
+    """The URI of a resource. :raises ~crow.domain.errors.ArgumentError: `uri` is not a URI, or could mislead the
+    user."""
     if not isinstance(uri, str) or not uri:
         raise ArgumentError("the uri is missing; expected text such as file:///notes.md")
     if len(uri) > URI_CHARS:

@@ -165,7 +165,8 @@ def is_locked_now(descriptor: int) -> bool:
 
 
 def read_login(file: Path) -> Login:
-    """:raises FileNotFoundError: there is no such file. :raises ToolServerError: it cannot be used."""
+    """Read a stored login. :raises FileNotFoundError: there is no such file. :raises ToolServerError: the file cannot
+    be used."""
     try:
         descriptor = os.open(file, os.O_RDONLY | NO_FOLLOW)
         with open(descriptor, "rb") as opened:

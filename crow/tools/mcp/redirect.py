@@ -1,7 +1,7 @@
 """Waits on this machine for the browser to come back from an authorization server.
 
-Any program and any user of this machine can connect here. So only an answer with the secret `state` of the login
-counts; anything else gets an error page and changes nothing.
+Any program and any user of this machine can connect here. So crow accepts only an answer with the secret `state` of the
+login; anything else gets an error page and changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RedirectListener:
         self.issuer: str | None = None
         self.problem = ""
         self.state = ""
-        """The `state` that an answer must contain. While this is empty, no answer counts."""
+        """The `state` that an answer must contain. While this is empty, no answer is accepted."""
         self._visitors = 0
 
     def take(self, target: str) -> bool:

@@ -17,15 +17,16 @@ from crow.domain.entries import Announcement
 from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Part, Text, UserMessage
 from crow.domain.rendering import SecretMask
-from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest, ServerOptions
+from crow.tools import SamplingAnswer, SamplingRefusal, SamplingRequest
 from crow.tools.mcp.calls import PROGRESS_EVERY_S, encodable, parse_call_id, picture
 from crow.tools.mcp.listing import matches
+from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
-"""The setting `read_only` of a server treats requests to the model as a tool with this name."""
+"""A server's setting `read_only` refers to its requests to the model by this name, as if they were a tool."""
 
 SERVER_WAITS = 16
-"""How many questions and requests to the model one server may have waiting."""
+"""One server may have at most this many questions to the user and requests to the model waiting."""
 
 MAX_MESSAGES = 200
 MAX_CHARS = 100_000
@@ -111,7 +112,7 @@ def sampling_request(
 
 
 def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
-    """:raises ~crow.domain.errors.ArgumentError: the model cannot have said this."""
+    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the model cannot have said this."""
     if role == "user":
         return UserMessage(parts=tuple(parts))
     if not all(isinstance(part, Text) for part in parts):
@@ -120,7 +121,8 @@ def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage
 
 
 def part_from(block: mcp.SamplingMessageContentBlock, mask: SecretMask) -> Part:
-    """:raises ~crow.domain.errors.ArgumentError: models cannot read this kind of content."""
+    """Convert a part of a message. :raises ~crow.domain.errors.ArgumentError: models cannot read this kind of
+    content."""
     match block:
         case mcp.TextContent(text=text):
             return Text(text=mask(encodable(text)))

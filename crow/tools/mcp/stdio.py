@@ -27,8 +27,9 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from crow.domain.errors import ToolServerError
-from crow.tools import THE_WORKSPACE, StdioServer, Workspace
+from crow.tools import Workspace
 from crow.tools.process import HiddenKeys, KeySource, Process, child_environment, start, trusted_path
+from crow.tools.servers import THE_WORKSPACE, StdioServer
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +106,9 @@ class ServerProcess:
     ) -> tuple[ObjectReceiveStream[SessionMessage | Exception], ObjectSendStream[SessionMessage]]:
         """Start the server.
 
-        :raises OSError: it cannot be started.
-        :raises ValueError: its command contains a NUL.
-        :raises ~crow.domain.errors.ToolServerError: its command is a relative path, or it cannot be confined.
+        :raises OSError: the server cannot be started.
+        :raises ValueError: the command contains a NUL.
+        :raises ~crow.domain.errors.ToolServerError: the command is a relative path, or the server cannot be confined.
         """
         command, cwd = self.server.command, str(self.workspace.cwd)
         if os.path.dirname(command) and not os.path.isabs(command):

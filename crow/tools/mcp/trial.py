@@ -17,11 +17,12 @@ from crow.tools.mcp.client import ToolSettings, keys_with_tokens
 from crow.tools.mcp.connection import ServerConnection
 from crow.tools.mcp.listing import pages, prefixes
 from crow.tools.mcp.logins import LoginFolder
+from crow.tools.servers import McpServer, ServerListing, ServerReport
 
 CLOSE_S = 2.0
 
 
-async def try_server(server: tools.McpServer, workspace: tools.Workspace, settings: ToolSettings) -> tools.ServerReport:
+async def try_server(server: McpServer, workspace: tools.Workspace, settings: ToolSettings) -> ServerReport:
     """Start the server, read all its listings, and stop it. Failures are part of the report."""
     logins = LoginFolder(settings.login_folder, settings.on_secrets) if settings.login_folder is not None else None
     keys = settings.keys if logins is None else lambda: keys_with_tokens(settings.keys, logins)
@@ -43,7 +44,7 @@ async def try_server(server: tools.McpServer, workspace: tools.Workspace, settin
         await connection.settled.wait()
         started_s, client = time.monotonic() - began, connection.client
         if client is None:
-            report = tools.ServerReport(name=server.name, seconds=started_s, problem=connection.status.detail)
+            report = ServerReport(name=server.name, seconds=started_s, problem=connection.status.detail)
         else:
             report = await inspect(connection, client, started_s)
         connection.stop()
@@ -51,7 +52,7 @@ async def try_server(server: tools.McpServer, workspace: tools.Workspace, settin
     return report
 
 
-async def inspect(connection: ServerConnection, client: Client, started_s: float) -> tools.ServerReport:
+async def inspect(connection: ServerConnection, client: Client, started_s: float) -> ServerReport:
     """Read all listings of a server that has started."""
     able = client.server_capabilities
     listings = [await listing("tools", client.list_tools, "tools", "name")]
@@ -62,7 +63,7 @@ async def inspect(connection: ServerConnection, client: Client, started_s: float
         fetch = client.list_resource_templates
         listings.append(await listing("resource templates", fetch, "resource_templates", "uri_template"))
     info = client.server_info
-    return tools.ServerReport(
+    return ServerReport(
         name=connection.name,
         seconds=started_s,
         implementation="" if info is None else on_one_line(f"{info.name} {info.version}").strip(),
@@ -73,7 +74,7 @@ async def inspect(connection: ServerConnection, client: Client, started_s: float
     )
 
 
-async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> tools.ServerListing:
+async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, name: str) -> ServerListing:
     """Read all pages of a listing. `key` is the member of each page that holds the entries; `name` is the member
     of each entry that holds its name."""
     began = time.monotonic()
@@ -84,4 +85,4 @@ async def listing(kind: str, fetch: Callable[..., Awaitable[Any]], key: str, nam
             names += (on_one_line(str(getattr(entry, name))) for entry in getattr(page, key))
     except (MCPError, TimeoutError, RuntimeError, ValueError) as error:
         problem = describe_error(error)
-    return tools.ServerListing(kind=kind, names=names, seconds=time.monotonic() - began, problem=problem)
+    return ServerListing(kind=kind, names=names, seconds=time.monotonic() - began, problem=problem)

@@ -111,7 +111,7 @@ class Confiner(Protocol):
         for each protected file. Does nothing if it was already called."""
 
     def accept(self, path: Path) -> None:
-        """Note that crow itself changed a protected file while commands run. Blocks."""
+        """Record that crow itself, not a running command, has changed a protected file. Blocks."""
 
     def explain(self, access: CommandAccess, output: str, *, has_failed: bool) -> str:
         """A line for the model if a command's output shows that its access was not enough; else empty."""

@@ -27,7 +27,8 @@ set -- /proc/[0-9]*
 [ $# -le 2 ] || echo left >&2
 exit $code"""
 """Runs the command inside the sandbox. bubblewrap's exit code does not show whether the command began, left processes
-running, or was ended by a signal. The shell shows all three on its own standard error (for a signal, its name)."""
+running, or was ended by a signal. This shell reports all three on its own standard error. For a signal, it gives the
+signal's name."""
 
 MOUNT = """set -e
 mount=$1
@@ -256,7 +257,8 @@ def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
 
 
 def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:
-    """How the command sees each path. If a path is in several lists of the confinement, the last list counts."""
+    """How the command sees each path. If a path is in several lists of the confinement, the last of these lists
+    decides."""
     views: dict[Path, View] = {}
     views |= dict.fromkeys(confinement.masked, "mask")
     views |= dict.fromkeys(confinement.readable, "read")
@@ -292,7 +294,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end. :raises OSError: :raises subprocess.SubprocessError:"""
+    """Run a command line to its end. :raises OSError: it cannot be started. :raises subprocess.SubprocessError: it took
+    too long."""
     return subprocess.run(  # noqa: S603
         argv,
         check=False,

@@ -333,14 +333,15 @@ class Private:
 
     @classmethod
     def create(cls, caches: Path | None, roots: Sequence[Path]) -> Private:
-        """Create the directories, and remove those of sessions whose process has died. :raises OSError:"""
+        """Create the directories, and remove those of sessions whose process has died. :raises OSError: they cannot be
+        created."""
         temporary = Path(os.path.realpath(tempfile.gettempdir()))
         remove_stale(temporary)
         new = Path(tempfile.mkdtemp(prefix="crow-new-", dir=temporary))
         lock = os.open(new / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)
-        # only now, with the lock held, does the directory get the name that other sessions search for
+        # the directory gets the name that other sessions search for only after the lock is held
         root = new.rename(temporary / f"{PREFIX}{new.name.removeprefix('crow-new-')}")
         name = hashlib.sha256(b"\0".join(os.fsencode(path) for path in roots[:1])).hexdigest()[:16]
         if caches is not None:
@@ -390,7 +391,8 @@ def remove_unused(caches: Path, used: str) -> None:
 
 
 def remove_later(path: Path) -> None:
-    """Remove a directory in a daemon thread. crow exits without waiting for it; the next session removes the rest."""
+    """Remove a directory in a daemon thread. Crow exits without waiting for this thread; the next session removes the
+    rest."""
     threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
 
 

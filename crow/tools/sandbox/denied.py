@@ -50,9 +50,9 @@ class DeniedFiles:
     """The files of a workspace that deny rules cover.
 
     The search covers the visible trees and the places that the rules name. In each of them, it goes down at most four
-    folders and reads at most 4,000 folders. It enters folders of git, of dependencies and of build results (`SKIPPED`)
-    only if a rule names them. It also finds other names of a denied file within these limits: hard links, and the
-    target of a link with a denied name.
+    levels and reads at most 4,000 folders. It enters the folders in `SKIPPED` (git, dependencies, build results) only
+    if a rule names them. Within these limits, it also finds a denied file's other names: its hard links and, if the
+    denied name is a link, the file that the link leads to.
 
     Relative patterns start at the directory `root`. The directories in `kept` and their parents are never hidden as a
     whole. The methods block, and may be called from several threads.

@@ -305,7 +305,7 @@ def list_directory(handle: int) -> list[str]:
 
 
 def missing_landlock() -> str:
-    """Why the kernel has no Landlock, in words; empty if it has."""
+    """Return why the kernel has no Landlock, or an empty string if it has."""
     try:
         syscall(CREATE_RULESET, None, 0, GET_VERSION)
     except OSError as error:

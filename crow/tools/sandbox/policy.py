@@ -57,7 +57,7 @@ GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Dow
 """Directories in HOME that hold files of many programs, or the user's own. No program needs all of such a directory."""
 
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
-"""An installed program has at least one of these beside its `bin`."""
+"""The directory of an installed program has at least one of these names beside `bin`."""
 
 MAX_READ_ONLY = 32
 """Each read-only path costs a command about 0.3 ms. Changes to protected paths beyond this number are undone after the
@@ -284,7 +284,7 @@ class Policy:
 
     def create_own(self) -> None:
         """Create crow's own directories that are in trees where commands can write. Otherwise a command could create
-        them first. :raises OSError:"""
+        them first. :raises OSError: they cannot be created."""
         roots = self.writable_roots()
         for path in self.options.own:
             if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
@@ -326,7 +326,7 @@ class Policy:
                 yield Path(os.path.realpath(os.path.expanduser(entry)))
 
     def _problem_of(self, entry: str, *, is_writable: bool) -> str:
-        """Why an entry of the settings cannot be used; empty if it can."""
+        """Return why an entry of the settings cannot be used, or an empty string if it can."""
         path = os.path.expanduser(entry)
         if "\0" in entry or not os.path.isabs(path):
             return "is not an absolute path; expected a path such as ~/datasets"
@@ -435,7 +435,7 @@ def modified_ns(path: Path) -> int:
 
 
 def literal(path: str) -> Path | None:
-    """The path with links resolved, except for the last part; None if it is not absolute."""
+    """The path with links resolved, except for the last part; None if `path` is not absolute."""
     if not os.path.isabs(path) or "\0" in path:
         return None
     path = os.path.normpath(path)

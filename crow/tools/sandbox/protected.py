@@ -70,7 +70,7 @@ class FileState:
     is_mutable: bool = False
 
     def is_like(self, other: FileState) -> bool:
-        """Whether kind and content are equal. The mode is not compared, nor is content that may change."""
+        """Whether kind and content are equal. Neither the mode nor content that may change is compared."""
         if self.kind != other.kind:
             return False
         if self.is_mutable or self.kind in ("directory", "other"):
@@ -152,7 +152,7 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Note that the user allowed a change of this path (None: of any path) while commands run. `put_back` will
+        """Record that the user allowed a change of this path (None: of any path) while commands run. `put_back` will
         leave the path as it is now."""
         with self._lock:
             if not self._active:

@@ -105,7 +105,7 @@ REFUSED_TO_READ = (
 
 
 def missing_architecture() -> str:
-    """Why this machine has no filter, in words; empty if it has one."""
+    """Return why there is no filter for this machine, or an empty string if there is one."""
     machine = platform.machine()
     known = " and ".join(ARCHITECTURES)
     return "" if machine in ARCHITECTURES else f"crow has system call filters for {known}, not for {machine}"
@@ -123,7 +123,8 @@ def make_filter(access: ConfinedAccess, *, has_network: bool, checks_truncate: b
     architecture = ARCHITECTURES[platform.machine()]
     program = Program(architecture)
     refused = dict.fromkeys(ALWAYS_REFUSED, errno.EPERM)
-    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}  # a filter cannot read the structs they point to
+    # a filter cannot read the structs to which the arguments of these calls point
+    refused |= {"clone3": errno.ENOSYS, "openat2": errno.ENOSYS}
     if access == "read":
         refused |= dict.fromkeys(REFUSED_TO_READ, errno.EPERM)
     if not checks_truncate:

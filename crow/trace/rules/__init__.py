@@ -23,8 +23,8 @@ RULES: tuple[Rule, ...] = (
 def judge(run: Run, rules: tuple[Rule, ...] = RULES) -> list[Verdict]:
     """Applies the rules to a run, and returns one verdict for each.
 
-    If the agent wants authentication, or if no prompt worked at all, the rules that need more do not apply. The rule
-    `prompt.text` reports that no prompt worked.
+    Findings that only show that the agent requires authentication, or that no prompt worked at all, are dropped. A rule
+    without other findings does not apply. The rule `prompt.text` reports that no prompt worked.
     """
     turns = run.turns()
     are_all_prompts_lost = run.is_live and bool(turns) and all(turn.exchange.result is None for turn in turns)

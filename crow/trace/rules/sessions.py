@@ -524,7 +524,7 @@ RULES = (
         every(
             lambda run: [each for each in _lists(run) if each.params.get("cwd")],
             _row_check(_row_filter),
-            "no list for a directory was asked for",
+            "the client asked for no list of a directory",
         ),
     ),
     Rule(

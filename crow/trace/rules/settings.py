@@ -146,7 +146,7 @@ def _in_sync(run: Run) -> Outcome:
             if options != mode:
                 words = f"the mode was set to {mode!r}, but the option of category mode says {options!r}"
                 found.append(Finding(words=words, lines=exchange.lines))
-    return found if has_any else "the agent does not have both modes and an option of category mode"
+    return found if has_any else "the agent has no modes, or no option of category mode"
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:

@@ -270,7 +270,7 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
-    """Requests must be answered while a prompt runs. Only prompts that ran until they were cancelled count."""
+    """Requests must be answered while a prompt runs. Only prompts that ran until they were cancelled are checked."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked:

@@ -69,7 +69,7 @@ async def test_bring_takes_the_last_compaction_and_what_came_after_without_the_m
     for told in (reminder, remark):
         assert f"## Goal\nA nest.\n\n{SINCE}\n\n[user]\nAdd twigs" in told
         assert "forgotten" not in told
-    assert "as the model sees it; from its last compaction, and what came after it:" in remark
+    assert "as the model sees it, made from its last compaction and the messages after it:" in remark
 
 
 async def test_crow_takes_notes_if_the_model_cannot_summarise_what_is_brought(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_crow_takes_notes_if_the_model_cannot_summarise_what_is_brought(tm
         await converse(run.store, "s2", "Build a nest")
         await say(run, "/bring s2")
         _, remark = await brought(run)
-    assert "notes by crow, because the model did not summarise:" in remark
+    assert "made of crow's own notes because the model did not summarise:" in remark
 
 
 async def test_bring_names_what_it_cannot_find(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""What the handlers of slash commands receive and return."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from crow.agent import Client
+from crow.agent.branch import Branch
+from crow.agent.compaction.compactor import Compactor
+from crow.agent.instructions import InstructionSource
+from crow.agent.permissions import Rule
+from crow.domain.entries import Entry, StopReason, User
+from crow.store import Store
+from crow.tools import Toolbox, Workspace
+
+QUOTE_CHARS = 60
+
+FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
+"""Runs after the command's entry was stored and shown, and receives that entry. Returns how the turn ended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CommandContext:
+    """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
+    the permission rules in config.toml.
+
+    `compactor` opens what a turn needs, and can raise the same errors as the start of a turn. `toolbox` opens the
+    session's tools. `set_mode` and `set_model` change the session and tell the client. `move` moves the session to
+    another entry (None: before all entries) and returns a sentence about restored options, or an empty string.
+    `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that `compactor` has read,
+    and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
+    """
+
+    branch: Branch
+    store: Store
+    client: Client
+    workspace: Workspace
+    models: Sequence[str]
+    rules: Sequence[Rule]
+    compactor: Callable[[], Awaitable[Compactor]]
+    set_mode: Callable[[str], Awaitable[None]]
+    set_model: Callable[[str], Awaitable[None]]
+    move: Callable[[int | None, str], Awaitable[str]]
+    run_prompt: Callable[[User], Awaitable[StopReason]]
+    toolbox: Callable[[], Awaitable[Toolbox]]
+    instructions: Callable[[], Sequence[InstructionSource]]
+    user_instructions: Path | None
+    follow_up: FollowUp | None = None
+
+
+Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]
+"""Takes the argument and returns the answer, in Markdown.
+
+:raises ~crow.domain.errors.ArgumentError: the argument is wrong; the message becomes the answer.
+"""
+
+
+def quoted(text: str) -> str:
+    """The first line of `text`, shortened, in quotation marks."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"

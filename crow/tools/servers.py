@@ -1,0 +1,169 @@
+"""The MCP servers that tools may use: how to reach them, how to log in, and what they offer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from crow.domain.messages import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The user's options for an MCP server. The patterns are globs that match the server's own tool names.
+
+    An empty `allow` allows every tool; `deny` takes precedence. Tools that match `read_only` may be used in plan mode.
+    If a timeout is None, the general setting applies. `problem` says why the server cannot be started with this
+    configuration.
+    """
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    read_only: tuple[str, ...] = ()
+    start_timeout_s: float | None = None
+    call_timeout_s: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StdioServer:
+    """An MCP server to start: `command` is an absolute path, or the name of a program on PATH. `env` is added to a
+    minimal environment. `THE_WORKSPACE` in `args` and `env` stands for the session's working directory. `sandbox` is
+    the access that the server is confined to; None means that the server is not confined."""
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    sandbox: Literal["read", "write"] | None = None
+    options: ServerOptions = ServerOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OAuthOptions:
+    """The user's options for logging in to an MCP server; crow finds out or chooses what is empty or 0.
+
+    `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
+    tells two logins at one URL apart. A client that was registered by hand has an id and perhaps a secret, which only
+    `issuer` gets. Otherwise, `client_metadata_url` is the id, if the authorization server accepts such ids. The browser
+    comes back to `redirect_port` of this machine.
+    """
+
+    login: str = ""
+    account: str = ""
+    client_id: str = ""
+    client_secret: str = field(default="", repr=False)
+    client_metadata_url: str = ""
+    issuer: str = ""
+    redirect_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpServer:
+    """An MCP server to connect to: `transport` is streamable HTTP or the older SSE."""
+
+    name: str
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    transport: Literal["http", "sse"] = "http"
+    options: ServerOptions = ServerOptions()
+    oauth: OAuthOptions = OAuthOptions()
+
+
+McpServer: TypeAlias = StdioServer | HttpServer
+
+THE_WORKSPACE = "\0workspace\0"
+"""Stands for the session's working directory. No real argument or variable can contain it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginQuestion:
+    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+
+    `wait` returns when the browser has come back. If the browser cannot come back, `take` accepts the URL to which the
+    browser was sent, and returns whether that URL belongs to this login.
+    """
+
+    server: str
+    server_host: str
+    page: str
+    place: str
+    wait: Callable[[], Awaitable[None]]
+    take: Callable[[str], bool]
+
+
+class LoginAsker(Protocol):
+    """Asks the user to log in to MCP servers."""
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is somebody to ask."""
+
+    async def ask(self, question: LoginQuestion) -> Literal["accept", "decline", "gone"]:
+        """Ask the user, and return the answer. `gone` means that nobody needs the login any more. This call is
+        cancelled when the login has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerListing:
+    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+
+    kind: str
+    names: Sequence[str] = ()
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReport:
+    """The result of trying an MCP server.
+
+    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
+    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    """
+
+    name: str
+    seconds: float
+    problem: str = ""
+    implementation: str = ""
+    protocol: str = ""
+    listings: Sequence[ServerListing] = ()
+    offered: Sequence[str] = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptArgument:
+    """An argument of a server's prompt."""
+
+    name: str
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPrompt:
+    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without spaces; `server`
+    is the server's name for display."""
+
+    name: str
+    server: str
+    description: str
+    arguments: tuple[PromptArgument, ...] = ()
+
+
+class ServerPrompts(Protocol):
+    """The prompts of a session's MCP servers."""
+
+    def prompts(self) -> tuple[ServerPrompt, ...]:
+        """The prompts of the servers that are ready now, in the order of the servers."""
+
+    async def prompt(self, name: str) -> ServerPrompt | None:
+        """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts
+        it again if it has failed."""
+
+    async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
+        """The prompt's content with these arguments; not empty.
+
+        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused, or sent nothing usable.
+        """
