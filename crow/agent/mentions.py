@@ -58,8 +58,8 @@ def without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Return the parts of a prompt, followed by the mentioned resources. For each resource that cannot be read, also
-    return a text that tells the user why. A note among the parts tells the model."""
+    """Return the parts of a prompt, followed by the mentioned resources. If a resource cannot be read,
+    the parts say so to the model, and an additional text tells the user why."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(READ_S):

@@ -72,8 +72,8 @@ class BranchLog:
         return as_data(f"{describe(row)}\n{shown}")
 
     async def _read(self, session_id: str, query: RecallQuery, limit: int) -> str:
-        """If the query names no entry, return the matches in a session. Otherwise return the matches in that entry, or
-        its whole text if the query has no words."""
+        """If the query names an entry, return the matches in it, or its whole text if the query has no words. If the
+        query names none, return the matches in the session."""
         if query.entry is None:
             return await self._search_path(session_id, query, limit)
         found = await self._store.entry(query.entry, session_id=session_id)

@@ -88,10 +88,10 @@ class PermittedCall:
 class Calls:
     """Runs the calls of one turn, step by step.
 
-    A call that writes files is a barrier and runs alone. The calls between two barriers run in parallel. Otherwise
-    calls run in the order of the answer. `ran` means that at least one call of the turn was started. `dismissed` means
-    that the user cancelled the turn when asked for permission. `running` has the running calls by id; cancelling
-    a scope ends only that call.
+    A call that writes files is a barrier: it runs alone, after all calls that precede it in the answer and before all
+    that follow. The calls between two barriers run in parallel. `ran` means that at least one call of the turn was
+    started. `dismissed` means that the user cancelled the turn when asked for permission. `running` maps the id of each
+    running call to the scope that cancels it.
     """
 
     def __init__(

@@ -259,8 +259,8 @@ class Turn:
         """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
         If a stream breaks after text was shown, the model is asked once to continue. It is not asked if each of the
-        last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. A request
-        that failed, certainly or possibly because of its length, is sent again after a compaction.
+        last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
+        request failed and its length is or may be the reason, it is sent again after a compaction.
         If the endpoint is down, the request is sent to another model, if the user has named one.
         """
         is_continued = False

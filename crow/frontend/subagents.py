@@ -96,7 +96,7 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """The order that a call of `task` gave. None if the arguments contain no prompt."""
+    """The instructions that a call of `task` gave to the sub-agent. None if the arguments contain no prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
         return None

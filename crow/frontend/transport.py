@@ -290,7 +290,7 @@ class Sink:
     async def close(self) -> None:
         """Writes the waiting lines.
 
-        After `CLOSE_S`, writes only responses and a partly written line, and stops if the reader stops reading.
+        After `CLOSE_S`, finishes the line that it has begun, then writes only responses. Stops if the reader does.
         """
         started = self._loop.time()
         if self._waiting:

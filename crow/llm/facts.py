@@ -38,13 +38,14 @@ class LearnedWindow:
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
     once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
-    the number of answers since that check. When the context fills up after `patience` answers or on another day, crow
-    does not compact but tests whether the endpoint accepts more. `source` says what the size was learned from. Dates
-    are ISO dates in UTC. `is_silent` means that the endpoint truncates longer requests instead of refusing them.
+    the number of answers since that check. Crow tests the window again when `answers` has
+    reached `patience` or the day is no longer `checked_on`: the next time the context is full, it does not compact but
+    sends a longer request. `source` says what the size was learned from. Dates are ISO dates in UTC. `is_silent` means
+    that the endpoint truncates longer requests instead of refusing them.
 
-    When the endpoint accepts more, `times` becomes 0, and the window no longer applies. The fact is kept to remember
-    `patience`, which is reset only if the window was learned on the same day. So an endpoint that changes from day to
-    day is tested less often than an endpoint that changes within a day.
+    When the endpoint accepts more, `times` becomes 0, and the window no longer applies. The fact is kept because of its
+    `patience`. If the window was learned today, `patience` starts again from its first value: the endpoint changes
+    often, so crow tests it often.
     """
 
     tokens: int

@@ -456,10 +456,10 @@ async def show_output(process: Process, retained: OutputBuffer, on_output: OnOut
 
 
 def is_protected(path: Path) -> bool:
-    """Whether the file at a resolved path may make programs run commands, instruct agents, or hold secrets.
+    """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
 
-    Such files are the insides of a repository's own directory, settings of editors and agents, start-up files of
-    shells, and places of credentials. Two names are treated as equal if at least one file system does so.
+    Such files are those inside `.git`, settings of editors and agents, start-up files of shells, and places of
+    credentials. If any file system treats two names as the same, so does this function.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):

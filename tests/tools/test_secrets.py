@@ -105,7 +105,7 @@ async def test_diffs_show_a_mask_and_files_keep_their_keys(open_box: OpenBox, ro
 
 
 UNSEEN = f"contains {RESULT_MASK}, which stands for a secret that you cannot see"
-DESTROYED = "writing it would destroy the secret. Use edit_file to change other lines only"
+DESTROYED = "writing this mask would destroy the secret. Use edit_file to change other lines only"
 
 
 @pytest.mark.parametrize(

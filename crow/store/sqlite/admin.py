@@ -92,7 +92,7 @@ class SessionFilter:
     archived: bool = False
 
     def takes(self, row: SessionRow) -> bool:
-        """Whether a session matches `title` and `tags`. The query applies the other limits."""
+        """Whether a session matches `title` and `tags`. The query has already checked the other conditions."""
         has_title = self.title.casefold() in (row.title or "").casefold()
         return has_title and set(self.tags) <= set(tags_of(row.metadata))
 

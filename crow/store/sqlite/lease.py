@@ -63,7 +63,7 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return the same owner, but as if its store were closed. A turn with that owner counts as one that nobody runs."""
+    """Return a copy of the owner that looks as if its store were closed. Nobody runs a turn with this owner."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 

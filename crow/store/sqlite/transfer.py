@@ -55,8 +55,8 @@ _NEEDED = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
-    """What is exported from a conversation: the paths of the chosen sessions, the entries that these sessions wrote,
-    and the paths that they once had.
+    """What is exported from a conversation: the current and former paths of the chosen sessions, and the entries that
+    these sessions wrote.
 
     `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` has the ids that
     other rows refer to although the (damaged) database does not have them. `written_blobs` has the hashes of the blobs

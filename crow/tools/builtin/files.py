@@ -253,8 +253,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
     """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(
-            f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; writing it would "
-            "destroy the secret. Use edit_file to change other lines only"
+            f"{argument} contains {RESULT_MASK}, which stands for a secret that you cannot see; "
+            "writing this mask would destroy the secret. Use edit_file to change other lines only"
         )
 
 

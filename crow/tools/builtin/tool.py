@@ -254,7 +254,8 @@ def describe_type(schema: object) -> str:
 # converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
 # error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """The arguments, converted to the schema's types and without absent ones. `where` is the path to a nested object.
+    """The arguments, converted to the schema's types, without those that are null. `where` is the path to a nested
+    object.
 
     :raises ~crow.domain.errors.ArgumentError: an argument is missing, unknown, or of another type.
     """

@@ -19,7 +19,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
     llama.cpp refuses every request if the schema of one tool has `true` instead of `{}`, an empty `enum` or `anyOf`, a
-    limit that is not a number, or a reference other than `#/name/name`. Such lists and limits are left out. References
+    limit that is not a number, or a reference other than `#/name/name`. The list or the limit is left out. References
     that cannot be rewritten are left out too: any value is allowed there, and the MCP server checks it anyway.
     """
     rewriter = _Rewriter(schema)

@@ -1,7 +1,8 @@
 """The system calls that confined commands may not use, as a seccomp filter.
 
-Landlock leaves these open: sockets other than TCP, changes of modes and owners, the kernel's keys, and limits of other
-processes. The filter also refuses calls that needlessly enlarge the kernel's attack surface; containers do the same.
+The filter refuses what Landlock does not cover: sockets other than TCP, changes of modes and owners, the kernel's keys,
+and the limits of other processes. Like containers, it also refuses calls that needlessly enlarge the kernel's attack
+surface.
 """
 
 from __future__ import annotations
