@@ -215,8 +215,8 @@ class Agent:
     @staticmethod
     def _summarise(request: Request) -> Say:
         """The ideal model. It copies all rules and decisions, then as many results as fit."""
-        *messages, instruction = map(text_of, request.messages)
-        text, words = "\n".join(messages), int(re.findall(r"(\d+) words", instruction)[0])
+        text = "\n".join(map(text_of, request.messages))  # the last one may have the transcript, too
+        words = int(re.findall(r"at most (\d+) words", text)[-1])
         lines = [*dict.fromkeys(re.findall(r"(?:RULE|DECISION) \d+ is \w+\.", text))]
         for result in reversed(dict.fromkeys(re.findall(r"RESULT \S+ = \w+", text))):
             if estimate_text("\n".join([*lines, result])) > words:

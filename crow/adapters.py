@@ -374,7 +374,8 @@ async def open_store(loaded: Loaded) -> Store:
     """
     database = loaded.settings.database
     if database.url is None:
-        return await _open_sqlite(loaded.paths.database)
+        days = loaded.settings.store.compress_after_days
+        return await _open_sqlite(loaded.paths.database, compress_after_days=days)
     return await _open_postgres(database)
 
 
@@ -399,11 +400,13 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
     return await _open_sqlite(path, to_read=to_read)
 
 
-async def _open_sqlite(path: Path, *, to_read: bool = False) -> Store:
+async def _open_sqlite(path: Path, *, to_read: bool = False, compress_after_days: int | None = None) -> Store:
     # imported when it is needed, like the other engine: 10 ms that `initialize` does not need
     from crow.store.sqlite.store import SqliteStore
 
-    return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
+    if to_read:
+        return await SqliteStore.open_to_read(path)
+    return await SqliteStore.open(path, compress_after_days=compress_after_days)
 
 
 async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> Store:

@@ -455,6 +455,14 @@ class DatabaseSettings(Section):
         return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
 
 
+class StoreSettings(Section):
+    """The database."""
+
+    compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
+    """Compress tool outputs, images and file contents that are older than this many days; by default nothing is
+    compressed."""
+
+
 class LogSettings(Section):
     """The log file."""
 
@@ -536,6 +544,7 @@ class Settings(Section):
     limits: LimitSettings = Field(default_factory=LimitSettings)
     editor: EditorSettings = Field(default_factory=EditorSettings)
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     serve: ServeSettings = Field(default_factory=ServeSettings)
     mcp_servers: Annotated[

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -147,6 +148,10 @@ RECORDS: Mapping[str, type[Record]] = {
 }
 """Maps each `type` to its record."""
 
+_ENTRY_START = b'{"type":"entry",'
+_USUAL_STARTS = (_ENTRY_START, b'{"type":"blob",')
+"""The starts of most lines, if crow has written them."""
+
 _TIME = expect(
     "a time in milliseconds before the year 10000",
     lambda value: type(value) is int and 0 <= value < 253_402_300_800_000,
@@ -206,8 +211,8 @@ def parse_line(line: bytes) -> Record:
     if _depth(line) > _MAX_DEPTH:
         raise Unreadable(f"it has more than {_MAX_DEPTH} levels of nested values")
     try:
-        value = json.loads(line, parse_constant=_refuse_constant)
-        if b"\\ud" in line or b"\\uD" in line:
+        value = _DECODER.decode(line.decode())
+        if b"\\u" in line and (b"\\ud" in line or b"\\uD" in line):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise Unreadable("it has half of a surrogate pair, which is not text") from error
@@ -308,6 +313,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+class InvalidExport(Exception):
+    """A record is not valid, or not in a permitted position. `ExportFile.check` says which one."""
+
+
 class ExportFile:
     """A file of exported conversations. Blobs are not kept in memory, but read from the file again when needed.
 
@@ -372,28 +384,74 @@ class ExportFile:
             raise ArgumentError(f"{self.path} cannot be read: {error.strerror}. Nothing was imported.") from error
         return tuple(blocks)
 
-    def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Return the records of a checked block. An entry comes with its body. Ids in the body are those of the file.
+    def scan(self) -> tuple[Block, ...]:
+        """Find the conversations, and check the sha256 and the records that are neither entries nor blobs. `records`
+        checks the rest.
 
-        :raises ArgumentError: the file was changed after the check.
+        :raises ArgumentError: the same as `check`.
+        """
+        try:
+            return self._scan()
+        except (Unreadable, OSError):
+            return self.check()  # says what is wrong, and in which line
+
+    def _scan(self) -> tuple[Block, ...]:
+        blocks: list[Block] = []
+        sessions: set[str] = set()
+        whole = hashlib.sha256()
+        self._file.seek(0)
+        line = self._next_line(_MAX_HEADER_BYTES, "not a crow export")
+        _check_header(line)
+        for number in itertools.count(2):
+            whole.update(line)
+            offset = self._file.tell()
+            line = self._next_line(_MAX_LINE_BYTES, "too long for a line of an export")
+            if line.startswith(_USUAL_STARTS):
+                _last(blocks).count(line)
+                continue
+            record = parse_line(line)
+            if isinstance(record, End | ConversationRecord) and blocks:
+                blocks[-1].check_end()
+            if isinstance(record, End):
+                _check_end(record, number - 1, whole.hexdigest(), self._file.read(1))
+                break
+            if isinstance(record, ConversationRecord):
+                blocks.append(Block(offset, number, sessions))
+            if isinstance(record, EntryRecord | BlobRecord):
+                raise Unreadable("written by another program")
+            _last(blocks).add(line, number, record, self._load)
+        for block in blocks:
+            block.check_relatives(self._relatives)
+        return tuple(blocks)
+
+    def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
+        """Check the records of a block, and return them. An entry comes with its body. Ids in the body are those of the
+        file.
+
+        :raises InvalidExport: a record is not valid, or not in a permitted position.
+        :raises ArgumentError: the file was changed since `scan` or `check`.
         """
         self._blobs.clear()
         self._file.seek(block.offset)
-        found = hashlib.sha256()
-        changed = f"{self.path} was changed while it was being imported; import it again."
-        try:
-            for _ in range(block.lines):
-                offset = self._file.tell()
-                line = self._file.readline()
-                found.update(line)
+        checked = Block(block.offset, 0, set())
+        for number in range(block.lines):
+            offset = self._file.tell()
+            line = self._file.readline()
+            try:
                 record = parse_line(line)
                 if isinstance(record, BlobRecord):
                     self._blobs[record.sha256] = offset
-                yield record, _body(record, self._load) if isinstance(record, EntryRecord) else None
-        except Unreadable as error:
-            raise ArgumentError(changed) from error
-        if found.hexdigest() != block.hash:
-            raise ArgumentError(changed)
+                body = checked.add(line, number, record, self._load)
+            except Unreadable as error:
+                raise InvalidExport from error
+            yield record, body
+        if (checked.hash, checked.entries) != (block.hash, block.entries):
+            raise ArgumentError(f"{self.path} was changed while it was being imported; import it again.")
+
+    def check_block(self, block: Block) -> None:
+        """Check the records of a block. :raises InvalidExport: one is not valid, or not in a permitted position."""
+        for _ in self.records(block):
+            pass
 
     def _next_line(self, most_bytes: int, words: str) -> bytes:
         line = self._file.readline(most_bytes + 1)
@@ -465,8 +523,18 @@ class Block:
         """The ids of the conversation's sessions."""
         return tuple(self._sessions)
 
-    def add(self, line: bytes, number: int, record: Record, load: Load) -> None:
-        """:raises Unreadable: the record is not valid, or not in a permitted position."""
+    def count(self, line: bytes) -> None:
+        """Count the line of an entry or a blob, without reading it."""
+        self._hash.update(line)
+        self.bytes += len(line)
+        self.lines += 1
+        self.entries += line.startswith(_ENTRY_START)
+
+    def add(self, line: bytes, number: int, record: Record, load: Load) -> Body | None:
+        """Check a record, and return its body if it is an entry.
+
+        :raises Unreadable: the record is not valid, or not in a permitted position.
+        """
         self._hash.update(line)
         self.bytes += len(line)
         self.lines += 1
@@ -485,7 +553,7 @@ class Block:
             case EntryRecord():
                 self._check_entry(record)
                 self.entries = record.id
-                _body(record, load)
+                return _body(record, load)
             case MoveRecord():
                 self._has_moves = True
                 self._check_writer("move", record.session)
@@ -494,6 +562,7 @@ class Block:
                         raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self.entries} entries")
             case Header():
                 raise Unreadable("a second header; expected a conversation, one of its records, or the end")
+        return None
 
     def check_end(self) -> None:
         """:raises Unreadable: the conversation is not complete."""

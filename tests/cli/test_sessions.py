@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
+import sqlite3
 import struct
 import subprocess
 import sys
+from contextlib import closing
 from datetime import datetime
 from fcntl import ioctl
 from pathlib import Path
@@ -527,6 +529,35 @@ def test_delete_and_prune_remove_the_named_sessions_only(
         '--older-than is "soon"; expected an age such as 12h, 30d, 8w, 6m or 2y, or a date such as 2026-11-01.'
     )
     assert crow(capfd, "vacuum").endswith(" MB now.\n")
+
+
+def test_vacuum_compresses_old_outputs_if_the_settings_say_so(
+    stored_sessions: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def add_output() -> None:
+        store = await SqliteStore.open(stored_sessions / "crow.db")
+        await add(store, "aaaa1111-one", result(2, "a line of output\n" * 3_000, index=1))
+        await store.close()
+
+    anyio.run(add_output)
+    with closing(sqlite3.connect(stored_sessions / "crow.db")) as connection, connection:
+        connection.execute("DROP TRIGGER entries_never_change")
+        connection.execute("UPDATE entries SET checksum = NULL, created_ms = created_ms - 31 * 86400000")
+        connection.execute(
+            "CREATE TRIGGER entries_never_change BEFORE UPDATE ON entries\nBEGIN\n"
+            "    SELECT RAISE(ABORT, 'entries never change');\nEND"
+        )
+
+    def compressed() -> int:
+        rows = {row["what"]: row for row in map(json.loads, crow(capfd, "stats", "--disk", "--json").splitlines())}
+        return int(rows["  saved because they are compressed"]["number"])
+
+    crow(capfd, "vacuum")
+    assert compressed() == 0
+    (stored_sessions / "config.toml").write_text("[store]\ncompress_after_days = 30\n")
+    crow(capfd, "vacuum")
+    assert compressed() == 1
+    assert crow(capfd, "show", "aaaa1", "--call", "call_2_1") == "a line of output\n" * 3_000 + "\n"
 
 
 def test_a_backup_is_written_to_a_file_or_into_a_directory(

@@ -21,7 +21,15 @@ def test_kills_at_every_statement(tmp_path: Path, capsys: pytest.CaptureFixture[
     since, kills = time.monotonic(), Counter[str]()
     for number in range(1_000_000):
         report = killed(
-            tmp_path / str(number), create=1, log=1, turn=1, intake=1, compaction=1, postgres_create=1, postgres_log=1
+            tmp_path / str(number),
+            create=1,
+            log=1,
+            turn=1,
+            intake=1,
+            compaction=1,
+            compression=1,
+            postgres_create=1,
+            postgres_log=1,
         )
         assert report.failures == []
         kills.update(report.kills)

@@ -11,6 +11,7 @@ from crow.domain.entries import Announcement, Assistant, Body, CallRef, Entry, N
 from crow.domain.messages import Text, ToolCall
 from crow.store import NewSession, SessionRow, Store
 from crow.store.sqlite.migrations import migrate
+from crow.store.sqlite.store import SqliteStore
 
 ANNOUNCED = Announcement(title="Read notes.txt", kind="read")
 
@@ -95,3 +96,12 @@ def make_older(path: Path, version: int = 4) -> None:
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
     old.replace(path)
+
+
+async def compress_all(store: SqliteStore) -> None:
+    """Compress what can be compressed, whatever its age."""
+    store.compress_after_days = -2
+    try:
+        await store.tidy()
+    finally:
+        store.compress_after_days = None

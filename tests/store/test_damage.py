@@ -35,6 +35,7 @@ from tests.store.scenes import (
     add,
     begin,
     bodies,
+    compress_all,
     converse,
     history,
     ids,
@@ -238,7 +239,7 @@ def token_of(entry: Entry) -> str:
 
 
 async def build(path: Path) -> None:
-    """Sessions with small and large results, an undone turn, forks, a session that was deleted."""
+    """Sessions with small and large results, old ones compressed, an undone turn, forks, a session that was deleted."""
     store = await SqliteStore.open(path)
     await store.learn("http://127.0.0.1:1/v1", "m1", {"context_window": 4_000})
     numbers = count(1)
@@ -258,6 +259,8 @@ async def build(path: Path) -> None:
                 await add(store, name, done, turn=user.turn)
             end = TurnEnd(stop="end_turn", detail=words(next(numbers), 1))
             await add(store, name, end, turn=user.turn, release=True)
+        if turn == 3:
+            await compress_all(store)
     source, middle = await store.session("s1"), (await history(store, "s1"))[30]
     for name, leaf in (("f1", middle.id), ("f2", source.leaf)):
         await store.create_session(

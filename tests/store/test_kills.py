@@ -8,9 +8,9 @@ from tests.support.killing import killed
 
 
 def test_a_process_killed_at_any_statement_loses_nothing_that_was_reported_as_stored(tmp_path: Path) -> None:
-    report = killed(tmp_path, create=9, log=17, turn=5, intake=17, compaction=45)
+    report = killed(tmp_path, create=9, log=17, turn=5, intake=17, compaction=45, compression=17)
     assert report.failures == []
-    assert report.kills.keys() == {"create", "log", "turn", "intake", "compaction"}
+    assert report.kills.keys() == {"create", "log", "turn", "intake", "compaction", "compression"}
     assert sum(report.kills.values()) >= 60
 
 

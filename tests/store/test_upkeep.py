@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.month import live
 from crow.domain.entries import NewEntry
 from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Usage
@@ -418,3 +419,11 @@ async def test_space_is_given_back_in_few_steps_and_with_a_small_log(
     assert 1 < len(logs) <= before // (pages * 4_096) + 2
     assert max(logs) < limit + 2 * pages * 4_096
     assert await sqlite_store.entry(kept.id) == kept
+
+
+async def test_the_database_stays_small_while_sessions_come_and_go(tmp_path: Path) -> None:
+    """`python -m benchmarks.month` does this for a month."""
+    sizes = await live(tmp_path / "crow.db", days=3, sessions=4, mean=6_000)
+    for size in sizes:
+        assert (size.free, size.drafts, size.log) == (0, 0, 0)
+        assert size.files <= 1.3 * size.content + 300_000  # tables and indexes have at least one page each

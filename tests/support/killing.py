@@ -21,7 +21,7 @@ import traceback
 from asyncio.selector_events import _SelectorSocketTransport  # type: ignore[attr-defined]
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+import crow.store.sqlite.compression
 import crow.store.sqlite.transfer
 from crow.domain.conversation import Projection, for_model
 from crow.domain.entries import Checkpoint, File, Mask, NewEntry, Restore, Started, TurnEnd
@@ -42,9 +43,10 @@ from crow.store import SessionChanges, Store
 from crow.store.admin import ImportDefaults
 from crow.store.postgres.store import PostgresStore
 from crow.store.sqlite.admin import SessionAdmin
+from crow.store.sqlite.repair import damaged_entries
 from crow.store.sqlite.store import SqliteStore
 from tests.agent.harness import NoteTaker, Tool, opened, text
-from tests.store.scenes import add, begin, converse, new_session, result, said
+from tests.store.scenes import add, begin, compress_all, converse, new_session, result, said
 from tests.support.compaction import AnsweringModel
 from tests.support.paths import problems
 from tests.support.postgres import server_url
@@ -61,6 +63,11 @@ Scene = Callable[[Any, Tell], Coroutine[None, None, None]]
 HALVES = (
     "SELECT * FROM blob_refs WHERE entry NOT IN (SELECT id FROM entries) OR blob NOT IN (SELECT hash FROM blobs)",
     "SELECT hash FROM blobs WHERE hash NOT IN (SELECT blob FROM blob_refs)",
+    "SELECT blob FROM compressed_bodies WHERE blob NOT IN (SELECT hash FROM blobs)",
+    (
+        "SELECT id FROM entries JOIN blobs ON hash = body_blob"
+        " WHERE length(data) < size AND hash NOT IN (SELECT blob FROM compressed_bodies)"
+    ),
     "SELECT id FROM entries WHERE body_blob IS NOT NULL AND body_blob NOT IN (SELECT hash FROM blobs)",
     "SELECT id FROM entries WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM entries)",
     (
@@ -125,15 +132,16 @@ def killed(
     turn: int = 0,
     intake: int = 0,
     compaction: int = 0,
+    compression: int = 0,
     postgres_create: int = 0,
     postgres_log: int = 0,
 ) -> Report:
     """Run scenes on databases below `directory`, and on the PostgreSQL server that tests use. Each number is a step: 1
     kills the scene at every statement, 2 at every second one, 0 leaves it out. On PostgreSQL there are two kills for
     each message to the server: before it is sent, and after."""
-    steps = (create, log, turn, intake, compaction, postgres_create, postgres_log)
+    steps = (create, log, turn, intake, compaction, compression, postgres_create, postgres_log)
     command = [sys.executable, "-m", __name__, str(directory), *map(str, steps)]
-    environment = {**os.environ, **({"CROW_TEST_DATABASE_URL": server_url()} if any(steps[5:]) else {})}
+    environment = {**os.environ, **({"CROW_TEST_DATABASE_URL": server_url()} if any(steps[6:]) else {})}
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
@@ -270,6 +278,7 @@ async def look(place: Place, told: list[int]) -> None:
         connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('integrity-check')")
         for query in HALVES:
             assert connection.execute(query).fetchall() == [], query
+        assert damaged_entries(connection) == ()
 
 
 async def intake(path: Path, _: Tell) -> None:
@@ -307,6 +316,27 @@ async def prepare(place: Place, _: Tell) -> None:
     cwd = "/proj" if isinstance(place, str) else str(place.parent)
     await store.create_session(new_session(cwd=cwd))
     await converse(store, "s1", "hello")
+    await store.close()
+
+
+async def compression(path: Path, _: Tell) -> None:
+    """Compress outputs, a batch at a time, after another one was stored."""
+    store = await SqliteStore.open(path)
+    (answer,) = await add(store, "s1", said("look", calls=1))
+    await add(store, "s1", result(answer.id, os.urandom(8).hex() * 3_000), release=True)
+    await compress_all(store)
+    await store.close()
+
+
+async def prepare_compression(path: Path, tell: Tell) -> None:
+    """Like `prepare`, with outputs of which one is the whole body of its entry."""
+    await prepare(path, tell)
+    store = await SqliteStore.open(path)
+    (answer,) = await add(store, "s1", said("look", calls=3))
+    for index in range(2):
+        await add(store, "s1", result(answer.id, f"{index} of many " * 2_000, index=index))
+    spilled = replace(result(answer.id, "short", index=2), raw_output={"all": "long " * 9_000})
+    await add(store, "s1", spilled, TurnEnd(stop="end_turn"), release=True)
     await store.close()
 
 
@@ -442,6 +472,7 @@ def main(directory: str, *steps: str) -> None:
     """Entry point of the process that `killed` starts."""
     report = Report()
     crow.store.sqlite.transfer._PIECE_RECORDS = 2
+    crow.store.sqlite.compression._BATCH_BYTES = 10_000
     gc.freeze()  # keeps the children from copying the pages of all imported modules
     scenes: tuple[tuple[str, Scene, Scene | None], ...] = (
         ("create", _create, None),
@@ -449,6 +480,7 @@ def main(directory: str, *steps: str) -> None:
         ("turn", turn, prepare),
         ("intake", intake, prepare_intake),
         ("compaction", compaction, prepare),
+        ("compression", compression, prepare_compression),
         ("postgres create", _create, None),
         ("postgres log", log, prepare),
     )

@@ -104,7 +104,7 @@ class Limits:
     @property
     def files_ceiling(self) -> int:
         """The size that the next request may have after a compaction that shows files in use."""
-        return self.target + self.room // 10
+        return self.target + self.room // 5
 
     @property
     def is_tiny(self) -> bool:
@@ -303,7 +303,7 @@ def limits_for(
         summary=min(6_000, room // 10),
         lists=min(4_000, room // 20),
         skills=min(8_000, room // 16),
-        files=room * 2 // 5,
+        files=room * 9 // 20,
     )
 
 

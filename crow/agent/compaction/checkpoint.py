@@ -8,7 +8,8 @@ of calls, never from a summary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from crow.domain.entries import Assistant, CallRef, Checkpoint, Entry, File, KeptSkill, Pin, Skill, ToolResult, User
@@ -25,6 +26,12 @@ FRAME_TOKENS = 14
 
 MIN_EXCERPT = 64
 """An excerpt with fewer tokens than this is useless."""
+
+PATH_WORD = re.compile(r"[^\s\"'`()<>\[\]{}|,;:=]+")
+"""Matches a path in a text, without spaces."""
+
+MAX_NAME_PARTS = 8
+"""How many parts the end of a path may have that counts as a name of the file."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
@@ -121,23 +128,49 @@ class FileInUse:
 
 
 def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:
-    """Return the files that the model has read as a whole, most important first: those read or changed since
-    `previous`, newest first, then those that `previous` shows."""
+    """Return the files that the model has read as a whole, most important first: those read, changed or named by the
+    model since `previous`, newest first, then those that `previous` shows.
+
+    The model does not read a file again while it sees its text, so its words are the only sign that it still uses it.
+    """
     touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
     seen = {
         file.path: FileInUse(path=file.path, tokens=estimate_text(file.text), entry=None)
         for file in (previous.files_shown if previous else ())
     }
+    names: dict[str, str] = {}
+    add_names(names, seen)
     arguments_of = call_arguments(entries)
     for entry in entries:
-        if isinstance(entry.body, ToolResult):
+        if isinstance(entry.body, Assistant):
+            for text in (entry.body.text, *(call.arguments for call in entry.body.calls)):
+                move_to_end(touched, files_named(text, names))
+        elif isinstance(entry.body, ToolResult):
             arguments = arguments_of.get(entry.body.call, "{}")
             read = files_read(entry.body, arguments)
             move_to_end(touched, (*read, *files_changed(entry.body, arguments)))
             if reads_whole_file(arguments):
                 tokens = estimate_text(entry.body.text)
+                add_names(names, read)
                 seen |= {path: FileInUse(path=path, tokens=tokens, entry=entry.id) for path in read}
     return tuple(seen[path] for path in reversed(touched) if path in seen)
+
+
+def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
+    """Add what a text may call these files: their paths, and the ends of their paths that no other word looks like. A
+    name of several files becomes an empty path."""
+    for path in paths:
+        parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
+        ends = ("/".join(parts[at:]) for at in range(1, len(parts)))
+        for name in (path, *(end for end in ends if "/" in end or "." in end.strip("."))):
+            if names.setdefault(name, path) != path:
+                names[name] = ""
+
+
+def files_named(text: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the paths of the files that a text names, in order."""
+    words = (word.replace("\\", "/").strip(".") for word in PATH_WORD.findall(text)) if names else ()
+    return tuple(path for word in words if (path := names.get(word) or names.get(word.lstrip("/"))))
 
 
 def reads_in_use(previous: Checkpoint | None, entries: Sequence[Entry], budget: int) -> frozenset[int]:

@@ -36,7 +36,7 @@ from crow.store.admin import (
     only_match,
 )
 from crow.store.codec import from_json, tags_of
-from crow.store.portable import FORMAT, ExportFile, Header
+from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
 from crow.store.sqlite.connection import REPAIR, pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
 from crow.store.sqlite.lease import is_alive, readable
@@ -148,8 +148,12 @@ class SessionAdmin(UsageMethods, Admin):
             "SELECT kind, count(*), sum(length(CAST(body AS BLOB))) FROM entries GROUP BY kind ORDER BY 3 DESC"
         )
         uses = [DiskUse(what=f"entries: {kind}", number=number, bytes=size or 0) for kind, number, size in bodies]
-        number, size = sql.execute("SELECT count(*), coalesce(sum(size), 0) FROM blobs").fetchone()
-        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=size))
+        number, size, stored, compressed = sql.execute(
+            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(length(data)), 0), total(length(data) < size)"
+            " FROM blobs"
+        ).fetchone()
+        uses.append(DiskUse(what="blobs: outputs, files, images, prompts", number=number, bytes=stored))
+        uses.append(DiskUse(what="  saved because they are compressed", number=int(compressed), bytes=size - stored))
         (shared,) = sql.execute(
             "SELECT coalesce(sum(b.size), 0) FROM blob_refs r JOIN blobs b ON b.hash = r.blob"
         ).fetchone()
@@ -263,16 +267,23 @@ class SessionAdmin(UsageMethods, Admin):
         database, owner = self.database, self._store.owner
         file = await database.call(lambda: ExportFile(path, relatives=defaults.relatives))
         try:
-            blocks = await database.call(file.check)
+            blocks = await database.call(file.scan)
             importers = [Importer(file, block, defaults) for block in blocks]
             new: list[Importer] = []
             for group in groups_of(importers):
                 new += await self._write_hidden(group)
+            for block, importer in zip(blocks, importers, strict=True):
+                if importer not in new:
+                    await database.call(partial(file.check_block, block))
             await database.write(lambda sql: show(sql, new))
-        except BaseException:
+        except BaseException as error:
             # if this fails, the data is removed after this process has ended
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
+            if isinstance(error, InvalidExport):
+                await self._store.remove_deleted()
+                await database.call(file.check)
+                raise ArgumentError(f"{path} was changed while it was being imported; import it again.") from error
             raise
         finally:
             await database.call(file.close)

@@ -55,6 +55,15 @@ _SAVE = (
 )
 
 
+_STORE_BLOB = "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+_STORE_BODY = (
+    "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?)"
+    " ON CONFLICT DO UPDATE SET data = excluded.data WHERE length(data) < size"
+)
+"""Also stores a body that is there already in compressed form: the views read most bodies as text."""
+
+
 class TurnMethods(PathMethods):
     """Methods of the store that run turns. `owner` names this store in rows and leases."""
 
@@ -306,9 +315,7 @@ class SessionState:
         columns |= {**more, "id": entry_id, "body": stored.text, "body_blob": stored.spilled}
         entry_id = insert(self.sql, "entries", columns)
         for name, data in stored.blobs.items():
-            self.sql.execute(
-                "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (name, len(data), data)
-            )
+            self.sql.execute(_STORE_BODY if name == stored.spilled else _STORE_BLOB, (name, len(data), data))
             self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
         self.leaf = self._newest = entry_id

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from sqlite3 import Blob
 
 from crow.domain.entries import ToolResult
 from crow.domain.rendering import EXCERPT_SLACK_BYTES, excerpt
 from crow.store.codec import Load, decode_value
+from crow.store.sqlite.compression import BlobReader
 
 # JSON escapes the quotation marks in a string. So these bytes occur only between the members of an object.
 _BEFORE_TEXT = b',"text":"'
@@ -31,7 +31,7 @@ SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
 """Finds the hash of the blob that holds the text of a result."""
 
 
-def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
+def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | None:
     """Return an excerpt of about `most_bytes` bytes of the text in `blob`; None if the text is not much longer."""
     half = max(1, most_bytes // 2)
     omitted = len(blob) - 2 * half
@@ -42,7 +42,7 @@ def excerpt_of_text(blob: Blob, most_bytes: int, call_id: str) -> bytes | None:
     return excerpt(head, blob.read().decode(errors="ignore"), omitted, call_id).encode()
 
 
-def excerpt_of_result(blob: Blob, most_bytes: int, load: Load) -> ToolResult | None:
+def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResult | None:
     """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text.
 
     Older versions of crow stored long results as JSON. Return None if the result has to be read whole, because its text

@@ -9,11 +9,11 @@ place that says what happened. The stored bytes stay as they are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from itertools import takewhile
@@ -26,6 +26,7 @@ from crow.domain.messages import Usage
 from crow.domain.rendering import short_output
 from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
 from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
+from crow.store.sqlite.compression import content_of, open_blob
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
@@ -49,7 +50,7 @@ SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
 _ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
-    " e.body_blob, e.call_entry, e.call_index, e.checksum, e.cache_write_tokens, e.estimated"
+    " e.body_blob, e.call_entry, e.call_index, e.checksum, e.cache_write_tokens, e.estimated, b.size"
 )
 """Columns of `_ENTRY_SOURCE`. The body is read as bytes, because damaged text would make the whole query fail."""
 
@@ -362,7 +363,8 @@ def entries_of(
         else:
             entry = entry_of(row, load_and_count)
         found.append(entry)
-        size += len(row[6] or b"")
+        if row[6] is not None:
+            size += max(len(row[6]), row[21] if isinstance(row[21], int) else 0)
         if size > _PATH_BATCH_BYTES:
             rows.close()
             return tuple(found), wanted.index(row[0]) + 1
@@ -375,11 +377,12 @@ def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_by
     if row[5] != "tool":
         return entry_of(row, load)
     body: ToolResult | None = None
-    if row[21] is not None:
-        with sql.blobopen("blobs", "data", row[21], readonly=True) as blob:
+    if row[22] is not None:
+        with suppress(Unreadable), open_blob(sql, row[22]) as blob:
             body = excerpt_of_result(blob, most_bytes, load)
         if body is None:
-            row = (*row[:6], load(row[15]), *row[7:])
+            (data,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row[22],)).fetchone()
+            row = (*row[:6], data, *row[7:])
     elif (found := SHARED_TEXT.search(row[6] or b"")) is not None:
         load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, f"call_{row[16]}_{row[17]}")
     entry = entry_of(row, load) if body is None else _entry_with(row, body)
@@ -395,8 +398,10 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
     row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
     if row is None:
         return load(name)
-    with sql.blobopen("blobs", "data", row[0], readonly=True) as blob:
-        return excerpt_of_text(blob, most_bytes, call_id) or load(name)
+    excerpt = None
+    with suppress(Unreadable), open_blob(sql, row[0]) as blob:
+        excerpt = excerpt_of_text(blob, most_bytes, call_id)
+    return excerpt or load(name)
 
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
@@ -466,7 +471,7 @@ def _body_of(row: Sequence[Any], load: Load) -> Body:
 
     :raises Unreadable: the body is damaged, or this version does not know its kind.
     """
-    data, blob, written = row[6], row[15], row[18]
+    data, blob, written, size = row[6], row[15], row[18], row[21]
     if written is not None:
         columns = (*row[1:6], row[7], *row[16:18], *row[8:15], *(value for value in row[19:21] if value is not None))
         if checksum(data or b"" if blob is None else str(blob).encode(), columns) != written:
@@ -474,7 +479,7 @@ def _body_of(row: Sequence[Any], load: Load) -> Body:
     if blob is not None:
         if data is None:
             raise Unreadable(f"its content (blob {blob:.12}) is missing")
-        _check_blob(blob, bytes(data))
+        data = content_of(blob, size, bytes(data))
     return decode(row[5], data, load)
 
 
@@ -493,12 +498,8 @@ def loader(sql: Connection) -> Load:
     match."""
 
     def load(name: str) -> bytes | None:
-        row = sql.execute("SELECT data FROM blobs WHERE hash = ?", (name,)).fetchone()
-        if row is None:
-            return None
-        data = bytes(row[0])
-        _check_blob(name, data)
-        return data
+        row = sql.execute("SELECT size, data FROM blobs WHERE hash = ?", (name,)).fetchone()
+        return None if row is None else content_of(name, row[0], bytes(row[1]))
 
     return load
 
@@ -620,8 +621,3 @@ def _entry_with(row: Sequence[Any], body: Body) -> Entry:
         usage = Usage(**known, cache_write_tokens=row[19], **flags)
     values = (*row[:5], body, row[7], usage, *row[12:15])
     return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
-
-
-def _check_blob(name: str, data: bytes) -> None:
-    if hashlib.sha256(data).hexdigest() != name:
-        raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")

@@ -7,7 +7,6 @@ the schema. The indexes tell which rows are lost.
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import re
@@ -23,7 +22,8 @@ from typing import Any, Literal
 
 from crow.domain.entries import ToolResult
 from crow.domain.errors import ArgumentError, StoreTooNew, StoreUnavailable
-from crow.store.codec import KINDS, encode, stand_in
+from crow.store.codec import KINDS, Unreadable, encode, stand_in
+from crow.store.sqlite.compression import content_of, members_of
 from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
@@ -334,7 +334,7 @@ class _Recovery:
             if not row.is_whole or len(values) < least:
                 is_intact = False
             elif table == "blobs":
-                is_intact = hashlib.sha256(values["data"]).hexdigest() == values["hash"]
+                is_intact = _mend_size(values)
             else:
                 is_intact = table != "entries" or _has_valid_checksum(values)
             if is_intact:
@@ -485,10 +485,14 @@ class _Recovery:
 
     def _refer_to_blobs(self) -> None:
         rows = self._new.execute(
-            "SELECT e.id, e.body_blob, coalesce(CAST(e.body AS BLOB), b.data) FROM entries e"
+            "SELECT e.id, e.kind, e.body_blob, coalesce(CAST(e.body AS BLOB), b.data), b.size FROM entries e"
             " LEFT JOIN blobs b ON b.hash = e.body_blob"
         )
-        for entry, spilled, body in rows:
+        for entry, kind, spilled, data, size in rows:
+            # Only intact blobs are in the new database.
+            body = data if spilled is None or data is None else content_of(spilled, size, data)
+            if body is not data and kind == "tool":
+                self._insert("compressed_bodies", {"blob": spilled, "body": members_of(body)})
             names = {name.decode() for name in _BLOB_NAME.findall(body or b"")} | {spilled}
             self._new.executemany(
                 "INSERT OR IGNORE INTO blob_refs (blob, entry) SELECT hash, ? FROM blobs WHERE hash = ?",
@@ -509,6 +513,15 @@ class _Recovery:
         if self._new.execute("SELECT 1 FROM sessions WHERE principal IS NOT NULL").fetchone():
             self._lost.append("all shares, and all tokens for crow serve; share the sessions and add tokens again")
         _index_words(self._new)
+
+
+def _mend_size(blob: dict[str, Any]) -> bool:
+    """Set the size of a blob to that of its content. Return false if the content is damaged."""
+    try:
+        blob["size"] = len(content_of(blob["hash"], blob["size"], blob["data"]))
+    except Unreadable:
+        return False
+    return True
 
 
 def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple[type, ...]]:

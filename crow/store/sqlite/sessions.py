@@ -213,7 +213,8 @@ class SessionMethods(UsesDatabase):
                 sql.execute(_DELETE_CONVERSATION, {"id": conversation})
             sql.execute("DELETE FROM openings WHERE session = ?", (session_id,))
 
-    async def tidy(self) -> None:
+    async def remove_deleted(self) -> None:
+        """Remove the data of deleted sessions, and empty sessions that nobody uses, in small batches."""
         if not self.database.is_read_only and await self._has_closed():
             await self._remove_empty()
         has_removed = False
@@ -225,7 +226,6 @@ class SessionMethods(UsesDatabase):
         while has_removed:
             has_removed = await self._merge_index(is_first)
             is_first = False
-        await self.database.compact()
 
     async def _remove(self, removal: Removal) -> bool:
         for start in range(0, len(removal.entries), _ENTRIES_PER_REMOVAL):

@@ -11,6 +11,7 @@ from crow.domain.errors import StoreUnavailable
 from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
 from crow.store.sqlite.append import TurnMethods
+from crow.store.sqlite.compression import CompressionMethods
 from crow.store.sqlite.database import Database, JournalMode, transaction
 from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.principals import PrincipalMethods
@@ -23,7 +24,15 @@ logger = logging.getLogger(__name__)
 
 
 class SqliteStore(
-    TurnMethods, SessionMethods, SearchMethods, UsageMethods, PrincipalMethods, WatchMethods, Store, Watcher
+    TurnMethods,
+    SessionMethods,
+    SearchMethods,
+    UsageMethods,
+    PrincipalMethods,
+    WatchMethods,
+    CompressionMethods,
+    Store,
+    Watcher,
 ):
     """A :class:`~crow.store.Store` in one file. Whoever opens it must close it."""
 
@@ -36,12 +45,18 @@ class SqliteStore(
 
     @classmethod
     async def open(
-        cls, path: Path, *, owner: str | None = None, journal_mode: JournalMode = "wal", busy_timeout_s: float = 10.0
+        cls,
+        path: Path,
+        *,
+        owner: str | None = None,
+        journal_mode: JournalMode = "wal",
+        busy_timeout_s: float = 10.0,
+        compress_after_days: int | None = None,
     ) -> SqliteStore:
         """Open the database, or create it if there is none.
 
         `owner` is an :class:`~crow.store.sqlite.lease.Owner` as text, by default one for this process. A write waits
-        for other programs for at most `busy_timeout_s`.
+        for other programs for at most `busy_timeout_s`. `tidy` compresses what is older than `compress_after_days`.
 
         :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
             database.
@@ -53,6 +68,7 @@ class SqliteStore(
         except BaseException:
             await database.close()
             raise
+        store.compress_after_days = compress_after_days
         open_stores.add(store.owner)
         return store
 
@@ -101,6 +117,11 @@ class SqliteStore(
             " ON CONFLICT (base_url, model) DO UPDATE SET learned = excluded.learned",
             (base_url, model, to_json({**_facts(sql, base_url, model), **facts})),
         )
+
+    async def tidy(self) -> None:
+        await self.remove_deleted()
+        await self.compress_old()
+        await self.database.compact()
 
     def hurry(self) -> None:
         self.database.lock_timeout.end()

@@ -237,7 +237,7 @@ Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
 
 
 class Importer:
-    """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
+    """Imports one conversation of a file: call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
     hidden like deleted ones, and this process owns them as if it were running a turn in each. If the process dies, they
@@ -289,7 +289,8 @@ class Importer:
     def next_piece(self) -> Piece | None:
         """Return the next records of the file, or None at its end. This does not use the database.
 
-        :raises ArgumentError: the file was changed after it was checked.
+        :raises InvalidExport: a record is not valid.
+        :raises ArgumentError: the file was changed meanwhile.
         """
         piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
         characters = 0

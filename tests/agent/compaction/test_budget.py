@@ -43,7 +43,7 @@ def test_limits_of_a_large_window() -> None:
         summary=6_000,
         lists=4_000,
         skills=8_000,
-        files=63_200,
+        files=71_100,
     )
 
 
@@ -61,7 +61,7 @@ def test_limits_of_a_small_window() -> None:
         summary=400,
         lists=200,
         skills=250,
-        files=1_600,
+        files=1_800,
     )
 
 

@@ -65,12 +65,12 @@ async def test_turn_of_2000_steps_ends_with_bounded_requests_and_linear_cost() -
 
 
 async def test_files_in_use_are_hardly_ever_read_again_and_nothing_that_was_said_is_lost() -> None:
-    work = await run(seed=1, window=32_000, share=1.0)
+    work = await run(seed=1, window=16_000, share=1.0)
     assert work.passes.total() > 5
     assert work.read_again <= 0.05 * work.read
     assert work.calls_repeated <= 0.02 * work.calls
     assert (work.lost_rules, work.lost_decisions) == (0, 0)
-    without = await run(seed=1, window=32_000, share=1.0, policy="no files shown")
+    without = await run(seed=1, window=16_000, share=1.0, policy="no files shown")
     assert without.read_again > 5 * work.read_again
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 from crow.agent.compaction import Reason
 from crow.agent.compaction.budget import CompactionPolicy, Measure, limits_for
 from crow.agent.compaction.checkpoint import (
+    files_in_use,
     files_touched,
     masking_order,
     reads_in_use,
@@ -156,6 +158,26 @@ def test_files_in_use_are_not_masked_as_long_as_they_fit_their_share() -> None:
     for body in (said("well"), END, user("next")):
         many.add(body)
     assert isinstance(decide(*[entry.body for entry in many.entries[1:]])[0], Mask)
+
+
+def in_use(*bodies: Body, reads: Sequence[str]) -> list[str]:
+    """The files in use after reading some and adding entries, most important first."""
+    path = ran_calls(*(("read_file", name, f"{name} " + "x" * 400) for name in reads))
+    for body in bodies:
+        path.add(body)
+    return [file.path for file in files_in_use(None, path.entries)]
+
+
+def test_a_file_that_the_model_names_is_in_use() -> None:
+    reads = ["/repo/src/a.py", "/repo/src/b.py", "/repo/lib/b.py", "/repo/make", "/repo/c.py"]
+    assert in_use(reads=reads) == reads[::-1]
+    assert in_use(said("As /repo/src/a.py says."), reads=reads)[0] == reads[0]
+    assert in_use(said("See `src/b.py`: it (like a.py:12) is right."), reads=reads)[:2] == [reads[0], reads[1]]
+    call = ToolCall(id="", name="shell", arguments=json.dumps({"command": "pytest lib/b.py && make"}))
+    assert in_use(Assistant(text="", message_id="m", calls=(call,)), reads=reads)[:2] == [reads[2], reads[4]]
+    # Two files are called b.py, and "make" may be anything.
+    assert in_use(said("b.py, then make, aa.py, d.py. And a.pyx"), reads=reads) == reads[::-1]
+    assert in_use(said("In C:\\repo\\a.py."), reads=["C:\\repo\\a.py", "/x.py"])[0] == "C:\\repo\\a.py"
 
 
 def test_less_of_the_recent_messages_is_kept_if_files_in_use_need_the_room() -> None:

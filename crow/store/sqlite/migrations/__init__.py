@@ -23,6 +23,7 @@ FILES = (
     "0008_usage.sql",
     "0009_shared_texts.sql",
     "0010_principals.sql",
+    "0011_compression.sql",
 )
 VERSION = len(FILES)
 
