@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import CallRef, Diff, Entry, File, Prompt, ToolResult
 from crow.domain.messages import Image, Text
+from crow.store.admin import ImportDefaults
 from crow.store.codec import encode
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.compression import compress, content_of, open_blob
 from crow.store.sqlite.repair import damaged_entries, problems, repair
 from crow.store.sqlite.store import SqliteStore
-from crow.store.sqlite.transfer import ImportDefaults
 from tests.store.scenes import add, begin, compress_all, history, new_session, result, said
 
 DAY_MS = 86_400_000
