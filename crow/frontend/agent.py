@@ -408,10 +408,9 @@ class AcpAgent:
         cursor = cursor_in(params)
         async with self._sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
-                session = opened.session
-                # The turn may end while the store is read: what this client was not sent of it is then in neither.
+                store, session = await self._sessions.store(), opened.session
+                # A turn may end while the store is read. What the client has learned of it must be sent all the same.
                 is_running = session.has_turn or session.owes
-                store = await self._sessions.store()
                 missed = await missed_since(cursor, store, session.id, session.branch.entries)
                 is_own = partial(opened.hosted.clients.has_sent, self._sessions.origin) if opened.attachment else None
                 is_running = is_running or session.has_turn or session.owes

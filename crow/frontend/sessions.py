@@ -334,7 +334,7 @@ class OpenSessions:
 
         :raises NoSuchSession: this connection has not opened it.
         """
-        self.opened(session_id)
+        await self.require(session_id, "read")  # a stranger must not wait for the lock of a session
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
             if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):

@@ -35,6 +35,7 @@ MAX_REASON_BYTES = 123
 CLOSE_NORMAL = 1000
 CLOSE_GOING_AWAY = 1001
 CLOSE_PROTOCOL_ERROR = 1002
+CLOSE_NOT_UTF8 = 1007
 CLOSE_POLICY = 1008
 CLOSE_TRY_AGAIN = 1013
 
@@ -204,6 +205,11 @@ class WebSocketTransport:
             await asyncio.wait([self._is_empty], timeout=self._limits.goodbye_s)
         self.drop(self.end)
 
+    def note_mistake(self) -> None:
+        """Notes that the client has broken the rules of WebSocket. It gets the close frame from the library."""
+        if not self._is_stopped:
+            self.end = End(CLOSE_PROTOCOL_ERROR, "", "invalid")
+
     def lose(self) -> None:
         """Notes that nothing more can be sent."""
         self._is_gone = True
@@ -293,6 +299,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._limits = limits
         self._heard_at = self.loop.time()
         self._crow: WebSocketTransport | None = None
+        self.has_bad_text = False
+        """Whether the client has sent a text that is not UTF-8."""
 
     def attach(self, transport: WebSocketTransport) -> None:
         """Names the transport that uses this socket."""
@@ -334,6 +342,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._heard_at = self.loop.time()
         super().data_received(data)
         if self._crow is not None and self.conn.state is not State.OPEN:
+            if self.conn.parser_exc is not None or self.has_bad_text:
+                self._crow.note_mistake()
             self._crow.lose()
 
     def resume_writing(self) -> None:
@@ -383,6 +393,22 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self.frames[0] += event.data
         if event.fin:
             self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hands over a complete message. One that is not UTF-8 ends the connection; uvicorn would log a traceback."""
+        if self.conn.state is not State.OPEN:
+            self.frames = []  # the client goes on after its mistake, or after a close frame
+            return
+        if self.curr_msg_data_type == "text":
+            try:
+                for part in self.frames:
+                    part.decode()
+            except UnicodeDecodeError:
+                self.has_bad_text = True
+                self.conn.send_close(CLOSE_NOT_UTF8)
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         """Answers, unless the client does not read the answers."""

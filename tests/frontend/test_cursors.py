@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from crow.domain.entries import Announcement, CallRef
+from crow.domain.entries import Announcement, CallRef, Entry
 from crow.domain.events import CallAnnounced, CallProgressed, Event, TextShown
 from crow.domain.replay import RunningTurn
 from crow.frontend.cursors import Cursor, CursorGap
@@ -20,6 +20,7 @@ from crow.frontend.params import ClientCapabilities
 from crow.frontend.sessions import Requester
 from crow.frontend.updates import LiveUpdates
 from crow.frontend.v2 import NegotiatingAgent
+from crow.store import Store
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared, transcript
 
@@ -116,10 +117,12 @@ async def test_a_cut_anywhere_loses_and_repeats_nothing(tmp_path: Path, seed: in
         assert everything == await reload(host, session)
         for count, client in come_back:
             assert seen(watcher.updates[:count] + client.updates) == everything, count
+            assert "No answer" not in str(client.updates)
         for count in range(len(watcher.updates) + 1):
             cursor = cursor_of(watcher.updates[count - 1]) if count else start
             client = await back(host, session, cursor, **version)
             assert seen(watcher.updates[:count] + client.updates) == everything, count
+            assert "No answer" not in str(client.updates)
             await client.drop()
 
 
@@ -299,3 +302,62 @@ async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_
         assert notices == [["Updates of sub-agents were missed. Load the session to see all of them."], []]
         own = [each["update"] for each in joined.updates if each["sessionId"] != session]
         assert "Looking." in [text for kind, _, text in transcript(own) if kind == "agent_message_chunk"]
+
+
+class SlowStore:
+    """The store, which gives what was missed only after `go_on` has returned, and reads the history only then."""
+
+    def __init__(self, store: Store, go_on: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._go_on = go_on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
+        found = await self._store.left_behind(leaf, to, kinds)
+        await self._go_on()
+        return found
+
+    async def history(self, session_id: str, **more: Any) -> AsyncIterator[Sequence[Entry]]:
+        await self._go_on()
+        async for batch in self._store.history(session_id, **more):
+            yield batch
+
+
+async def test_a_turn_that_runs_while_a_client_loads_the_session_is_shown_once(tmp_path: Path) -> None:
+    step = Say(text=("Two ",), calls=(call("read_file", path="missing.txt"),))
+    async with shared(tmp_path, Say(text=("One ",)), step, Say(text=("three.",))) as host:
+        writer = await host.client()
+        session = await writer.new()
+        await writer.prompt(session, "a")
+
+        async def run_turn() -> None:
+            await writer.prompt(session, "b")
+
+        client = await host.client(requester=Requester(view=lambda store: cast(Store, SlowStore(store, run_turn))))
+        await client.open("session/load", session)
+        await client.until_kind("session_info_update", "end_turn")
+        assert client.text() == "One Two three."
+        assert client.text("user_message_chunk") == "ab"
+        assert [each["status"] for each in client.kinds_and_texts() if "toolCallId" in each] == ["failed"]
+
+
+async def test_a_turn_that_ends_while_a_client_comes_back_loses_nothing(tmp_path: Path) -> None:
+    hold = anyio.Event()
+    say = Say(text=("Hel", "lo"), hold=hold)
+    async with shared(tmp_path, say) as host:
+        writer = await host.client(capabilities=CURSORS)
+        opened = await writer.call("session/new", cwd=str(host.cwd), mcpServers=[])
+        session = opened["sessionId"]
+        turn = asyncio.create_task(writer.prompt(session, "hi"))
+        await writer.until_kind("agent_message_chunk")
+
+        async def end_turn() -> None:
+            hold.set()
+            await asyncio.wait([turn])
+
+        requester = Requester(view=lambda store: cast(Store, SlowStore(store, end_turn)))
+        client = await back(host, session, cursor_of(opened), requester=requester)
+        await client.until_kind("session_info_update", "end_turn")
+        assert client.text() == "Hello"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import socket
 import struct
@@ -253,12 +254,14 @@ async def test_requests_without_end_are_refused_one_by_one() -> None:
         (b"\x83\x80\0\0\0\0", 1002),  # an unknown opcode
         (b"\xf1\x80\0\0\0\0", 1002),  # reserved bits
         (b"\x80\x80\0\0\0\0", 1002),  # a continuation of nothing
-        (b"\x81\x82\0\0\0\0\xff\xfe", 1007),  # not UTF-8
+        (b"\x81\x82\0\0\0\0\xff\xfe" * 2, 1007),  # not UTF-8, twice
         (b"\x81\xff\x7f\xff\xff\xff\xff\xff\xff\xff\0\0\0\0", 1009),  # a length of 2^63
         (b"\x89\xfe\x00\xff\0\0\0\0" + b"x" * 255, 1002),  # a ping that is too long
     ],
 )
-async def test_broken_frames_end_the_connection_and_nothing_else(data: bytes, code: int) -> None:
+async def test_broken_frames_end_the_connection_and_nothing_else(
+    data: bytes, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
     service = Service(ConnectionLimits())
     async with service.running() as port, peer(port) as broken, client(port) as other:
         await broken.open()
@@ -266,6 +269,8 @@ async def test_broken_frames_end_the_connection_and_nothing_else(data: bytes, co
         assert await broken.sees(struct.pack("!H", code))
         assert (await call(other, "echo", a=1))["result"] == {"a": 1}
         await service.wait_until(lambda: len(service.acp.clients) == 1)
+        assert service.acp.metrics.ended.samples == {(("reason", "invalid"),): 1}
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_nothing_is_sent_to_a_client_that_has_just_closed() -> None:

@@ -178,6 +178,7 @@ class Presence:
     async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         sign_at = look_at = 0.0
+        is_failing = False
         while True:
             self._wakeup.clear()
             try:
@@ -191,13 +192,16 @@ class Presence:
                         if self._watches and (not self._is_listening or clock() >= look_at):
                             await self._look(connection)
                             look_at = clock() + _LOOK_S
-            except FAILURES as error:
-                logger.warning("PostgreSQL does not answer the connection that holds crow's lock: %r", error)
+            except Exception as error:  # noqa: BLE001  a store that stops renewing its lease loses its turns
+                if not is_failing:
+                    logger.warning("PostgreSQL does not answer the connection that holds crow's lock: %r", error)
+                is_failing = True
                 if self.is_locked:
                     self._connection.terminate()
                     await self._when_lost()
                 await asyncio.sleep(_LOOK_S)
                 continue
+            is_failing = False
             await asyncio.sleep(_NOTIFY_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout((_LOOK_S if self._watches else SIGN_S) - _NOTIFY_S):
