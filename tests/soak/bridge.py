@@ -1,6 +1,7 @@
 """Cuts, half-closes, stalls, delays and splits connections of a bridge: `python -m tests.soak.bridge`.
 
-SOAK_CUTS faults (1000) from SOAK_SEED (1). After each hundred, the transcripts are compared with the log.
+SOAK_CUTS faults (1000) from SOAK_SEED (1), with a small server of the tests and as many with `crow serve`. After each
+round, the transcripts are compared with the log.
 """
 
 from __future__ import annotations
@@ -12,21 +13,28 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.bridge.test_faults import run_turns
+from tests.bridge.test_faults import run_real_turns, run_turns
 
-ROUND = 100
+ROUND, REAL_ROUND = 100, 25
 
 
 async def main() -> None:
     cuts, seed = int(os.environ.get("SOAK_CUTS", "1000")), int(os.environ.get("SOAK_SEED", "1"))
-    since, faults = time.monotonic(), Counter[str]()
-    with tempfile.TemporaryDirectory(prefix="crow-soak-") as directory:
+    for server, each in (("the small server", ROUND), ("crow serve", REAL_ROUND)):
+        since, faults = time.monotonic(), Counter[str]()
         while faults.total() < cuts:
-            wanted = min(ROUND, cuts - faults.total())
-            faults += Counter(await run_turns(Path(directory) / f"{seed}.sock", seed=seed, faults=wanted))
+            wanted = min(each, cuts - faults.total())
+            with tempfile.TemporaryDirectory(prefix="crow-") as directory:
+                folder = Path(directory)
+                if each == ROUND:
+                    found = await run_turns(folder / "crow.sock", seed=seed, faults=wanted)
+                else:
+                    found = await run_real_turns(folder, seed=seed, faults=wanted)
+            faults += Counter(found)
+            print(f"{server}, seed {seed}: {faults.total()} faults in {time.monotonic() - since:.0f} s", flush=True)
             seed += 1
-            print(f"{faults.total()} faults in {time.monotonic() - since:.0f} s: {dict(faults)}", flush=True)
-    print("every transcript equals its log, every prompt ran once, every permission was shown once")
+        print(f"{server}: {dict(faults)}")
+    print("every transcript equals its log; every prompt and command ran once; every permission was shown once")
 
 
 if __name__ == "__main__":
