@@ -235,7 +235,7 @@ class Admin(Protocol):
         """
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
-        """Return the sessions that were ever used, by conversation, oldest first."""
+        """Return the sessions that were ever used, sub-agents and their parents, by conversation, oldest first."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
         """Return what a copy of these sessions, all of one conversation, needs beside their export."""

@@ -112,8 +112,9 @@ _GROUP_COLUMNS = {
 }
 _USED = """
     SELECT s.conversation, s.id FROM crow.sessions s WHERE s.deleted_ms IS NULL AND (
-        s.has_prompt OR s.leaf IS NOT NULL OR s.newest_entry > 0 OR s.alias IS NOT NULL OR s.title IS NOT NULL
-        OR s.metadata <> '{}' OR EXISTS (SELECT 1 FROM crow.inbox i WHERE i.session = s.id)
+        s.has_prompt OR s.parent_id IS NOT NULL OR s.leaf IS NOT NULL OR s.newest_entry > 0 OR s.alias IS NOT NULL
+        OR s.title IS NOT NULL OR s.metadata <> '{}' OR EXISTS (SELECT 1 FROM crow.sessions c WHERE c.parent_id = s.id)
+        OR EXISTS (SELECT 1 FROM crow.inbox i WHERE i.session = s.id)
         OR EXISTS (SELECT 1 FROM crow.moves m WHERE m.session = s.id)
     ) ORDER BY s.conversation, s.number
 """

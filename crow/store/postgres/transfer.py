@@ -384,7 +384,9 @@ class Importer:
             cost, has_prompt = float(counts.get("cost", 0)), counts.get("has_prompt", 0) > 0
             numbers = {name: storable(counts.get(name, 0)) for name in _COUNTERS}
             leaf = self._id(record.leaf)
-            listed = record.listed or has_prompt or await newest_of_kind(sql, leaf, "user") is not None
+            listed = record.listed
+            if record.id not in self._defaults.extras:  # a file may have been made by another program
+                listed = listed or has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
                 " cost = $6,"

@@ -250,8 +250,9 @@ class SessionAdmin(UsageMethods, Admin):
     def conversations(self, sql: Connection) -> Mapping[int, tuple[str, ...]]:
         found: dict[int, list[str]] = {}
         for conversation, session_id in sql.execute(
-            "SELECT conversation, id FROM sessions s WHERE deleted_ms IS NULL AND (has_prompt OR leaf IS NOT NULL"
-            " OR newest_entry > 0 OR alias IS NOT NULL OR title IS NOT NULL OR metadata <> '{}'"
+            "SELECT conversation, id FROM sessions s WHERE deleted_ms IS NULL AND (has_prompt OR parent_id IS NOT NULL"
+            " OR leaf IS NOT NULL OR newest_entry > 0 OR alias IS NOT NULL OR title IS NOT NULL OR metadata <> '{}'"
+            " OR EXISTS (SELECT 1 FROM sessions c WHERE c.parent_id = s.id)"
             " OR EXISTS (SELECT 1 FROM inbox i WHERE i.session = s.id)"
             " OR EXISTS (SELECT 1 FROM moves m WHERE m.session = s.id)) ORDER BY conversation, number"
         ):

@@ -335,7 +335,9 @@ class Importer:
         for record in self._rows:
             self._states[record.id].save()
             leaf = self._id(record.leaf)
-            listed = record.listed or (leaf is not None and has_user(connection, leaf))
+            listed = record.listed
+            if record.id not in self._defaults.extras:  # a file may have been made by another program
+                listed = listed or (leaf is not None and has_user(connection, leaf))
             connection.execute(
                 "UPDATE sessions SET leaf = ?, newest_entry = max(newest_entry, ?), has_prompt = ?, updated_ms = ?,"
                 " deleted_ms = NULL WHERE id = ?",
