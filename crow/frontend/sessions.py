@@ -244,7 +244,7 @@ class OpenSessions:
                 await hosted.closed.wait()
                 hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
-            if hosted is not None and self._view is not None:
+            if hosted is not None and host.is_shared and self._view is not None:
                 await self._view.session(session_id)  # raises an error if this connection may not see it
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers

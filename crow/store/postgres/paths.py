@@ -21,7 +21,7 @@ from crow.store.watching import Look, News, Piece, follow
 ENTRY_COLUMNS = (
     "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(convert_to(e.body, 'UTF8'), b.data), e.model,"
     " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
-    " e.body_blob, e.call_entry, e.call_index, NULL, e.cache_write_tokens, e.estimated"
+    " e.body_blob, e.call_entry, e.call_index, NULL, e.cache_write_tokens, e.estimated, b.size"
 )
 """The columns that `entry_of` expects. PostgreSQL has checksums of its own, so there is none for an entry."""
 
