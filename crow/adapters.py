@@ -26,6 +26,7 @@ from crow.settings.endpoints import preset_at, run_key_command
 from crow.settings.load import Paths
 from crow.settings.values import DatabaseSettings, McpServerSettings, expand_variables, static_part
 from crow.store import Store
+from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports, Workspace
 from crow.tools.process import HiddenKeys
 from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
@@ -401,9 +402,6 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
 
 
 async def _open_sqlite(path: Path, *, to_read: bool = False, compress_after_days: int | None = None) -> Store:
-    # imported when it is needed, like the other engine: 10 ms that `initialize` does not need
-    from crow.store.sqlite.store import SqliteStore
-
     if to_read:
         return await SqliteStore.open_to_read(path)
     return await SqliteStore.open(path, compress_after_days=compress_after_days)
@@ -426,8 +424,6 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
 
 def open_admin(store: Store) -> Admin:
     """Return what administers the sessions of an open store."""
-    from crow.store.sqlite.store import SqliteStore
-
     if isinstance(store, SqliteStore):
         from crow.store.sqlite.admin import SessionAdmin
 
