@@ -26,11 +26,11 @@ def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> 
     if not settings.roots:
         raise ConfigError(
             "A server with tokens needs serve.roots, the directories below which its users may work: write "
-            'roots = ["/srv/work/{principal}"] under [serve] in config.toml.'
+            'roots = ["/srv/crow/{principal}"] under [serve] in config.toml.'
         )
     for root in settings.roots:
         if problem := _problem_of_root(root):
-            raise ConfigError(f'serve.roots: "{root}" {problem}; expected a path such as "/srv/work/{{principal}}".')
+            raise ConfigError(f'serve.roots: "{root}" {problem}; expected a path such as "/srv/crow/{{principal}}".')
     if mode == "auto" and not sandbox.name:
         raise ConfigError(
             'permissions.mode is "auto", and nothing confines commands on this machine, so no session may use it. '

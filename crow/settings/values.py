@@ -502,7 +502,7 @@ class ServeSettings(Section):
     """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
     """Proxies whose X-Forwarded-For header tells the address of the client."""
-    roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/work/{principal}"]')] = ()
+    roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/crow/{principal}"]')] = ()
     """Directories below which the workspaces of principals must be, with links resolved. `{principal}` stands for the
     name of the principal. A server with tokens needs at least one."""
     client_servers: Switch = False
