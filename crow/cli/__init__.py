@@ -180,10 +180,9 @@ def _serve(options: argparse.Namespace) -> int:
         options.listen = str(resident.own_socket(os.environ))
         if not options.log_file and not sys.stderr.isatty():
             options.log_file = str(_load(options).paths.log_file.with_name("serve.log"))
-    if options.tls_cert or options.tls_key or options.log_file:
-        for name in ("tls_cert", "tls_key", "log_file"):
-            if getattr(options, name):  # the settings resolve relative paths against their own directory
-                setattr(options, name, os.path.abspath(getattr(options, name)))
+    for name in ("tls_cert", "tls_key", "log_file"):
+        if getattr(options, name):  # the settings resolve relative paths against their own directory
+            setattr(options, name, os.path.abspath(getattr(options, name)))
     loaded = _load(options)
     try:
         with importing():
