@@ -195,11 +195,6 @@ class SessionHost:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any request has needed the store yet."""
-        return self._store is not None or self._opening_store.locked()
-
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
         async with self._opening_store:
@@ -354,10 +349,13 @@ class SessionHost:
             for name, text, hint in commands
         ]
 
-    async def inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """What is in the directory; None if the user has worked there before or this process has inspected it."""
+    async def inspect_if_new(
+        self, store: Store, request: OpenRequest, *, principal: str | None
+    ) -> WorkspaceContents | None:
+        """What is in the directory; None if the principal has worked there before or this process has inspected it for
+        the same principal."""
         cwd = request.cwd
-        known = (getattr(store, "principal", None), cwd)  # another user may have worked there
+        known = (principal, cwd)
         if known in self._known_directories:
             return None
         self._known_directories.add(known)
