@@ -48,6 +48,7 @@ KEEP_S = 600.0
 """How long the result of a prompt is kept for a client whose connection broke."""
 
 MAX_KEPT = 1_000
+"""When a prompt starts, at most this many of the results are kept: those of the newest prompts."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 """Returns the part of the store that the tools of a session may search."""
@@ -248,8 +249,8 @@ class SessionHost:
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
-            for each in ended:
-                if len(ended) > MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+            for index, each in enumerate(ended):
+                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
                     del self._prompts[each]
             self._prompts[key] = run
 

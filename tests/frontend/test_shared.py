@@ -14,6 +14,7 @@ import pytest
 
 from crow.domain.events import FormQuestion
 from crow.frontend import attached
+from crow.frontend import host as host_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
@@ -316,6 +317,23 @@ async def test_a_prompt_that_is_sent_again_after_a_broken_connection_runs_once(t
         hold.set()
         assert (await turn)["stopReason"] == "end_turn"
         assert len(host.model.requests) == 1
+
+
+async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "MAX_KEPT", 2)
+    async with shared(tmp_path, *(Say(text=("Hi.",)) for _ in range(4))) as host:
+        ann = await host.client(requester=Requester(connection_id="c1"))
+        session = await ann.new()
+        for _ in range(4):  # requests 3 to 6
+            await ann.prompt(session, "go")
+        await ann.drop()
+        again = await host.client(requester=Requester(connection_id="c1"))
+        await again.open("session/resume", session)
+        await again.call("session/list")  # request 3
+        assert (await again.prompt(session, "go"))["stopReason"] == "end_turn"  # request 4 again
+        assert len(host.model.requests) == 4
 
 
 async def test_a_session_that_nobody_has_open_is_closed_after_its_turn(tmp_path: Path) -> None:
