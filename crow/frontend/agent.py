@@ -388,7 +388,7 @@ class AcpAgent:
                     if family is not None:
                         await opened.client.replay_subagents(store, family, limits)
                     history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
-                    is_running = session.has_turn or session.owes
+                    is_running = session.is_running
                     await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
                 except BaseException:
                     opened.client.release_subagents()
@@ -409,9 +409,9 @@ class AcpAgent:
             if cursor is not None:
                 store, session = await self._sessions.store(), opened.session
                 # A turn may end while the store is read. What the client has learned of it must be sent all the same.
-                is_running = session.has_turn or session.owes
+                is_running = session.is_running
                 missed = await missed_since(cursor, store, session.id, session.branch.entries)
-                is_running = is_running or session.has_turn or session.owes
+                is_running = is_running or session.is_running
                 await opened.client.resume(missed, is_running=is_running, is_own=opened.has_sent)
             yield opened
 

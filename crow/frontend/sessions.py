@@ -33,6 +33,7 @@ from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.following import SessionFollower, draft_of
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
@@ -40,6 +41,7 @@ from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
 from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
 from crow.store.codec import merged_metadata
+from crow.store.watching import Draft
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
@@ -183,6 +185,8 @@ class OpenSessions:
                 return
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
+            if opened.session.runs_elsewhere:
+                self.host.tasks.start_soon(opened.session.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
         """:raises ArgumentError: this connection only watches the session."""
@@ -295,6 +299,7 @@ class OpenSessions:
             elif not stays_open():
                 contents = await self._inspect_if_new(store, request)
                 tail = await self._update(store, await store.open_session(session_id), request)
+            draft = None if stays_open() else await draft_of(host.adapters_for(tail.row).store, tail)
             if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
                 async with self._joined(hosted, is_watcher=is_watcher) as opened:
                     yield opened
@@ -302,7 +307,7 @@ class OpenSessions:
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, is_watcher=is_watcher)
+            opened = self._start(tail, request, contents, draft=draft, is_watcher=is_watcher)
             if hosted is not None:
                 with anyio.CancelScope(shield=True):
                     await host.close(hosted)
@@ -474,9 +479,16 @@ class OpenSessions:
         )
 
     def _start(
-        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
+        self,
+        tail: Tail,
+        request: OpenRequest,
+        contents: WorkspaceContents | None,
+        *,
+        draft: Draft | None = None,
+        is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait."""
+        """Opens a session in the host, and on this connection. Does not wait. `draft` is the unfinished answer of
+        another process."""
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
@@ -485,8 +497,12 @@ class OpenSessions:
             clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
-            clients.follow(session.branch)
-            hosted = HostedSession(session=session, client=clients, request=request)
+            clients.follow(session)
+            follower = None
+            if session.adapters.store.notifies:
+                session.follower = follower = SessionFollower(session, clients)
+                follower.begin(tail, draft)
+            hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
             workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
