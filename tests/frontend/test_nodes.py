@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from crow.frontend.v2 import NegotiatingAgent
+from crow.frontend.frames import RequestError
 from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
@@ -200,5 +200,5 @@ async def test_undo_and_deletion_reach_the_other_nodes(tmp_path: Path, database:
         await ann.call("session/delete", sessionId=session)
         while session in other.host.open:  # noqa: ASYNC110
             await anyio.sleep(0.01)
-        with pytest.raises(Exception, match="No session"):
+        with pytest.raises(RequestError, match="Session not found"):
             await bob.prompt(session, "d")
