@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from crow.frontend.frames import RequestError
-from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
+from tests.frontend.test_cursors import V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared
