@@ -25,7 +25,7 @@ from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, NoSuchSession, StoreError
+from crow.domain.errors import CrowError, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
@@ -104,6 +104,16 @@ class TurnListener(Protocol):
         """Called when the turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
 
 
+class SessionFollower(Protocol):
+    """Takes over what other processes do with the session."""
+
+    async def until_free(self) -> None:
+        """Wait until no other process runs a turn. May return early."""
+
+    async def reached(self, entry_id: int) -> None:
+        """Wait until everything up to this entry was published."""
+
+
 class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
@@ -125,6 +135,10 @@ class Session:
         self.tools_wanted = anyio.Event()
         self.closing = False
         self.listener: TurnListener | None = None
+        self.follower: SessionFollower | None = None
+        """Set if other processes may use the session, too, and notify this one."""
+        self.runs_elsewhere = False
+        """Whether another process runs a turn, as far as is known."""
         self.ended_before = tail.waiting
         """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
@@ -147,6 +161,11 @@ class Session:
     def has_turn(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn runs here or in another process, or its end is not stored yet."""
+        return self.has_turn or self.owes or self.runs_elsewhere
 
     @property
     def waiting_prompts(self) -> int:
@@ -314,6 +333,13 @@ class Session:
         if self._runner is not None:
             self._runner.subagents.cancel_background()
 
+    async def cancel_elsewhere(self) -> None:
+        """Ask the process that runs a turn of this session to cancel it."""
+        try:
+            await self.adapters.store.cancel_turn(self.id)
+        except StoreError as error:
+            logger.warning("Session %s: the turn of another process could not be cancelled: %s", self.id, error)
+
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
@@ -460,10 +486,11 @@ class Session:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
         if self._runner is not None and prompt.command is None:
             self._runner.prefetch(self._tasks)
-        with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
-            moved = await self._claim(prompt)
+        moved = await self._claim_when_free(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
+            if self.follower is not None and self.branch.must_catch_up:
+                await self.follower.reached(self.branch.claimed_to or 0)
             if self.listener is not None:
                 await self.listener.turn_began(prompt)
             await self._begin_turn(moved=moved)
@@ -483,6 +510,29 @@ class Session:
             raise
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
+    async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
+        """Claim the turn (see `_claim`). If another process runs one, wait for its end."""
+        follower = self.follower
+        while True:
+            with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
+                try:
+                    return await self._claim(prompt)
+                except SessionBusy:
+                    if follower is None:
+                        raise
+                    if prompt.command is None and not prompt.in_inbox:
+                        await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
+                        prompt.in_inbox = True
+            assert follower is not None
+            try:
+                await follower.until_free()
+            except anyio.get_cancelled_exc_class():
+                prompt.stop = "cancelled"
+                if prompt.in_inbox:
+                    with anyio.CancelScope(shield=True):
+                        await self.branch.reject_prompt(prompt.message_id)
+                raise
+
     async def _claim(self, prompt: PendingPrompt) -> bool:
         """Claim the turn. Store the prompt, unless it is a command or calls a server's prompt. Returns True if another
         process has moved the session's leaf."""
@@ -498,8 +548,9 @@ class Session:
             else:
                 parts = None if prompt.in_inbox else prompt.parts
                 moved = await branch.claim(prompt.message_id, parts=parts, cut=await self.cut_for(prompt.parts))
-        except StoreError:
-            if prompt.in_inbox:  # the sender gets an error and can send the prompt again
+        except StoreError as error:
+            is_waiting = isinstance(error, SessionBusy) and self.follower is not None
+            if prompt.in_inbox and not is_waiting:  # the sender gets an error and can send the prompt again
                 await branch.reject_prompt(prompt.message_id)
             raise
         if moved:
@@ -520,7 +571,7 @@ class Session:
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])
-        if moved:
+        if moved and self.follower is None:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()
 

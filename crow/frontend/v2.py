@@ -73,7 +73,7 @@ class SessionClientV2(SessionClient):
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
         """See `SessionClient.learn`."""
         super().learn(running, place)
-        if self.session.has_turn:
+        if self.session.has_turn or self.session.runs_elsewhere:
             self._state = RUNNING
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002

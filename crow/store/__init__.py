@@ -294,6 +294,11 @@ class Store(Protocol):
     def warning(self) -> str:
         """A warning for the user about the database file, empty if all is well."""
 
+    @property
+    def notifies(self) -> bool:
+        """Whether processes notify each other of changes. If so, the store is also a `Watcher` (crow.store.watching),
+        and watching costs next to nothing while nothing changes."""
+
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. Unless the session is a fork, also insert a conversation for it.
 
@@ -447,6 +452,10 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        """Ask the other store that runs a turn of this session to cancel it. Return False if no other store runs one,
+        or if this store cannot reach others."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least

@@ -211,6 +211,9 @@ class TurnMethods(PathMethods):
             dead = dead_twin(self.owner)
             sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
 
+    async def cancel_turn(self, session_id: str) -> bool:  # noqa: ARG002  # a file carries no requests
+        return False
+
     @transaction()
     def renew_lease(self, sql: Connection, session_id: str) -> None:
         self._renew_lease(sql, session_id)
