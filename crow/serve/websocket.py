@@ -12,7 +12,7 @@ from typing import Any, Literal
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from crow.bridge.wire import peer
@@ -31,13 +31,6 @@ nothing could fill the memory."""
 
 MAX_REASON_BYTES = 123
 """A close frame has room for this much text."""
-
-CLOSE_NORMAL = 1000
-CLOSE_GOING_AWAY = 1001
-CLOSE_PROTOCOL_ERROR = 1002
-CLOSE_NOT_UTF8 = 1007
-CLOSE_POLICY = 1008
-CLOSE_TRY_AGAIN = 1013
 
 EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
@@ -86,7 +79,7 @@ class Traffic:
 class End:
     """How the server ends a connection: the code and the text of the close frame, and the name of the reason."""
 
-    code: int
+    code: CloseCode
     text: str
     reason: EndReason
 
@@ -118,7 +111,7 @@ class WebSocketTransport:
         self._is_empty: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_gone = False
-        self.end = End(CLOSE_NORMAL, "", "client")
+        self.end = End(CloseCode.NORMAL_CLOSURE, "", "client")
         """How this connection ends."""
         self._socket.attach(self)
 
@@ -137,7 +130,7 @@ class WebSocketTransport:
                 async with asyncio.timeout_at(self._initialize_by):
                     event = await self._websocket.receive()
             except TimeoutError:
-                self.drop(End(CLOSE_POLICY, "No initialize came in time.", "no_initialize"))
+                self.drop(End(CloseCode.POLICY_VIOLATION, "No initialize came in time.", "no_initialize"))
                 return None
             if event["type"] == "websocket.disconnect":
                 return None
@@ -172,12 +165,12 @@ class WebSocketTransport:
         self.write_waiting()
         if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
             text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
 
     def stop(self, reason: str = "") -> None:
         """See `Transport`."""
         if reason:
-            self.drop(End(CLOSE_TRY_AGAIN, reason, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, reason, "too_slow"))
         self._is_stopped = True
         self._has_room.set()
         self._socket.wake_reader()
@@ -208,7 +201,7 @@ class WebSocketTransport:
     def note_mistake(self) -> None:
         """Notes that the client has broken the rules of WebSocket. It gets the close frame from the library."""
         if not self._is_stopped:
-            self.end = End(CLOSE_PROTOCOL_ERROR, "", "invalid")
+            self.end = End(CloseCode.PROTOCOL_ERROR, "", "invalid")
 
     def lose(self) -> None:
         """Notes that nothing more can be sent."""
@@ -263,7 +256,7 @@ class WebSocketTransport:
         if self._initialize_by is not None:
             if not is_request or message["method"] != "initialize":
                 problem = "The first message of a connection must be an initialize request."
-                self.finish(End(CLOSE_PROTOCOL_ERROR, problem, "invalid"))
+                self.finish(End(CloseCode.PROTOCOL_ERROR, problem, "invalid"))
                 return problem
             self._initialize_by = None
         if is_request:
@@ -282,7 +275,7 @@ class WebSocketTransport:
             self._progress, self._progress_at = progress, now
         if now - self._progress_at >= self._limits.stall_s:
             text = f"This client read nothing for {self._limits.stall_s:g} s, although something waited for it."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "stalled"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "stalled"))
             return
         self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
 
@@ -323,7 +316,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def wake_reader(self) -> None:
         """Makes `receive` return, as if the client had disconnected."""
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": CLOSE_GOING_AWAY})
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.GOING_AWAY})
 
     def say_goodbye(self, end: End) -> None:
         """Sends a close frame. Aborts the connection if the client does not answer it in time."""
@@ -405,7 +398,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                     part.decode()
             except UnicodeDecodeError:
                 self.has_bad_text = True
-                self.conn.send_close(CLOSE_NOT_UTF8)
+                self.conn.send_close(CloseCode.INVALID_DATA)
                 self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
@@ -424,7 +417,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             silent_s = self.loop.time() - self._heard_at
             if silent_s > self._limits.silent_s:
                 self._crow.drop(
-                    End(CLOSE_TRY_AGAIN, f"Nothing was heard of this client for {silent_s:.0f} s.", "silent")
+                    End(CloseCode.TRY_AGAIN_LATER, f"Nothing was heard of this client for {silent_s:.0f} s.", "silent")
                 )
                 return
         super().send_keepalive_ping()
@@ -436,7 +429,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 class PendingHandshakes:
     """The connections that have not sent a complete request yet, oldest first.
 
-    When it is full, the oldest one has to go: it has had the most time, and is the one that dawdles.
+    If there are too many, the oldest one is closed, because it has had the most time.
     """
 
     def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
@@ -444,7 +437,7 @@ class PendingHandshakes:
         self._waiting: dict[HttpProtocol, None] = {}
         self.limits = limits
         self.expired = 0
-        """How many connections were closed because they took too long or the handshakes was full."""
+        """How many connections were closed, because they took too long or there were too many."""
 
     def enter(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
