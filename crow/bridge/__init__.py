@@ -13,9 +13,13 @@ TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would t
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crow.bridge.loop import Bridge
+
 __all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
 
-USERS_FAULT = 2
+FAILED, USERS_FAULT = 1, 2
+"""Exit codes: the user can do nothing about the cause, or can correct it."""
+
 MAX_TOKEN_BYTES = 4096
 
 
@@ -57,21 +61,17 @@ def connect_to_resident(path: str) -> int | None:
     from crow import __version__
     from crow.bridge.loop import Bridge, Times, first_headers
     from crow.bridge.websocket import Address
-    from crow.bridge.wire import Refused, connect
+    from crow.bridge.wire import NotConnected, connect
 
     address = Address(path)
     try:
         wire = connect(address, first_headers(""), Times.connect)
-    except Refused:
+    except NotConnected:
         return None
     if wire.response.headers.get("crow-version") != __version__ or not wire.belongs_to_this_user:
         wire.close()
         return None
-    bridge = Bridge(address, wire=wire, start_server=start_resident, handles_signals=True)
-    exit_code = bridge.run()
-    if exit_code:
-        _fail(bridge.problem)
-    return exit_code
+    return _run(Bridge(address, wire=wire, start_server=start_resident, handles_signals=True))
 
 
 def start_resident() -> str:
@@ -96,29 +96,33 @@ def connect_editor(address: str, token_file: str | None) -> int:
     try:
         place = Address(address)
         token = _token(token_file)
-    except (BadAddress, BadToken) as error:
+    except (BadAddress, UnusableToken) as error:
         return _fail(str(error))
     if token and not place.is_tls and not place.is_loopback:
         return _fail(f"{address} would send the token unencrypted; use wss://, or a tunnel to 127.0.0.1.")
-    bridge = Bridge(place, token=token, handles_signals=True)
+    return _run(Bridge(place, token=token, handles_signals=True))
+
+
+def _run(bridge: Bridge) -> int:
+    """Run the bridge to its end, and say on stderr what ended it. Returns the exit code."""
     exit_code = bridge.run()
     if exit_code:
         _fail(bridge.problem)
     return exit_code
 
 
-class BadToken(Exception):
+class UnusableToken(Exception):
     """The token cannot be used."""
 
 
 def _token(file: str | None) -> str:
-    """The token from the file, else from CROW_TOKEN; empty if there is none. :raises BadToken: it cannot be used."""
+    """The token from the file, else from CROW_TOKEN; empty if there is none. :raises UnusableToken: it is no token."""
     if file is None:
         source, token = "CROW_TOKEN", os.environ.get("CROW_TOKEN", "").strip()
     else:
         source, token = file, _read_token(file)
     if not all("!" <= character <= "~" for character in token):
-        raise BadToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
     return token
 
 
@@ -129,16 +133,16 @@ def _read_token(file: str) -> str:
             status = os.fstat(fd)
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISREG(status.st_mode):
-                raise BadToken(f"{file} is not a file; name the file that holds the token.")
+                raise UnusableToken(f"{file} is not a file; name the file that holds the token.")
             if mode & 0o077:
-                raise BadToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
+                raise UnusableToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
             token = os.read(fd, MAX_TOKEN_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
-        raise BadToken(f"The token file {file} cannot be read: {error.strerror}.") from error
+        raise UnusableToken(f"The token file {file} cannot be read: {error.strerror}.") from error
     if not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
-        raise BadToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
     return token.decode().strip()
 
 

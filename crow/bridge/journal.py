@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Message: TypeAlias = dict[str, Any]
 
-REQUEST_CANCELLED, INTERNAL_ERROR, NOT_FOUND = -32800, -32603, -32002
+INTERNAL_ERROR, NOT_FOUND = -32603, -32002
 
 OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
 REOPENING = frozenset({"session/resume", "session/load"})
@@ -124,11 +124,11 @@ class Journal:
             self._held.append(line)
             self.held_bytes += len(line)
             return
-        sent = self.note(line)
+        sent = self._note(line)
         if sent is not None:
             self.to_server.append(sent)
 
-    def note(self, line: bytes) -> bytes | None:
+    def _note(self, line: bytes) -> bytes | None:
         """Remember a line that is sent to the server now. Returns what to send instead of it; None for nothing."""
         self._number += 1
         message = _parse(line)

@@ -8,10 +8,11 @@ import select
 import stat
 import time
 
+from crow.bridge import FAILED, USERS_FAULT
 from crow.bridge.websocket import (
     CLOSE,
     GOING_AWAY,
-    NO_CLOSE_FRAME,
+    NO_STATUS,
     NORMAL,
     PING,
     PONG,
@@ -21,7 +22,7 @@ from crow.bridge.websocket import (
     close_payload,
     close_reason,
 )
-from crow.bridge.wire import CHUNK_BYTES, FAILED, USERS_FAULT, Refused, Wire, connect
+from crow.bridge.wire import CHUNK_BYTES, NotConnected, WebSocket, connect
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ MAX_UNSENT_BYTES = 4 * 1024 * 1024
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """While more than this waits for a connection, the bridge reads nothing from the editor."""
 
-TEMPORARY = frozenset({NORMAL, GOING_AWAY, 1005, NO_CLOSE_FRAME, 1011, 1012, 1013, 1014})
+MAX_COOKIES = 20
+
+TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
 """Close codes after which the bridge connects again. The others say that this would not help."""
 
 
@@ -71,7 +74,7 @@ class Bridge:
         address: Address,
         *,
         token: str = "",
-        wire: Wire | None = None,
+        wire: WebSocket | None = None,
         start_server: Callable[[], str] | None = None,
         source: int = 0,
         sink: int = 1,
@@ -83,12 +86,12 @@ class Bridge:
         self._source, self._sink = source, sink
         self._handles_signals = handles_signals
         self._journal: Journal | None = None
-        self._wire: Wire | None = None
+        self._wire: WebSocket | None = None
         self._connection_id = ""
         self._cookies: dict[str, str] = {}
         self._connections = 0
         self._is_connecting = False
-        self._outcome: Wire | Refused | None = None
+        self._outcome: WebSocket | NotConnected | None = None
         self._delay_s = 0.0
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
@@ -180,10 +183,10 @@ class Bridge:
     def _woken(self) -> None:
         os.read(self._wakeup, 4096)
         outcome, self._outcome = self._outcome, None
-        if isinstance(outcome, Wire):
+        if isinstance(outcome, WebSocket):
             self._is_connecting = False
             self._connected(outcome)
-        elif isinstance(outcome, Refused):
+        elif isinstance(outcome, NotConnected):
             self._is_connecting = False
             self._not_connected(outcome)
 
@@ -318,7 +321,7 @@ class Bridge:
         elif opcode == CLOSE:
             code, reason = close_reason(payload)
             words = f" ({code}{': ' + _printable(reason) if reason else ''})"
-            self._wire.send(CLOSE, close_payload(NORMAL if code == 1005 else code))
+            self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()
             if code in TEMPORARY or not self._has_begun:
                 self._lost(f"the server closed the connection{words}")
@@ -348,23 +351,23 @@ class Bridge:
     def _try(self, headers: list[tuple[str, str]]) -> None:
         try:
             self._outcome = self._connect(headers)
-        except Refused as error:
+        except NotConnected as error:
             self._outcome = error
         except Exception as error:  # noqa: BLE001 - the loop must hear of it
-            self._outcome = Refused(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
+            self._outcome = NotConnected(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
         self._wake()
 
-    def _connect(self, headers: list[tuple[str, str]]) -> Wire:
+    def _connect(self, headers: list[tuple[str, str]]) -> WebSocket:
         try:
             return connect(self._address, headers, self.times.connect)
-        except Refused as error:
+        except NotConnected as error:
             if self._start_server is None or not error.is_absent:
                 raise
         if problem := self._start_server():
-            raise Refused(problem)
+            raise NotConnected(problem)
         return connect(self._address, headers, self.times.connect)
 
-    def _connected(self, wire: Wire) -> None:
+    def _connected(self, wire: WebSocket) -> None:
         self._wire = wire
         self._connections += 1
         self._heard_at, self._pinged_at = time.monotonic(), None
@@ -373,7 +376,7 @@ class Bridge:
         self._connection_id = given if given.isascii() and given.isprintable() else ""
         for cookie in wire.response.headers.get("set-cookie", "").split("\n"):
             name, equals, value = cookie.partition(";")[0].partition("=")
-            if equals and len(self._cookies) < 20:
+            if equals and len(self._cookies) < MAX_COOKIES:
                 self._cookies[name.strip()] = value.strip()
         early, self._early = self._early, []
         if self._journal is None:
@@ -386,7 +389,7 @@ class Bridge:
                 self._journal.editor_sent(line)
         self._send()
 
-    def _not_connected(self, refused: Refused) -> None:
+    def _not_connected(self, refused: NotConnected) -> None:
         if refused.exit_code or not self._connections:
             self._fail(str(refused), refused.exit_code or USERS_FAULT)
             return
@@ -405,8 +408,8 @@ class Bridge:
         self._retry_later()
 
     def _retry_later(self) -> None:
-        """The first attempt comes at once, later ones after growing delays. None comes at the same moment as those of
-        other bridges."""
+        """The first attempt comes at once, later ones after growing delays. The delays are random, so that many
+        bridges do not all connect at the same moment."""
         share = 0.5 + int.from_bytes(os.urandom(2), "big") / 131072
         self._next_attempt_at = time.monotonic() + self._delay_s * share
         self._delay_s = min(max(self._delay_s * 2, self.times.first_delay), self.times.longest_delay)
@@ -438,7 +441,7 @@ class Bridge:
         assert self._journal is not None
         for message in self._journal.to_editor:
             self._write(message)
-            self._delay_s = 0.0  # the connection was good for something
+            self._delay_s = 0.0  # this connection has worked
         self._journal.to_editor.clear()
 
     def _flush(self) -> None:

@@ -20,16 +20,14 @@ OWN_PROCESS = ("CROW_TRACE",)
 """Variables that make `crow acp` serve by itself: they are about one process."""
 
 PLACES = ("CROW_HOME", "CROW_CONFIG")
-"""Variables that choose the configuration and the database."""
+"""Variables that choose the configuration and the directory of the data."""
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def socket_path(env: Mapping[str, str]) -> str:
-    """The path of the server's socket. Each configuration and database (CROW_HOME, CROW_CONFIG) has its own server."""
-    chosen = [
-        os.path.abspath(os.path.expanduser(path)) if path else "" for path in map(env.get, ("CROW_HOME", "CROW_CONFIG"))
-    ]
+    """The path of the server's socket. Each CROW_HOME and CROW_CONFIG has its own server."""
+    chosen = [absolute(path) if path else "" for path in map(env.get, PLACES)]
     name = f"serve-{short_hash(chr(0).join(chosen).encode())}.sock" if any(chosen) else "serve.sock"
     return os.path.join(_runtime_directory(env), name)
 

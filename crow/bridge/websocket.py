@@ -22,8 +22,8 @@ TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_UTF8, TOO_BIG = 1000, 1001, 1002, 1007, 1009
 
-NO_CLOSE_FRAME = 1006
-"""Stands for the end of a connection without a close frame. It is never sent."""
+NO_STATUS = 1005
+"""Stands for a close frame without a code. It is never sent."""
 
 _MAX_CONTROL_BYTES = 125
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -175,7 +175,7 @@ def close_payload(code: int, reason: str = "") -> bytes:
 def close_reason(payload: bytes) -> tuple[int, str]:
     """The code and reason in a close frame. :raises ProtocolError: the payload is not valid."""
     if not payload:
-        return 1005, ""
+        return NO_STATUS, ""
     code = int.from_bytes(payload[:2], "big")
     if len(payload) == 1 or not (code in _CODES or 3000 <= code < 5000):
         raise ProtocolError(PROTOCOL_ERROR, "The server closed the connection with an invalid code.")

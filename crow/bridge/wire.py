@@ -6,6 +6,7 @@ import _socket
 import os
 import sys
 
+from crow.bridge import FAILED, USERS_FAULT
 from crow.bridge.websocket import (
     MAX_HEAD_BYTES,
     PROTOCOL_ERROR,
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 * 1024
 
-USERS_FAULT, FAILED = 2, 1
-"""Exit codes: the user can correct the cause, or not."""
 
-
-class Refused(Exception):
+class NotConnected(Exception):
     """There is no connection. With an `exit_code`, trying again would not help."""
 
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
@@ -37,7 +35,7 @@ class Refused(Exception):
         """Whether no server listens."""
 
 
-class Wire:
+class WebSocket:
     """An open WebSocket. `connect` makes one; afterwards nothing blocks."""
 
     def __init__(self, socket: _socket.socket | SSLSocket, response: Response, rest: bytes) -> None:
@@ -103,7 +101,7 @@ def peer(socket: _socket.socket | SSLSocket) -> tuple[int, int] | None:
     option = getattr(_socket, "SO_PEERCRED", None)  # Linux
     if option is None:
         return None
-    data = socket.getsockopt(_socket.SOL_SOCKET, option, 12)
+    data = socket.getsockopt(_socket.SOL_SOCKET, option, 12)  # three numbers: process, user and group
     return int.from_bytes(data[:4], sys.byteorder), int.from_bytes(data[4:8], sys.byteorder)
 
 
@@ -114,13 +112,13 @@ def _is_not_ready(error: OSError) -> bool:
     )
 
 
-def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> Wire:
-    """Open a WebSocket. Blocks. :raises Refused: there is none."""
+def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> WebSocket:
+    """Open a WebSocket. Blocks. :raises NotConnected: there is none."""
     try:
         socket = _open_socket(address, timeout_s)
     except OSError as error:
         is_absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-        raise Refused(_reason(address, error), _exit_code(error), is_absent=is_absent) from error
+        raise NotConnected(_reason(address, error), _exit_code(error), is_absent=is_absent) from error
     try:
         key = os.urandom(16)
         socket.sendall(upgrade_request(address, key, headers))
@@ -129,14 +127,14 @@ def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) 
         if response.status != 101:
             raise _refusal(address, response)
         response.check_upgrade(key)
-        return Wire(socket, response, rest)
+        return WebSocket(socket, response, rest)
     except ProtocolError as error:
         socket.close()
-        raise Refused(f"{address.text}: {error}", FAILED) from error
+        raise NotConnected(f"{address.text}: {error}", FAILED) from error
     except OSError as error:
         socket.close()
-        raise Refused(_reason(address, error)) from error
-    except Refused:
+        raise NotConnected(_reason(address, error)) from error
+    except NotConnected:
         socket.close()
         raise
 
@@ -210,16 +208,16 @@ def _exit_code(error: OSError) -> int:
     return USERS_FAULT if is_untrusted or isinstance(error, PermissionError) else 0
 
 
-def _refusal(address: Address, response: Response) -> Refused:
+def _refusal(address: Address, response: Response) -> NotConnected:
     place, status = address.text, response.status
     match status:
         case 401:
-            return Refused(f"{place} refused the token (401). Set CROW_TOKEN or --token-file.", USERS_FAULT)
+            return NotConnected(f"{place} refused the token (401). Set CROW_TOKEN or --token-file.", USERS_FAULT)
         case 403:
-            return Refused(f"{place} does not admit this user or this client (403).", USERS_FAULT)
+            return NotConnected(f"{place} does not admit this user or this client (403).", USERS_FAULT)
         case 404:
-            return Refused(f"{place} has no such path (404); the usual one is /acp.", USERS_FAULT)
+            return NotConnected(f"{place} has no such path (404); the usual one is /acp.", USERS_FAULT)
         case 429 | 502 | 503 | 504:
-            return Refused(f"{place} is busy or not ready ({status}).")
+            return NotConnected(f"{place} is busy or not ready ({status}).")
         case _:
-            return Refused(f"{place} answered with HTTP status {status}; crow serve would answer 101.", FAILED)
+            return NotConnected(f"{place} answered with HTTP status {status}; crow serve would answer 101.", FAILED)

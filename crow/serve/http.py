@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
+from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
@@ -31,8 +32,6 @@ from crow.serve.listen import is_known_host
 from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
-    CLOSE_GOING_AWAY,
-    CLOSE_POLICY,
     ConnectionLimits,
     End,
     PendingHandshakes,
@@ -50,6 +49,9 @@ REMEMBERED_S = 300.0
 
 MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
+
+MIN_HANDSHAKES = 64
+"""The smallest limit for connections without a complete request. The limit is a quarter of `max_connections`."""
 
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
@@ -131,18 +133,6 @@ class TokenAccess:
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
         """See `AccessControl`."""
         return nullcontext() if grant is None else self._authenticator.connected(grant, close)
-
-
-class NoAccessControl:
-    """The access control of a server without tokens: everyone who can reach it may connect."""
-
-    async def admit(self, token: str | None, address: str) -> Grant | None:  # noqa: ARG002 - see AccessControl
-        """See `AccessControl`."""
-        return None
-
-    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """See `AccessControl`."""
-        return nullcontext()
 
 
 class ServedConnection(EditorConnection):
@@ -241,7 +231,7 @@ class AcpService:
         self._remembered: dict[str, tuple[str | None, float]] = {}
         self.metrics = metrics or Metrics()
         self.traffic = Traffic()
-        self.handshakes = PendingHandshakes(places=max(64, max_connections // 4), limits=limits)
+        self.handshakes = PendingHandshakes(places=max(MIN_HANDSHAKES, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}
         self.prompts = 0
         """The number of prompt requests that have no response yet."""
@@ -299,7 +289,9 @@ class AcpService:
             self.metrics.connections.add()
             details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
-            with self._access.connected(grant, lambda why: transport.drop(End(CLOSE_POLICY, why, "revoked"))):
+            with self._access.connected(
+                grant, lambda why: transport.drop(End(CloseCode.POLICY_VIOLATION, why, "revoked"))
+            ):
                 wants_cursors = websocket.headers.get(CURSORS) is not None
                 await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
         finally:
@@ -342,7 +334,7 @@ class AcpService:
         client = self.clients.get(wanted or "")
         if client is not None and client.principal == principal:
             # The old connection of the client is broken, and the server has not noticed it yet.
-            client.transport.drop(End(CLOSE_POLICY, "This client has connected again.", "replaced"))
+            client.transport.drop(End(CloseCode.POLICY_VIOLATION, "This client has connected again.", "replaced"))
             return client.id
         owner, until = self._remembered.get(wanted or "", (None, 0.0))
         if wanted is not None and client is None and until > time.monotonic() and owner == principal:
@@ -409,7 +401,7 @@ class AcpService:
         logger.info("A connection was refused", extra=details)
 
 
-SHUTDOWN = End(CLOSE_GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
+SHUTDOWN = End(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
 async def _refuse_http(_request: Request) -> Response:

@@ -17,9 +17,11 @@ from pathlib import Path
 from crow.domain.errors import ConfigError
 
 BACKLOG = 2048
-_SYSTEMD_FIRST_FD = 3
 
-EXAMPLES = 'expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a Unix socket, or "systemd"'
+PROBE_S = 1.0
+"""How long to try whether a server still listens on an old Unix socket."""
+
+_SYSTEMD_FIRST_FD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,13 @@ def parse_address(text: str) -> TcpAddress | Path | None:
         return Path(text)
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535 or "/" in host or "]" in host:
-        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
-    if ":" in host and not _is_address(host):
-        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
+    is_port = port.isdecimal() and int(port) <= 65_535
+    is_host = host and "/" not in host and "]" not in host and (":" not in host or _is_address(host))
+    if not colon or not is_port or not is_host:
+        raise ConfigError(
+            f'crow serve cannot listen on "{text}"; expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a '
+            'Unix socket, or "systemd".'
+        )
     return TcpAddress(host, int(port))
 
 
@@ -202,7 +207,7 @@ def _remove_stale(path: Path) -> None:
     if not is_socket:
         raise ConfigError(f"crow serve cannot listen on {path}, because a file that is not a socket is there.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
+        probe.settimeout(PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

@@ -10,15 +10,13 @@ from typing import Any
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.frontend.agent import OPENING
 from crow.frontend.frames import describe
 from crow.frontend.params import OpenRequest
 from crow.settings.values import PRINCIPAL_PART, ServeSettings, static_part
 from crow.store import Store
 from crow.store.principals import PrincipalStore, check_principal
 from crow.tools import SandboxStatus
-
-NAME_DIRECTORIES = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
-"""Methods with parameters that name directories for crow to open."""
 
 
 def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> None:
@@ -61,7 +59,7 @@ class ServePolicy:
         assert isinstance(store, PrincipalStore), "only principals have a policy"
         if not isinstance(params, Mapping):
             return
-        if method in NAME_DIRECTORIES:
+        if method in OPENING:
             await self._check_directories(method, params, store)
         asks_mode = {
             "session/set_mode": params.get("modeId"),

@@ -40,9 +40,14 @@ CLOSE_S = 5.0
 """After the drain, cancelled turns have this many seconds to end. Then clients have as long again to read their
 remaining messages."""
 
+POLL_S = 0.02
 IDLE_CHECK_S = 10.0
-READY_S = 1.0
+
+READY_REUSED_S = 1.0
+"""/readyz asks the store at most once in this many seconds, and otherwise repeats its last answer."""
+
 READY_TIMEOUT_S = 3.0
+"""The store has this many seconds to answer for /readyz."""
 
 REQUEST_HEAD_BYTES = 16 * 1024
 
@@ -101,7 +106,7 @@ async def _serve(
         is_private = listen.is_private(sockets)
         async with (
             adapters.orphans_ended(),
-            share_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            open_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
             anyio.create_task_group() as tasks,
         ):
             http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
@@ -214,12 +219,12 @@ class Server:
         service.close_all(SHUTDOWN)
         with anyio.move_on_after(CLOSE_S):
             while service.clients:  # noqa: ASYNC110 - they end in any order
-                await anyio.sleep(0.02)
+                await anyio.sleep(POLL_S)
 
     async def _work_ends(self, timeout_s: float) -> None:
         with anyio.move_on_after(timeout_s):
             while self.busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
-                await anyio.sleep(0.05)
+                await anyio.sleep(POLL_S)
 
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
         requester = self._requester(grant, connection_id)
@@ -241,9 +246,9 @@ class Server:
         )
 
     async def _problem(self) -> str:
-        """Return why the server is not ready, or an empty string if it is. Asks the store at most once a second."""
+        """Return why the server is not ready, or an empty string if it is."""
         asked_at, problem = self._checked
-        if time.monotonic() - asked_at < READY_S:
+        if time.monotonic() - asked_at < READY_REUSED_S:
             return problem
         problem = ""
         try:
@@ -266,7 +271,7 @@ class Server:
 
 
 @asynccontextmanager
-async def share_server(
+async def open_server(
     wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
 ) -> AsyncIterator[Server]:
     """Open the store and the session host, and close both at the end.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from crow.bridge.wire import peer
@@ -31,13 +31,6 @@ nothing could fill the server's memory."""
 
 MAX_REASON_BYTES = 123
 """The longest text that fits into a close frame."""
-
-CLOSE_NORMAL = 1000
-CLOSE_GOING_AWAY = 1001
-CLOSE_PROTOCOL_ERROR = 1002
-CLOSE_NOT_UTF8 = 1007
-CLOSE_POLICY = 1008
-CLOSE_TRY_AGAIN = 1013
 
 EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
@@ -87,7 +80,7 @@ class Traffic:
 class End:
     """The way in which a connection ends. `code` and `text` go into the close frame, and `reason` into the log."""
 
-    code: int
+    code: CloseCode
     text: str
     reason: EndReason
 
@@ -120,7 +113,7 @@ class WebSocketTransport:
         self._is_empty: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_gone = False
-        self.end = End(CLOSE_NORMAL, "", "client")
+        self.end = End(CloseCode.NORMAL_CLOSURE, "", "client")
         """The way in which this connection ends. It stays the default if the client ends the connection."""
         self._socket.attach(self)
 
@@ -139,7 +132,7 @@ class WebSocketTransport:
                 async with asyncio.timeout_at(self._initialize_by):
                     event = await self._websocket.receive()
             except TimeoutError:
-                self.drop(End(CLOSE_POLICY, "No initialize came in time.", "no_initialize"))
+                self.drop(End(CloseCode.POLICY_VIOLATION, "No initialize came in time.", "no_initialize"))
                 return None
             if event["type"] == "websocket.disconnect":
                 return None
@@ -174,12 +167,12 @@ class WebSocketTransport:
         self.write_waiting()
         if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
             text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
 
     def stop(self, reason: str = "") -> None:
         """See `Transport`."""
         if reason:
-            self.drop(End(CLOSE_TRY_AGAIN, reason, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, reason, "too_slow"))
         self._is_stopped = True
         self._has_room.set()
         self._socket.wake_reader()
@@ -210,7 +203,7 @@ class WebSocketTransport:
     def note_mistake(self) -> None:
         """Note that the client has violated the WebSocket protocol. The WebSocket library sends the close frame."""
         if not self._is_stopped:
-            self.end = End(CLOSE_PROTOCOL_ERROR, "", "invalid")
+            self.end = End(CloseCode.PROTOCOL_ERROR, "", "invalid")
 
     def lose(self) -> None:
         """Note that the connection is lost. Discard the waiting messages."""
@@ -265,7 +258,7 @@ class WebSocketTransport:
         if self._initialize_by is not None:
             if not is_request or message["method"] != "initialize":
                 problem = "The first message of a connection must be an initialize request."
-                self.finish(End(CLOSE_PROTOCOL_ERROR, problem, "invalid"))
+                self.finish(End(CloseCode.PROTOCOL_ERROR, problem, "invalid"))
                 return problem
             self._initialize_by = None
         if is_request:
@@ -284,7 +277,7 @@ class WebSocketTransport:
             self._progress, self._progress_at = progress, now
         if now - self._progress_at >= self._limits.stall_s:
             text = f"This client read nothing for {self._limits.stall_s:g} s, although messages waited for it."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "stalled"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "stalled"))
             return
         self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
 
@@ -325,7 +318,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def wake_reader(self) -> None:
         """Make `receive` return as if the client had disconnected."""
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": CLOSE_GOING_AWAY})
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.GOING_AWAY})
 
     def say_goodbye(self, end: End) -> None:
         """Send a close frame. Abort the connection if the client does not answer the frame within `goodbye_s`."""
@@ -410,7 +403,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                     part.decode()
             except UnicodeDecodeError:
                 self.has_bad_text = True
-                self.conn.send_close(CLOSE_NOT_UTF8)
+                self.conn.send_close(CloseCode.INVALID_DATA)
                 self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
@@ -428,7 +421,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         if self._crow is not None and not self.unsent_bytes:
             silent_s = self.loop.time() - self._heard_at
             if silent_s > self._limits.silent_s:
-                self._crow.drop(End(CLOSE_TRY_AGAIN, f"This client sent nothing for {silent_s:.0f} s.", "silent"))
+                self._crow.drop(
+                    End(CloseCode.TRY_AGAIN_LATER, f"This client sent nothing for {silent_s:.0f} s.", "silent")
+                )
                 return
         super().send_keepalive_ping()
 

@@ -119,7 +119,10 @@ async def test_names_that_could_be_rebound_are_refused(server: ServerProcess, na
         async with WebSocketClient(f"ws://{name}:{server.port}/acp", host="127.0.0.1", port=server.port):
             pass
     assert refused.value.response.status_code == 403
-    assert f'"{name}:{server.port}" is not a name of this server'.lower() in bytes(refused.value.response.body).decode().lower()
+    assert (
+        f'"{name}:{server.port}" is not a name of this server'.lower()
+        in bytes(refused.value.response.body).decode().lower()
+    )
     assert (await server.get("/metrics", Host=name)).status_code == 403
     assert (await server.get("/metrics", Host="LocalHost.:1")).status_code == 200
 
@@ -257,7 +260,7 @@ async def test_sigterm_lets_turns_finish_and_tells_the_clients(tmp_path: Path, p
             await asked.wait()
             server.send_signal(signal.SIGTERM)
             await server.wait_for_log("The server drains", sessions=1)
-            with pytest.raises(RpcError, match="shutting down. Connect again in a moment and repeat this request"):
+            with pytest.raises(RpcError, match="shutting down.*and repeat this request"):
                 await idle.new_session(place)
             with pytest.raises(InvalidStatus) as refused:
                 async with server.client():
