@@ -329,7 +329,8 @@ class Bridge:
             if code in TEMPORARY or not self._has_begun:
                 self._lost(f"the server closed the connection{words}")
             else:
-                self._fail(f"{self._address.text} closed the connection{words}, so crow does not connect again.", FAILED)
+                problem = f"{self._address.text} closed the connection{words}, so crow does not connect again."
+                self._fail(problem, FAILED)
 
     # Connections.
 
