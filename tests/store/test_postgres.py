@@ -25,11 +25,11 @@ from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text, Usage
 from crow.store import Scope, SessionChanges, Store
+from crow.store.owner import Owner
 from crow.store.postgres import presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
 from crow.store.postgres.store import PostgresStore
-from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 from tests.support.postgres import Pooler, Wire, new_database, server_url

@@ -11,29 +11,29 @@ from dataclasses import dataclass
 
 from crow.domain.entries import Entry
 from crow.store import Hit, Scan, Scope, UsageTotal
-from crow.store.postgres.append import searchable_text, trigrams
+from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot
 from crow.store.postgres.paths import is_on_path, path_ids, select_entries, session_row
-from crow.store.sqlite.search import SUM_NAMES, hit_of, patterns_of, unindexed_text
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
+from crow.store.search import (
+    LAST_MS,
+    SCAN_BATCH,
+    SCAN_CHARACTERS,
+    SCAN_ENTRIES,
+    SCANNED_KINDS,
+    hit_of,
+    patterns_of,
+    searchable_text,
+    unindexed_text,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _BATCH = 64
-_MOST_CHARACTERS = 8 * 1024 * 1024
-_MOST_SCANNED_ENTRIES = 20_000
-_LAST_MS = 2**62
 
 _IN_SCOPE = (
     "($1::text IS NULL OR position(lower($1) IN lower(e.model)) > 0) AND e.created_ms >= $2 AND e.created_ms < $3"
 )
-
-_SUMS = (
-    "count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
-    " coalesce(sum(e.cached_tokens), 0), coalesce(sum(e.reasoning_tokens), 0), coalesce(sum(e.cache_write_tokens), 0),"
-    " count(nullif(e.estimated, 0)), sum(e.cost)"
-)
-
-_IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class _Query:
         since, before, model = self.scope.since_ms, self.scope.before_ms, self.scope.model
         return (
             None if model is None else plain(model),
-            -_LAST_MS if since is None else since,
-            _LAST_MS if before is None else before,
+            -LAST_MS if since is None else since,
+            LAST_MS if before is None else before,
         )
 
 
@@ -114,17 +114,17 @@ class SearchMethods(UsesDatabase):
         if not patterns or limit < 1:
             return Scan(hits=(), stopped_at=None)
         path = await path_ids(sql, leaf)
-        scanned, rest = path[:_MOST_SCANNED_ENTRIES], path[_MOST_SCANNED_ENTRIES:]
+        scanned, rest = path[:SCAN_ENTRIES], path[SCAN_ENTRIES:]
         hits: list[Hit] = []
         characters = 0
-        for start in range(0, len(scanned), _BATCH):
+        for start in range(0, len(scanned), SCAN_BATCH):
             rows = await sql.fetch(
                 "SELECT id, kind FROM crow.entries WHERE id = ANY ($1::bigint[]) AND kind = ANY ($2::text[])"
                 " AND created_ms >= $3 AND created_ms < $4",
-                scanned[start : start + _BATCH],
-                ["assistant", "tool", "checkpoint", "skill", "reminder", "custom", "command"],
+                scanned[start : start + SCAN_BATCH],
+                SCANNED_KINDS,
                 scope.since_ms or 0,
-                _LAST_MS if scope.before_ms is None else scope.before_ms,
+                LAST_MS if scope.before_ms is None else scope.before_ms,
             )
             kinds = dict(rows)
             for entry in reversed(await select_entries(sql, list(kinds))):
@@ -132,14 +132,14 @@ class SearchMethods(UsesDatabase):
                 characters += len(text)
                 if all(pattern.search(text) for pattern in patterns):
                     hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
-                if len(hits) >= limit or characters > _MOST_CHARACTERS:
+                if len(hits) >= limit or characters > SCAN_CHARACTERS:
                     return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
     async def usage_by_model(self, sql: Sql, session_id: str) -> tuple[UsageTotal, ...]:
         rows = await sql.fetch(
-            f"SELECT {_SUMS}, e.model FROM crow.entries e WHERE {_IS_REQUEST} AND (e.session, e.conversation) IN"
+            f"SELECT {SUM_COLUMNS}, e.model FROM crow.entries e WHERE {IS_REQUEST} AND (e.session, e.conversation) IN"
             " (SELECT id, conversation FROM crow.sessions WHERE (id = $1 OR parent_id = $1) AND deleted_ms IS NULL)"
             " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC NULLS LAST",
             plain(session_id),
