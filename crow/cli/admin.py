@@ -34,6 +34,13 @@ from crow.store.transcript import Transcript, time_text
 _MEGABYTE = 1024 * 1024
 
 
+async def import_sessions(context: SessionsContext) -> None:
+    """`crow sessions import`."""
+    from crow.cli import imports  # takes 30 ms, and no other command needs it
+
+    await imports.import_sessions(context)
+
+
 async def export(context: SessionsContext) -> None:
     """`crow sessions export`: write sessions as complete JSONL, or as Markdown or HTML for reading."""
     options = context.options

@@ -1,0 +1,366 @@
+"""The arguments of each command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from crow import __version__
+
+Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
+"""Runs a command and returns its exit code; None means 0."""
+
+
+def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """Build the parser of a command line. `commands` has what each command runs, by its name.
+
+    Arguments of commands that `arguments` does not name are left out where adding them would import their modules.
+    """
+    parser = argparse.ArgumentParser(
+        prog="crow",
+        description="A coding agent for editors that speak the Agent Client Protocol.",
+        epilog="Without a command, crow prints this help in a terminal, and runs crow acp if an editor starts it.",
+    )
+    parser.add_argument("--version", action="version", version=f"crow {__version__}")
+    parser.add_argument("--setup", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(command=None)
+    parsers = parser.add_subparsers(metavar="COMMAND")
+
+    settings = argparse.ArgumentParser(add_help=False)
+    settings.add_argument("--model", metavar="NAME", help="the model to use")
+    settings.add_argument("--base-url", metavar="URL", help="the OpenAI-compatible endpoint to use")
+    settings.add_argument("--mode", metavar="MODE", help="ask, accept-edits, plan or auto")
+    settings.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+
+    def add(
+        name: str,
+        words: str,
+        parents: Sequence[argparse.ArgumentParser] = (),
+        aliases: Sequence[str] = (),
+    ) -> argparse.ArgumentParser:
+        description = f"{words[0].upper()}{words[1:]}."
+        added = parsers.add_parser(name, parents=parents, aliases=aliases, help=words, description=description)
+        added.set_defaults(command=commands[name])
+        return added
+
+    run = add("run", "run one prompt: the answer on stdout, what happens on stderr", [settings])
+    if "run" in arguments:
+        _add_run_arguments(run)
+    chat = add("chat", "talk with crow at the terminal", [settings])
+    if "chat" in arguments:
+        _add_chat_arguments(chat)
+    acp = add("acp", "serve the Agent Client Protocol on stdin and stdout", [settings])
+    # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
+    acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
+    acp.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
+    acp.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
+    )
+    acp.add_argument(
+        "--token-file", metavar="FILE", help="the token for --connect, in a file that only you can read; or CROW_TOKEN"
+    )
+    if arguments[:1] == ["acp"]:
+        return parser  # an editor waits, and the parsers of the other commands would take 3 ms
+    serving = add("serve", "serve the Agent Client Protocol over WebSocket to several clients", [settings])
+    if "serve" in arguments:
+        _add_serve_arguments(serving)
+    add("login", "choose an endpoint, a key and a model; try them and save them")
+    add("demo", "show crow at work in a scratch directory, without a key")
+    sessions = add("sessions", "list, show, search, export, back up and remove sessions", (), ["session"])
+    if "sessions" in arguments or "session" in arguments:
+        _add_sessions_commands(sessions)
+    doctor = add("doctor", "check the configuration, the database, the model and the tools", [settings])
+    doctor.add_argument(
+        "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
+    )
+    doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
+    _add_json(doctor)
+    models = add("models", "list the models that an endpoint offers", [settings])
+    models.add_argument(
+        "provider", nargs="?", help="the NAME of a table [providers.NAME]; default: the endpoint in use"
+    )
+    models.add_argument(
+        "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
+    )
+    _add_json(models)
+    mcp = add("mcp", "list, add, remove and try MCP servers, and log in to them")
+    if "mcp" in arguments:
+        _add_mcp_commands(mcp)
+    add("config", "print the settings in effect, and where each comes from", [settings])
+    trace = add("trace", "show or check a recording of an ACP connection (CROW_TRACE=FILE makes one)")
+    trace.add_argument(
+        "action", choices=["show", "check"], help="show prints the recording; check lists violations of the protocol"
+    )
+    trace.add_argument("file", metavar="FILE", help="a recording by crow, or a file with one JSON message per line")
+    acp_check = add("acp-check", "check whether an agent keeps the rules of the Agent Client Protocol")
+    _add_acp_check_arguments(acp_check)
+    _add_check_options(trace, "check: ")
+    _add_check_options(acp_check, "")
+    completion = add("completion", "print a completion script for bash, zsh or fish")
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"], nargs="?", help="the shell")
+    completion.add_argument("--sessions", metavar="WORD", help=argparse.SUPPRESS)
+    add("man", "print the manual page; to read it: crow man | man -l -")
+    return parser
+
+
+def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    from crow.runtime import importing
+
+    with importing():
+        from crow.terminal.run import add_arguments
+
+    add_arguments(parser)
+
+
+def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    from crow.runtime import importing
+
+    with importing():
+        from crow.terminal.chat import add_arguments
+
+    add_arguments(parser)
+
+
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen", metavar="ADDRESS", help="HOST:PORT, or the path of a Unix socket (default: 127.0.0.1:7431)"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
+    parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
+    parser.add_argument("--log-file", metavar="FILE", help="where the log goes, as JSON lines (default: stderr)")
+    parser.add_argument(
+        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+    )
+    user = parser.add_argument_group("one server for all editors of this user")
+    user.add_argument(
+        "--user", action="store_true", help="serve only this user, on a Unix socket that crow acp finds by itself"
+    )
+    actions = user.add_mutually_exclusive_group()
+    for name, words in (
+        ("start", "with --user: start the server in the background, unless it runs"),
+        ("stop", "with --user: let running turns end, then end the server"),
+        ("status", "with --user: say whether the server runs, and what it does"),
+    ):
+        actions.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=words)
+
+    from crow.cli.tokens import add_token_commands
+
+    parser.set_defaults(token_command=None)
+    add_token_commands(parser)
+
+
+def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
+    from crow.cli import admin, sessions
+
+    parser.description = (
+        "List sessions, most recently used first, or run a command on them. ID is the id of a session, its alias, or"
+        " the first characters of its id."
+    )
+    parser.set_defaults(run=sessions.list_sessions, all=False, archived=False, newest=False, json=False)
+    parser.set_defaults(cwd=None, repo=None, model=None, since=None, until=None, title=None, tag=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    def add(
+        name: str, run: sessions.Command | Callable[..., object], words: str, ids: str | None = None
+    ) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(run=run)
+        if ids is not None:
+            added.add_argument("ids", metavar="ID", nargs=1 if ids == "1" else ids)
+        return added
+
+    def add_cwd(command: argparse.ArgumentParser) -> None:
+        words = "only sessions of DIR (default: the current directory)"
+        command.add_argument("--cwd", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+
+    def add_limits(command: argparse.ArgumentParser) -> None:
+        add_cwd(command)
+        for name, value, words in (
+            ("--model", "NAME", "only models whose name contains NAME"),
+            (
+                "--since",
+                "AGE",
+                "only from this time on: an age such as 12h, 7d, 8w, 6m, 2y, or a date such as 2026-11-01",
+            ),
+            ("--until", "AGE", "only up to this time: an age, or a date (the whole day is included)"),
+        ):
+            command.add_argument(name, metavar=value, default=argparse.SUPPRESS, help=words)
+
+    listing = add("list", sessions.list_sessions, "list sessions, most recently used first; the same as crow sessions")
+    for each in (parser, listing):
+        # SUPPRESS lets options come before or after `list`: a default would overwrite an option given before `list`.
+        add_limits(each)
+        words = "only sessions in any directory of the Git repository that contains DIR (default: .)"
+        each.add_argument("--repo", metavar="DIR", nargs="?", const=".", default=argparse.SUPPRESS, help=words)
+        each.add_argument("--title", metavar="TEXT", default=argparse.SUPPRESS, help="only titles that contain TEXT")
+        words = "only sessions with this tag; repeat the option to require several tags"
+        each.add_argument("--tag", metavar="TAG", action="append", default=argparse.SUPPRESS, help=words)
+        for flag, name, words in (
+            ("--all", "all", f"every session, not only the newest {sessions.LISTED}"),
+            ("--archived", "archived", "only archived sessions"),
+            (
+                "--continue",
+                "newest",
+                "print the id of the newest session of --cwd (default: .), for crow run --session",
+            ),
+        ):
+            each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
+    show = add("show", sessions.show_session, "show a session as a transcript", "1")
+    show.add_argument("--as-model", action="store_true", help="print the messages as the model would get them now")
+    words = "openai prints these messages as a JSON array, as in a Chat Completions request"
+    show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
+    show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
+    show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
+    search = add("search", sessions.search, "find words in the sessions")
+    search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
+    search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
+    stats = add("stats", sessions.stats, "sum up tokens and cost")
+    stats.add_argument(
+        "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
+    )
+    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
+    for each in (search, stats):
+        add_limits(each)
+
+    export = add("export", admin.export, "write sessions to a file", "*")
+    export.add_argument("--all", action="store_true", help="every session")
+    export.add_argument(
+        "--format",
+        choices=("jsonl", "markdown", "html"),
+        default="jsonl",
+        help="jsonl (default) is complete; markdown and html are for reading",
+    )
+    export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
+    view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")
+    for each in (export, view):
+        words = "also hide e-mail addresses, home directories and what looks like a token or password"
+        each.add_argument("--redact", action="store_true", help=words)
+    imported = add(
+        "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
+    )
+    imported.add_argument(
+        "file", metavar="PATH", nargs="?", help="a file or a directory; default: where TOOL keeps its sessions"
+    )
+    imported.add_argument(
+        "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
+    )
+    imported.set_defaults(creates_database=True)
+    copy = add("copy", admin.copy, "copy all sessions from one database to another, and verify the copy")
+    for flag, name, words in (
+        ("--from", "source", "a database: a file, or postgresql://USER@HOST/NAME; nothing is written there"),
+        ("--to", "target", "the other database; sessions that it has already are not changed"),
+    ):
+        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the one in use)")
+    copy.set_defaults(opens_databases=True)
+    add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
+    add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
+    rename = add("rename", admin.rename, "set the title of a session", "1")
+    rename.add_argument("title", metavar="TITLE", nargs="+", help="the new title")
+    tag = add("tag", admin.tag, "add and remove tags; without ID, list the tags of all sessions", "?")
+    tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
+    tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
+    share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
+    unshare = add("unshare", admin.share, "end that", "1")
+    for each in (share, unshare):
+        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.set_defaults(access=None)
+    accesses = share.add_mutually_exclusive_group(required=True)
+    words = "the other may read it and fork it"
+    accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
+    words = "the other may also prompt in it and change its title, model, mode and options"
+    accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
+    add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
+    prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
+    prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
+    add_cwd(prune)
+    prune.add_argument("--dry-run", action="store_true", help="only list them")
+    add("vacuum", admin.vacuum, "free the disk space of removed sessions")
+    backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
+    backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
+    for each in (parser, *commands.choices.values()):
+        _add_json(each, default=argparse.SUPPRESS)
+
+
+def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(mcp="list", json=False)
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    def add(name: str, words: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
+        added.set_defaults(mcp=name)
+        return added
+
+    _add_json(add("list", "list the servers in config.toml; the same as crow mcp"), default=argparse.SUPPRESS)
+    adding = add("add", "add a server to config.toml")
+    adding.epilog = "Example: crow mcp add files -- npx -y some-server --root /srv"
+    adding.add_argument("name", metavar="NAME", help="a name for the server")
+    adding.add_argument("target", metavar="URL|COMMAND", help="its URL, or the program to start")
+    adding.add_argument("args", metavar="ARG", nargs="*", help="the program's arguments; write -- before the program")
+    for flag, value, words in (
+        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of yours"),
+        ("--header", "NAME:VALUE", "an HTTP header for the URL; ${NAME} stands for an environment variable"),
+    ):
+        adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
+    adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
+    adding.add_argument("--sandbox", choices=("read", "write"), help="confine the program like a shell command")
+    adding.add_argument("--replace", action="store_true", help="replace a server with this name")
+    add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
+    login = add("login", "log in to a server, in the browser")
+    login.add_argument(
+        "--no-browser", dest="browser", action="store_false", help="only print the address of the login page"
+    )
+    logout = add("logout", "revoke and delete the tokens of a login")
+    for each in (login, logout):
+        each.add_argument("server", metavar="NAME|URL", help="a server in config.toml, or the URL of another one")
+    test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
+    test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
+    _add_json(test, default=argparse.SUPPRESS)
+    _add_json(parser, default=argparse.SUPPRESS)
+
+
+def _add_json(parser: argparse.ArgumentParser, default: object = False) -> None:
+    parser.add_argument("--json", action="store_true", default=default, help="print one JSON object per line")
+
+
+def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "agent",
+        metavar="COMMAND",
+        nargs="*",
+        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+    )
+    parser.add_argument(
+        "--endpoint-env",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="an environment variable to set to the base URL of the check's endpoint, besides OPENAI_BASE_URL",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="an environment variable for the agent; without a value, it is passed on",
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="record all messages, for crow trace show")
+    parser.add_argument("--rules", action="store_true", help="only list the rules")
+
+
+def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
+    for flag, words in (
+        ("--all", "print all rules, not only those that found something"),
+        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--json", "print one JSON object for each rule"),
+    ):
+        parser.add_argument(flag, action="store_true", help=f"{when}{words}")
+    parser.add_argument("--junit", metavar="FILE", help=f"{when}write the result as JUnit XML")
