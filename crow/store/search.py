@@ -37,9 +37,15 @@ def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patt
     beginning of the text."""
     place = next((found for pattern in patterns if (found := pattern.search(text))), None)
     start = max(0, place.start() - SNIPPET_MARGIN) if place else 0
-    end = min(len(text), (place.end() if place else 0) + SNIPPET_MARGIN)
-    snippet = f"{'…' if start else ''}{' '.join(text[start:end].split())}{'…' if end < len(text) else ''}"
+    end = (place.end() if place else 0) + SNIPPET_MARGIN
+    snippet = snippet_of(text[start:end], start=start, length=len(text))
     return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=created_ms)
+
+
+def snippet_of(part: str, *, start: int, length: int) -> str:
+    """Return a snippet from a part of a text on one line. The part begins at the index `start` of a text of `length`
+    characters. An ellipsis stands for the text before and after it."""
+    return f"{'…' if start else ''}{' '.join(part.split())}{'…' if start + len(part) < length else ''}"
 
 
 def searchable_text(body: Body) -> str:

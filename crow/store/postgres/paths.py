@@ -300,11 +300,12 @@ async def newest_of_kind(sql: Sql, start: int | None, kind: str) -> int | None:
     return found
 
 
-async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-    """Return these entries, oldest first."""
+async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
+    """Return the entries with these ids, oldest first unless `newest_first` is true."""
     if not ids:
         return ()
-    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id"
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
+    query += f" ORDER BY e.id{' DESC' if newest_first else ''}"
     rows = [_StoredRow(*row) for row in await sql.fetch(query, ids)]
     data: dict[str, bytes] = {}
     if with_blobs := [row.id for row in rows if row.has_blobs]:
@@ -316,12 +317,13 @@ async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
     return tuple(entry_of(row, partial(body_of, row, row.body, data.get)) for row in rows)
 
 
-async def first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-    """Return the entries for one batch from the start of `ids` (ascending), limited in bytes."""
+async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
+    """Return the first of the entries with these ids: oldest first, or newest first if `newest_first` is true. Stop at
+    about 4 MiB of stored bodies and blobs, and return at least one entry if there is any."""
     sizes = await sql.fetch(
         "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
         " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
-        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
+        f" WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id{' DESC' if newest_first else ''}",
         ids,
     )
     chosen: list[int] = []
@@ -331,7 +333,7 @@ async def first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
         total += int(size)
         if total > _PATH_BATCH_BYTES:
             break
-    return await select_entries(sql, chosen)
+    return await select_entries(sql, chosen, newest_first=newest_first)
 
 
 async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:

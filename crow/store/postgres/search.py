@@ -6,14 +6,13 @@ texts that may contain it; then the texts themselves are compared. Results are t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from crow.domain.entries import Entry
 from crow.store import Hit, Scan, Scope, UsageTotal
 from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot
-from crow.store.postgres.paths import is_on_path, path_ids, select_entries, session_row
+from crow.store.postgres.paths import first_entries, is_on_path, path_ids, session_row
 from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
 from crow.store.search import (
     LAST_MS,
@@ -21,9 +20,10 @@ from crow.store.search import (
     SCAN_CHARACTERS,
     SCAN_ENTRIES,
     SCANNED_KINDS,
+    SNIPPET_MARGIN,
     hit_of,
     patterns_of,
-    searchable_text,
+    snippet_of,
     unindexed_text,
 )
 
@@ -34,6 +34,47 @@ _BATCH = 64
 _IN_SCOPE = (
     "($1::text IS NULL OR position(lower($1) IN lower(e.model)) > 0) AND e.created_ms >= $2 AND e.created_ms < $3"
 )
+
+
+_SNIPPETS = r"""
+    SELECT e.id, e.kind, e.created_ms, w.start, substring(x.text, w.start + 1, p.place + $4 - w.start), length(x.text)
+    FROM crow.entries e JOIN crow.texts t ON t.entry = e.id LEFT JOIN crow.blobs b ON b.hash = e.body_blob
+    CROSS JOIN LATERAL (SELECT coalesce(e.body, crow.text_of(b.data)) AS json OFFSET 0) r
+    CROSS JOIN LATERAL (
+        SELECT crow.body_of(
+            CASE WHEN strpos(r.json, '\u0000') = 0 THEN r.json
+            ELSE replace(
+                regexp_replace(r.json, '(?<!\\)((?:\\\\)*)\\u0000', '\1 ', 'g'), '\u0000', '\\u00750000'
+            ) END, NULL
+        ) AS body OFFSET 0
+    ) j
+    CROSS JOIN LATERAL (
+        SELECT coalesce(
+            CASE WHEN e.kind <> 'user' THEN j.body ->> 'text'
+            WHEN json_typeof(j.body -> 'parts') = 'array' THEN (
+                SELECT string_agg(part ->> 'text', E'\n') FROM json_array_elements(j.body -> 'parts') AS p (part)
+                WHERE part ->> 'type' = 'text'
+            ) END, t.folded
+        ) AS text OFFSET 0
+    ) x
+    CROSS JOIN LATERAL (SELECT greatest(strpos(t.folded, $2) - 1, 0) AS folded_place OFFSET 0) f
+    CROSS JOIN LATERAL (
+        SELECT f.folded_place - CASE WHEN strpos(x.text, 'İ') = 0 THEN 0 ELSE (
+            f.folded_place + 1 - length(replace(left(replace(x.text, 'İ', 'İİ'), f.folded_place), 'İ', ''))
+        ) / 2 END AS place OFFSET 0
+    ) p
+    CROSS JOIN LATERAL (SELECT greatest(p.place - $3, 0) AS start) w
+    WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id DESC
+"""
+"""Selects the parts of texts that become snippets.
+
+The subqueries `r` to `w` compute, one after the other: the stored JSON; its value; the text; the index of the word $2
+in the folded text; its index in the text; the start of the part. If a body is damaged, the folded text replaces the
+text. Folding turns İ into two characters, and every other character into one.
+
+A text of PostgreSQL cannot hold NUL, so a space replaces it. Where the text itself has the six characters of the escape
+for NUL, their u is escaped, so that `crow.body_of` leaves them alone. `OFFSET 0` keeps PostgreSQL from computing the
+same expression several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +129,15 @@ class SearchMethods(UsesDatabase):
             if not rows:
                 break
             last = rows[-1][0]
-            entries = {entry.id: entry for entry in await select_entries(sql, [row[0] for row in rows])}
+            sessions: dict[int, str] = {}
             for entry_id, conversation, session, is_there in rows:
                 found = session if is_there else session_id
                 found = found or await _session_with(sql, conversation, entry_id, asked)
-                if found is not None and len(hits) < limit:
-                    entry = entries[entry_id]
-                    text = searchable_text(entry.body)
-                    hits.append(hit_of(entry_id, found, _kind(entry), entry.created_ms, text, patterns))
+                if found is not None:
+                    sessions[entry_id] = found
+                if len(hits) + len(sessions) == limit:
+                    break
+            hits += await _hits(sql, sessions, words[0] if words else None)
         return tuple(hits[:limit])
 
     @snapshot
@@ -127,13 +169,17 @@ class SearchMethods(UsesDatabase):
                 LAST_MS if scope.before_ms is None else scope.before_ms,
             )
             kinds = dict(rows)
-            for entry in reversed(await select_entries(sql, list(kinds))):
-                text = unindexed_text(entry, without)
-                characters += len(text)
-                if all(pattern.search(text) for pattern in patterns):
-                    hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
-                if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                    return Scan(hits=tuple(hits), stopped_at=entry.id)
+            unread = sorted(kinds, reverse=True)
+            while unread:
+                entries = await first_entries(sql, unread, newest_first=True)
+                unread = unread[len(entries) :]
+                for entry in entries:
+                    text = unindexed_text(entry, without)
+                    characters += len(text)
+                    if all(pattern.search(text) for pattern in patterns):
+                        hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
+                    if len(hits) >= limit or characters > SCAN_CHARACTERS:
+                        return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
@@ -202,6 +248,23 @@ async def _entries(
     return [tuple(row) for row in rows]
 
 
+async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list[Hit]:
+    """Return a hit for each of these entries, newest first. `sessions` maps the entries to the sessions that the hits
+    name. Only the snippets are read, not the whole texts: they are around the first place of the folded `word`."""
+    size = SNIPPET_MARGIN if word is None else len(word) + SNIPPET_MARGIN
+    rows = await sql.fetch(_SNIPPETS, list(sessions), word, SNIPPET_MARGIN, size)
+    return [
+        Hit(
+            entry=entry_id,
+            session=sessions[entry_id],
+            kind=kind,
+            snippet=snippet_of(part, start=start, length=length),
+            created_ms=created_ms,
+        )
+        for entry_id, kind, created_ms, start, part, length in rows
+    ]
+
+
 async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
     """Find a session for an entry whose own session was deleted or is hidden: the oldest one that still has the entry
     on its path. With `cwd`, only sessions of that directory count."""
@@ -217,10 +280,6 @@ async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Quer
         if await is_on_path(sql, leaf, entry_id):
             return str(session_id)
     return None
-
-
-def _kind(entry: Entry) -> str:
-    return type(entry.body).__name__.lower()  # only prompts (user) and answers (assistant) are searched
 
 
 def _escaped(word: str) -> str:
