@@ -76,6 +76,16 @@ class SessionRow:
     principal: str | None = None
 
 
+NODE_KEY = "node"
+"""The member of a session's configuration that names the machine which last ran the session."""
+
+
+def node_of(row: SessionRow) -> str:
+    """Return the name of the machine that last ran the session; empty if unknown, or if the store is a file."""
+    name = row.config.get(NODE_KEY)
+    return name if isinstance(name, str) else ""
+
+
 class SessionChanges(TypedDict, total=False):
     """Columns to set in a session's row. Columns that are left out stay as they are."""
 

@@ -211,8 +211,10 @@ class TurnMethods(PathMethods):
             dead = dead_twin(self.owner)
             sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
 
-    async def cancel_turn(self, session_id: str) -> bool:  # noqa: ARG002  # a file carries no requests
-        return False
+    @snapshot()
+    def cancel_turn(self, sql: Connection, session_id: str) -> bool:
+        session_values(sql, session_id, "1")
+        return False  # a file carries no requests to other processes
 
     @transaction()
     def renew_lease(self, sql: Connection, session_id: str) -> None:
