@@ -73,7 +73,7 @@ class SessionClientV2(SessionClient):
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
         """See `SessionClient.learn`."""
         super().learn(running, place)
-        if self.session.has_turn:
+        if self.session.has_turn or self.session.runs_elsewhere:
             self._state = RUNNING
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
@@ -351,7 +351,7 @@ class NegotiatingAgent(AcpAgent):
 
     async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = open_request_v2(params), wants_replay(params)
+        request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
         async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
             await client_of(opened).show_state()
             return self._sessions.introduce(opened)
@@ -507,8 +507,11 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
     )
 
 
-def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
-    """Reads the parameters of `session/new` and `session/resume`. :raises ArgumentError: a parameter cannot be used."""
+def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Reads the parameters of `session/new` and `session/resume`; see `open_request_from`.
+
+    :raises ArgumentError: a parameter cannot be used.
+    """
     text_in(params, "cwd")
     for key in ("additionalDirectories", "mcpServers"):
         if not isinstance(params.get(key), list | None):
@@ -518,7 +521,7 @@ def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
             raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
     if params.get("systemPrompt") is not None:
         raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
-    return open_request_from(params)
+    return open_request_from(params, may_be_missing=may_be_missing)
 
 
 def wants_replay(params: Mapping[str, Any]) -> bool:

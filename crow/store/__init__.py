@@ -77,6 +77,16 @@ class SessionRow:
     principal: str | None = None
 
 
+NODE_KEY = "node"
+"""The member of a session's configuration that names the machine which last ran the session."""
+
+
+def node_of(row: SessionRow) -> str:
+    """Return the name of the machine that last ran the session; empty if unknown, or if the store is a file."""
+    name = row.config.get(NODE_KEY)
+    return name if isinstance(name, str) else ""
+
+
 class SessionChanges(TypedDict, total=False):
     """Columns to set in a session's row. Columns that are left out stay as they are."""
 
@@ -293,6 +303,11 @@ class Store(Protocol):
     def warning(self) -> str:
         """A warning for the user about the database file. It is empty if all is well."""
 
+    @property
+    def notifies(self) -> bool:
+        """Whether processes notify each other of changes. If so, the store is also a `Watcher` (crow.store.watching),
+        and watching costs next to nothing while nothing changes."""
+
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. Unless the session is a fork, also insert a conversation for it.
 
@@ -447,6 +462,10 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        """Ask the other store that runs a turn of this session to cancel it. Return False if no other store runs one,
+        or if this store cannot reach others."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
