@@ -16,8 +16,7 @@ from itertools import chain, islice
 from sqlite3 import Connection
 
 from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
-from crow.store import Hit, Scan, Scope, UsageTotal
-from crow.store.admin import GROUPS, Group
+from crow.store import GROUPS, Group, Hit, Scan, Scope, UsageTotal
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
