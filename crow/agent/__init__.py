@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from crow.agent.permissions import Rule
+from crow.agent.permissions import PermissionRule
 from crow.agent.templates import Template
 from crow.domain.entries import CallRef, NewEntry, Remark
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
@@ -128,7 +128,7 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionPolicy
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PermissionRule, ...] = ()
     title_model: str = ""
     cost_per_turn: float | None = None
     cost_per_session: float | None = None

@@ -22,7 +22,7 @@ from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
 from crow.agent.mentions import Mention, find_mentions
-from crow.agent.permissions import Rule, current_rules
+from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, NoSuchSession, StoreError
@@ -237,7 +237,7 @@ class Session:
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def _rules(self) -> tuple[PermissionRule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:

@@ -48,6 +48,7 @@ KEEP_S = 600.0
 """How long the result of a prompt is kept for a client whose connection broke."""
 
 MAX_KEPT = 1_000
+"""When a prompt starts, at most this many of the results are kept: those of the newest prompts."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 """Returns the part of the store that the tools of a session may search."""
@@ -195,11 +196,6 @@ class SessionHost:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any request has needed the store yet."""
-        return self._store is not None or self._opening_store.locked()
-
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
         async with self._opening_store:
@@ -253,8 +249,8 @@ class SessionHost:
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
-            for each in ended:
-                if len(ended) > MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+            for index, each in enumerate(ended):
+                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
                     del self._prompts[each]
             self._prompts[key] = run
 
@@ -354,10 +350,13 @@ class SessionHost:
             for name, text, hint in commands
         ]
 
-    async def inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """What is in the directory; None if the user has worked there before or this process has inspected it."""
+    async def inspect_if_new(
+        self, store: Store, request: OpenRequest, *, principal: str | None
+    ) -> WorkspaceContents | None:
+        """What is in the directory; None if the principal has worked there before or this process has inspected it for
+        the same principal."""
         cwd = request.cwd
-        known = (getattr(store, "principal", None), cwd)  # another user may have worked there
+        known = (principal, cwd)
         if known in self._known_directories:
             return None
         self._known_directories.add(known)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import anyio
 import anyio.abc
@@ -46,19 +46,33 @@ from crow.tools.servers import McpServer, StdioServer
 logger = logging.getLogger(__name__)
 
 
+class GuardedStore(Store, Protocol):
+    """The store as one principal sees it."""
+
+    principal: str | None
+
+    async def access(self, session_id: str) -> Access | None:
+        """What the principal may do with a session; None if it is unknown or hidden."""
+
+    async def require(self, session_id: str, need: Access) -> Access:
+        """Returns what the principal may do with a session, if it is at least `need`.
+
+        :raises NoSuchSession: the session is unknown or hidden. :raises ArgumentError: the principal may do less.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requester:
     """Who uses a connection to a shared host.
 
-    `view` returns the part of the store that they may see. If it has a method `require`, that method is called with a
-    session's id and `read`, `write` or `own` before anything is done with the session; it raises an error if they may
-    not do it. `check` raises an error if a request to open a session asks for something that they may not have;
-    `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
-    `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints.
+    `view` returns the store as they see it. If it is None, they may see and do everything. `check` raises an error if a
+    request to open a session asks for something that they may not have; `check_params` does so for the raw parameters
+    of any request, before anything looks at the paths in them. `connection_id` identifies the client, also after it has
+    connected again; it may be empty. `may_configure`: whether they may change what concerns the whole process, such as
+    endpoints.
     """
 
-    view: Callable[[Store], Store] = lambda store: store
+    view: Callable[[Store], GuardedStore] | None = None
     check: Callable[[OpenRequest], None] = lambda _request: None
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
@@ -84,6 +98,15 @@ class OpenSession:
         if self.attachment is not None:
             await self.attachment.flushed()
 
+    def note_sent(self, message_id: str) -> None:
+        """Remembers that the client has sent the prompt with this id, if other clients may see the prompt, too."""
+        if self.attachment is not None:
+            self.hosted.clients.note_sender(message_id, self.attachment)
+
+    def has_sent(self, message_id: str) -> bool:
+        """Whether the client has sent the prompt with this id, as far as crow remembers."""
+        return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
+
 
 class OpenSessions:
     """The sessions that one connection has opened, by id. The host runs them.
@@ -108,7 +131,7 @@ class OpenSessions:
         self._connection = connection
         self._tasks = tasks
         self.requester = requester or Requester()
-        self._view: Store | None = None
+        self._view: GuardedStore | None = None
         self._opened: dict[str, OpenSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
@@ -123,16 +146,20 @@ class OpenSessions:
     async def store(self) -> Store:
         """The store, as far as this connection may see it. :raises StoreError: it cannot be used."""
         self.is_used = True
-        store = await self.host.store()
-        if self._view is None:
-            self._view = self.requester.view(store)
+        guarded = await self._guarded()
+        return await self.host.store() if guarded is None else guarded
+
+    async def _guarded(self) -> GuardedStore | None:
+        """The store as the principal of this connection sees it; None if the connection may see everything."""
+        if self._view is None and self.requester.view is not None:
+            self._view = self.requester.view(await self.host.store())
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
         """:raises NoSuchSession: the connection may not see the session. :raises ArgumentError: it may not do that."""
-        require = getattr(await self.store(), "require", None) if self.host.is_shared else None
-        if require is not None and isinstance(session_id, str):
-            await require(session_id, access)
+        guarded = await self._guarded()
+        if guarded is not None and isinstance(session_id, str):
+            await guarded.require(session_id, access)
 
     def opened(self, session_id: object) -> OpenSession:
         """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
@@ -181,7 +208,7 @@ class OpenSessions:
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
-            contents = await self.host.inspect_if_new(store, request)
+            contents = await self._inspect_if_new(store, request)
             new = NewSession(
                 id=new_session_id(),
                 cwd=request.cwd,
@@ -208,7 +235,7 @@ class OpenSessions:
         store = await self.store()
         await self.require(session_id, "read")  # a stranger must not learn what is open here, nor wait for its lock
         self.host.refuse_if_running(session_id)
-        contents = await self.host.inspect_if_new(store, request)
+        contents = await self._inspect_if_new(store, request)
         async with self.host.lock(session_id):
             row = await store.fork_session(
                 session_id,
@@ -244,8 +271,8 @@ class OpenSessions:
                 await hosted.closed.wait()
                 hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
-            if hosted is not None and host.is_shared and self._view is not None:
-                await self._view.session(session_id)  # raises an error if this connection may not see it
+            if hosted is not None and host.is_shared:
+                await store.session(session_id)  # raises an error if it was deleted or is hidden by now
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
@@ -266,7 +293,7 @@ class OpenSessions:
                 contents, tail = None, await (await host.store()).open_session(session_id)
                 request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
             elif not stays_open():
-                contents = await host.inspect_if_new(store, request)
+                contents = await self._inspect_if_new(store, request)
                 tail = await self._update(store, await store.open_session(session_id), request)
             if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
                 async with self._joined(hosted, is_watcher=is_watcher) as opened:
@@ -302,10 +329,14 @@ class OpenSessions:
             raise
 
     async def _access(self, session_id: str) -> Access | None:
-        """What the user of this connection may do with a session. If nobody is kept out, that is everything."""
-        access = getattr(await self.store(), "access", None)
-        found: Access | None = "own" if access is None else await access(session_id)
-        return found
+        """What this connection may do with a session; None if it may not even see the session."""
+        guarded = await self._guarded()
+        return "own" if guarded is None else await guarded.access(session_id)
+
+    async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
+        """See `SessionHost.inspect_if_new`."""
+        principal = None if self._view is None else self._view.principal
+        return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
         """Leaves the sessions that are no longer shared with the user of this connection, and stops writing to those
@@ -478,7 +509,7 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
-        if hasattr(self._view, "require"):
+        if self.requester.view is not None:
             attachment.check = partial(self.require, session.id)
         # Only a user of this machine has the same files in the editor.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
