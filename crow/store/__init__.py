@@ -236,6 +236,12 @@ class Scan:
     stopped_at: int | None
 
 
+Group: TypeAlias = Literal["session", "model", "day"]
+"""What usage can be summed up by."""
+
+GROUPS: tuple[Group, ...] = ("session", "model", "day")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
     """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
