@@ -137,6 +137,7 @@ class Session:
         self._ended = anyio.Event()
         self._ending: BackgroundTask | None = None
         self._runner: TurnRunner | None = None
+        self._is_warm = False
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -344,7 +345,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Start the MCP servers before the first prompt needs them."""
+        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
 
@@ -458,8 +460,8 @@ class Session:
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if self._runner is not None and prompt.command is None:
-            self._runner.prefetch(self._tasks)
+        if prompt.command is None and (self._runner is not None or self._is_warm):
+            self._turn_runner().prefetch(self._tasks)
         with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
             moved = await self._claim(prompt)
         try:

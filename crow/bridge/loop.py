@@ -62,6 +62,8 @@ class Times:
     """For answers and unsent messages after the editor has closed stdin."""
     ask_again = 5.0
     """For the server to repeat its permission requests on a new connection."""
+    load_journal = 0.02
+    """After the first answer, for the next message. While the server works on that one, the journal is imported."""
 
 
 class Bridge:
@@ -98,6 +100,7 @@ class Bridge:
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._ask_again_at = 0.0
+        self._load_journal_at: float | None = None
         self._acked_number = 0
         self._line: list[bytes] = []
         self._line_bytes = 0
@@ -210,6 +213,8 @@ class Bridge:
                 self._editor_sent(b"".join(self._line), self._line_bytes)
             self._is_at_end = True
         self._send()
+        if self._load_journal_at is not None:
+            self._load_journal()
 
     def _add(self, part: bytes) -> None:
         self._line_bytes += len(part)
@@ -239,7 +244,9 @@ class Bridge:
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
 
     def _load_journal(self) -> Journal:
-        """The journal. It is made when the editor has its first answer, since importing it takes 5 ms."""
+        """The journal. It is made when the editor has its first answer and the server works on the next message, since
+        importing it takes 5 ms."""
+        self._load_journal_at = None
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -310,7 +317,10 @@ class Bridge:
                 self._write(payload)
                 self._write_editor()
                 self._unnoted.append((lambda journal, message: journal.server_sent(message), payload))
-                self._load_journal()
+                if self._load_journal_at is None:
+                    self._load_journal_at = time.monotonic() + self.times.load_journal
+                else:
+                    self._load_journal()
             else:
                 self._journal.server_sent(payload)
         elif opcode == PING:
@@ -455,7 +465,7 @@ class Bridge:
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
-        times = [at for at in (self._end_at, self._ask_again_at or None) if at is not None]
+        times = [at for at in (self._end_at, self._ask_again_at or None, self._load_journal_at) if at is not None]
         if self._wire is None:
             is_waiting = self._connections > 0 and not self._has_begun
             times += [] if self._is_connecting or is_waiting else [self._next_attempt_at]
@@ -484,6 +494,8 @@ class Bridge:
             assert self._wire is not None
             self._wire.send(PING, b"")
             self._flush()
+        if self._load_journal_at is not None and now >= self._load_journal_at:
+            self._load_journal()
         if self._ask_again_at and now >= self._ask_again_at and self._journal is not None:
             self._ask_again_at = 0.0
             self._journal.withdraw_old()

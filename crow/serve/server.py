@@ -105,7 +105,9 @@ async def _serve(
         is_private = listen.is_private(sockets)
         async with (
             adapters.orphans_ended(),
-            open_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            open_server(
+                wiring, settings, limits, is_private=is_private, is_resident=is_resident, offers_v2=offers_v2
+            ) as server,
             anyio.create_task_group() as tasks,
         ):
             http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
@@ -269,11 +271,18 @@ class Server:
 
 @asynccontextmanager
 async def open_server(
-    wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
+    wiring: Wiring,
+    settings: ServeSettings,
+    limits: ConnectionLimits,
+    *,
+    is_private: bool,
+    is_resident: bool,
+    offers_v2: bool,
 ) -> AsyncIterator[Server]:
     """Opens the store and the host of the sessions, and closes both at the end.
 
-    Unless only programs on this machine can connect (`is_private`), every client needs a token.
+    Unless only programs on this machine can connect (`is_private`), every client needs a token. A resident server
+    serves one user, who sees every session of the store, as with `crow acp`.
 
     :raises ConfigError: tokens are needed, and there is none. :raises StoreError: the store cannot be used.
     """
@@ -294,7 +303,7 @@ async def open_server(
                     'one with "crow serve token add NAME", or listen on 127.0.0.1 or on a Unix socket.'
                 )
         authenticator = Authenticator(store)
-        access = TokenAccess(authenticator, store, is_required=not is_private)
+        access = TokenAccess(authenticator, store, is_required=not is_private, is_resident=is_resident)
         wiring.is_bounded = lambda: access.is_required
         sandbox = await wiring.sandbox_status()
         if await access.needs_tokens():
