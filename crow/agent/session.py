@@ -153,6 +153,7 @@ class Session:
         self._ended = anyio.Event()
         self._ending: BackgroundTask | None = None
         self._runner: TurnRunner | None = None
+        self._is_warm = False
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -232,9 +233,7 @@ class Session:
         """
         try:
             if prompt.command is None or prompt.command.name == "retry":
-                problem = await self.files_elsewhere()
-                if problem is not None:
-                    raise problem
+                await self._check_files()
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
@@ -265,6 +264,11 @@ class Session:
         if not self.adapters.node or node in ("", self.adapters.node):
             return None
         return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
+
+    async def _check_files(self) -> None:
+        """:raises FilesElsewhere: see `files_elsewhere`."""
+        if problem := await self.files_elsewhere():
+            raise problem
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
@@ -383,7 +387,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Start the MCP servers before the first prompt needs them."""
+        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
 
@@ -497,8 +502,8 @@ class Session:
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if self._runner is not None and prompt.command is None:
-            self._runner.prefetch(self._tasks)
+        if prompt.command is None and (self._runner is not None or self._is_warm):
+            self._turn_runner().prefetch(self._tasks)
         moved = await self._claim_when_free(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
