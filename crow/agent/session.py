@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 
 from crow.agent import Adapters, Client, commands, new_message_id, new_remark
 from crow.agent.background import BackgroundTask, after_delay
@@ -25,12 +27,12 @@ from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, NoSuchSession, SessionBusy, StoreError
+from crow.domain.errors import CrowError, FilesElsewhere, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
 from crow.domain.trace_context import current_trace_context, use_trace_context
-from crow.store import SessionChanges, Tail
+from crow.store import NODE_KEY, SessionChanges, Tail, node_of
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
 
@@ -151,6 +153,7 @@ class Session:
         self._ended = anyio.Event()
         self._ending: BackgroundTask | None = None
         self._runner: TurnRunner | None = None
+        self._is_warm = False
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -229,6 +232,8 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
         try:
+            if prompt.command is None or prompt.command.name == "retry":
+                await self._check_files()
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
@@ -252,6 +257,18 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    async def files_elsewhere(self) -> FilesElsewhere | None:
+        """An error if the session's directory does not exist here, and another machine has run the session."""
+        node, cwd = node_of(self.branch.row), self._place[0]
+        if not self.adapters.node or node in ("", self.adapters.node):
+            return None
+        return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
+
+    async def _check_files(self) -> None:
+        """:raises FilesElsewhere: see `files_elsewhere`."""
+        if problem := await self.files_elsewhere():
+            raise problem
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
@@ -370,7 +387,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Start the MCP servers before the first prompt needs them."""
+        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
 
@@ -484,8 +502,8 @@ class Session:
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if self._runner is not None and prompt.command is None:
-            self._runner.prefetch(self._tasks)
+        if prompt.command is None and (self._runner is not None or self._is_warm):
+            self._turn_runner().prefetch(self._tasks)
         moved = await self._claim_when_free(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
@@ -568,6 +586,8 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if self.adapters.node and node_of(branch.row) != self.adapters.node:
+            await branch.change(SessionChanges(config={**branch.row.config, NODE_KEY: self.adapters.node}))
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])

@@ -16,7 +16,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.entries import Entry
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -371,7 +371,7 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        async with self._loaded(params, open_request_from(params)) as opened:
+        async with self._loaded(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -398,7 +398,7 @@ class AcpAgent:
             del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
-        async with self._resumed(params, open_request_from(params)) as opened:
+        async with self._resumed(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -576,6 +576,8 @@ def error_response(error: CrowError) -> RequestError:
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
         case CursorGap():
             return request_error(INVALID_PARAMS, str(error), reason="cursor_gap")
+        case FilesElsewhere():
+            return request_error(INVALID_PARAMS, str(error), reason="files_elsewhere")
         case ArgumentError():
             return request_error(INVALID_PARAMS, str(error))
         case AuthError():

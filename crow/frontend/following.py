@@ -18,7 +18,7 @@ from crow.domain.events import ModeChanged, OptionsChanged, PlanChanged, TitleCh
 from crow.domain.replay import RemoteTurn
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.attached import AttachedClients
-from crow.store import SessionRow, Store, Tail
+from crow.store import NODE_KEY, SessionRow, Store, Tail
 from crow.store.watching import Draft, News, Watcher
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class SessionFollower:
             await branch.publish(TitleChanged(title=after.title))
         if after.mode != before.mode:
             await branch.publish(ModeChanged(mode=after.mode))
-        if (after.model, after.config) != (before.model, before.config):
+        if _options_of(after) != _options_of(before):
             await branch.publish(OptionsChanged())
 
     async def _show(self, entry: Entry) -> None:
@@ -203,6 +203,10 @@ async def draft_of(store: Store, tail: Tail) -> Draft | None:
         async for news in all_news:
             return news.draft if news.row.leaf == tail.row.leaf else None
     return None
+
+
+def _options_of(row: SessionRow) -> object:
+    return row.model, {name: value for name, value in row.config.items() if name != NODE_KEY}
 
 
 def _prompt_of(entry: Entry) -> PendingPrompt:

@@ -39,7 +39,7 @@ from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
 from crow.store.codec import merged_metadata
 from crow.store.watching import Draft
 from crow.tools import Workspace
@@ -270,6 +270,8 @@ class OpenSessions:
         await self.require(session_id, "read")
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
+            if request.missing:
+                await self._check_missing(store, session_id, request)
             hosted = host.open.get(session_id)
             if hosted is not None and host.is_shared and hosted.session.closing:
                 await hosted.closed.wait()
@@ -304,6 +306,7 @@ class OpenSessions:
                 async with self._joined(hosted, is_watcher=is_watcher) as opened:
                     yield opened
                 self._warn_about_cwd(opened, request)
+                await self._warn_about_files(opened)
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
@@ -313,6 +316,7 @@ class OpenSessions:
                     await host.close(hosted)
             try:
                 yield opened
+                await self._warn_about_files(opened)
             except BaseException:
                 if known is None:
                     self._opened.pop(session_id, None)
@@ -320,6 +324,13 @@ class OpenSessions:
                 else:
                     opened.client.open()  # the client already knows the session and may get updates
                 raise
+
+    async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
+        """:raises ArgumentError: a directory is missing, although no other machine has it for this session."""
+        row = await store.session(session_id)
+        is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
+        if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
+            raise ArgumentError(request.missing)
 
     @asynccontextmanager
     async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
@@ -607,6 +618,13 @@ class OpenSessions:
             notice = NoticeShown(severity="warning", title=title)
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
+    async def _warn_about_files(self, opened: OpenSession) -> None:
+        """Tells the user, after the response, that the session can be read here but not prompted."""
+        problem = await opened.session.files_elsewhere()
+        if problem is not None:
+            notice = NoticeShown(severity="warning", title=str(problem))
+            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.publish, notice))
+
     async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
         commands = self.host.commands(session)
@@ -643,8 +661,11 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
         info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
-    if row.metadata:
-        info["_meta"] = {"crow": {"metadata": dict(row.metadata)}}
+    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
+    if node := node_of(row):
+        about["node"] = node
+    if about:
+        info["_meta"] = {"crow": about}
     return info
 
 

@@ -39,8 +39,8 @@ async def nodes(
 ) -> AsyncIterator[tuple[Shared, Shared]]:
     """Two nodes; the models say this."""
     async with (
-        shared(directory, *says, database_url=database) as one,
-        shared(directory, *others, database_url=database) as other,
+        shared(directory, *says, database_url=database, node="one") as one,
+        shared(directory, *others, database_url=database, node="two") as other,
     ):
         yield one, other
 
@@ -202,3 +202,30 @@ async def test_undo_and_deletion_reach_the_other_nodes(tmp_path: Path, database:
             await anyio.sleep(0.01)
         with pytest.raises(RequestError, match="Session not found"):
             await bob.prompt(session, "d")
+
+
+async def test_a_session_names_the_node_that_has_its_files(tmp_path: Path, database: str) -> None:
+    says, others = (Say(text=("One.",)), Say(text=("Three.",))), (Say(text=("Two.",)),)
+    async with nodes(tmp_path, database, says, others) as (one, other):
+        ann, bob = await one.client(), await other.client(capabilities={"_meta": {"notices": True}})
+        session = await ann.new()
+        await ann.prompt(session, "a")
+        place = one.cwd.rename(tmp_path / "away")  # as if the nodes shared no disk
+        problem = f"The files of this session are on node one, in {one.cwd}. That directory does not exist here."
+        for method in ("session/load", "session/resume"):
+            await bob.open(method, session)
+            await bob.until(lambda updates: any(problem in str(each) for each in updates))
+            bob.updates.clear()
+        await bob.open("session/load", session)
+        assert bob.text().startswith("One.")
+        for text in ("b", "/retry"):
+            with pytest.raises(RequestError, match="are on node one, in") as raised:
+                await bob.prompt(session, text)
+            assert (raised.value.code, raised.value.data["reason"]) == (-32602, "files_elsewhere")
+        assert not other.model.requests
+        assert (await bob.prompt(session, "/history"))["stopReason"] == "end_turn"
+        place.rename(one.cwd)
+        assert (await bob.prompt(session, "b"))["stopReason"] == "end_turn"
+        listed = (await ann.call("session/list"))["sessions"]
+        assert next(each for each in listed if each["sessionId"] == session)["_meta"] == {"crow": {"node": "two"}}
+        await ann.prompt(session, "c")

@@ -24,7 +24,8 @@ async def nodes(directory: Path) -> AsyncIterator[tuple[ServerProcess, ServerPro
         made = []
         for name in ("one", "two"):
             (directory / name).mkdir()
-            more = {"CROW_DATABASE_URL": url, "CROW_SANDBOX": "off", "CROW_SERVE_NODE": name}
+            (directory / name / "config.toml").write_text(f'[serve]\nnode = "{name}"\n')
+            more = {"CROW_DATABASE_URL": url, "CROW_SANDBOX": "off"}
             server = ServerProcess(env=server_environment(directory / name, **more), cwd=directory)
             made.append(await running.enter_async_context(server))
         yield made[0], made[1]
@@ -57,6 +58,7 @@ async def test_a_node_takes_over_from_a_killed_one(tmp_path: Path, place: Path) 
         waiting = await bob.start_prompt(session, "hello again")
         listed = [(await each.request("session/list", {}))["sessions"] for each in (ann, bob)]
         assert listed[0] == listed[1]
+        assert listed[0][0]["_meta"]["crow"]["node"] == "one"
         one.is_checked = False
         one.process.kill()
         assert await waiting.result() == {"stopReason": "end_turn"}

@@ -117,6 +117,8 @@ class Wire:
         self.delay_s = 0.0
         self.port = 0
         self.url = ""
+        self.received = 0
+        """How many bytes the server has sent so far."""
 
     @classmethod
     @asynccontextmanager
@@ -196,6 +198,8 @@ class _Line:
 
     async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int) -> None:
         while data := await reader.read(65_536):
+            if direction == 1:
+                self._wire.received += len(data)
             if self._wire.delay_s:
                 await asyncio.sleep(self._wire.delay_s)
             await self.flows.wait()

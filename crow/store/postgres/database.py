@@ -32,8 +32,8 @@ _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
 _IDLE_TIMEOUT_S = 10.0
-"""How long a transaction may wait for its next statement; then the server ends it. Otherwise a frozen process could
-keep rows locked after its lease has ended, and nobody could take over its turns."""
+"""The server ends a transaction that waits this long for its next statement. Otherwise a frozen process could keep rows
+locked after its lease has expired, and nobody could take over its turns."""
 _ATTEMPTS = 3
 _RESTART_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
