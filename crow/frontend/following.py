@@ -52,6 +52,7 @@ class SessionFollower:
         self._seen = 0
         self._awaited = 0
         self._held: list[Entry] = []
+        self._lost: int | None = None
         self._was_cancelled = False
         self._is_free = True
         self._news = anyio.Event()
@@ -135,6 +136,9 @@ class SessionFollower:
         self._held += foreign
         while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
             await self._show(self._held.pop(0))
+        if self._held and claimed_to is not None and claimed_to != self._lost:  # others write only after a take-over
+            self._lost = claimed_to
+            session.lose_turn()
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
                 await branch.publish(event)
