@@ -86,11 +86,7 @@ class Wiring:
     """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
 
     def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        reload: Callable[[], Loaded] | None = None,
-        recorder: Recorder | None = None,
+        self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
     ) -> None:
         self.is_bounded: Callable[[], bool] = lambda: False
         """Whether the clients do not own this machine. Then sessions that are opened from now on cannot leave the

@@ -24,7 +24,7 @@ from crow.agent.compaction.budget import Gauge, gauge_on
 from crow.agent.compaction.window import ContextWindow
 from crow.agent.links import attach_files
 from crow.agent.mentions import Mention, find_mentions
-from crow.agent.permissions import Rule, current_rules
+from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, FilesElsewhere, LeafMoved, NoSuchSession, SessionBusy, StoreError
@@ -153,6 +153,7 @@ class Session:
         self._ended = anyio.Event()
         self._ending: BackgroundTask | None = None
         self._runner: TurnRunner | None = None
+        self._is_warm = False
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -232,7 +233,7 @@ class Session:
         """
         try:
             if prompt.command is None or prompt.command.name == "retry":
-                await self._require_files()
+                await self._check_files()
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
@@ -264,14 +265,15 @@ class Session:
             return None
         return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
 
-    async def _require_files(self) -> None:
-        if (problem := await self.files_elsewhere()) is not None:
+    async def _check_files(self) -> None:
+        """:raises FilesElsewhere: see `files_elsewhere`."""
+        if problem := await self.files_elsewhere():
             raise problem
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
 
-    def _rules(self) -> tuple[Rule, ...]:
+    def _rules(self) -> tuple[PermissionRule, ...]:
         return current_rules(self.adapters.settings().rules, self.branch.row)
 
     def _expand_template(self, prompt: PendingPrompt) -> Sequence[Part]:
@@ -394,7 +396,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Start the MCP servers before the first prompt needs them."""
+        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
 
@@ -508,8 +511,8 @@ class Session:
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if self._runner is not None and prompt.command is None:
-            self._runner.prefetch(self._tasks)
+        if prompt.command is None and (self._runner is not None or self._is_warm):
+            self._turn_runner().prefetch(self._tasks)
         moved = await self._claim_when_free(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()

@@ -35,8 +35,8 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
-from crow.store.admin import GROUPS, Admin, Group, ListedSession, SessionFilter
+from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
+from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import encode, tag_name, tags_of
 from crow.store.transcript import Transcript, message_text, time_text
 

@@ -511,6 +511,10 @@ class AttachedClients(ClientGroup):
         """Whether this client has sent the prompt, as far as crow remembers."""
         return self._origins.get(message_id) == origin
 
+    def has_begun(self, prompt: PendingPrompt) -> bool:
+        """Whether the prompt's turn runs, and its clients have been shown the prompt."""
+        return self._turn_id == prompt.message_id and not prompt.needs_servers
+
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
         return self._origins.get(message_id, self._turn_origin) == attachment.origin

@@ -456,7 +456,7 @@ class DatabaseSettings(Section):
 
 
 class StoreSettings(Section):
-    """The database."""
+    """How sessions are stored."""
 
     compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
     """Compress tool outputs, images and file contents that are older than this many days; by default nothing is

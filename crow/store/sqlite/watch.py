@@ -8,9 +8,9 @@ from sqlite3 import Connection
 import anyio
 
 from crow.store import SessionRow
+from crow.store.owner import is_alive
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
-from crow.store.sqlite.lease import is_alive
 from crow.store.sqlite.paths import entries_of, session_row
 from crow.store.watching import Look, News, Piece, follow
 
