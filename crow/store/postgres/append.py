@@ -191,7 +191,9 @@ class TurnMethods(PathMethods):
     ) -> tuple[TurnStart, int]:
         await self._store_end(sql, session_id)
         state = await SessionState.read(sql, session_id, self.owner, lock=True)
-        if state.is_running and (state.owner == self.owner or state.is_owner_alive):
+        # If this store owns a turn with another epoch, the reply to its own claim was lost, and nobody runs that turn.
+        is_lost = state.owner == self.owner and state.epoch != self._epochs.get(session_id)
+        if state.is_running and state.is_owner_alive and not is_lost:
             raise SessionBusy(session_id, readable(state.owner))
         was_moved = state.leaf != leaf
         entries = await _close_turn(sql, state)
