@@ -27,7 +27,7 @@ from benchmarks.questions.repository import changes, ignored, make_area, toolcha
 from benchmarks.rows import Row, arguments, report
 from benchmarks.tools import NoLog, call, chosen, sandboxes, unwatched
 from crow.adapters import open_toolbox, open_workspace
-from crow.agent.permissions import Ask, Mode, Rule, decide, rule_for_writes, user_rules
+from crow.agent.permissions import Ask, Mode, PermissionRule, decide, rule_for_writes, user_rules
 from crow.settings import load_settings
 from crow.tools import CommandAccess, Outcome, Ports
 from tests.tools.conftest import FixedPlan
@@ -45,7 +45,7 @@ FORGE = user_rules(
 
 ALLOWED = "ask, one answer for writes"
 
-MODES: Mapping[str, tuple[Mode, Sequence[Rule]]] = {
+MODES: Mapping[str, tuple[Mode, Sequence[PermissionRule]]] = {
     "ask": ("ask", ()),
     ALLOWED: ("ask", (rule_for_writes("/"),)),
     "accept-edits": ("accept-edits", ()),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from crow.agent.permissions import Rule
+from crow.agent.permissions import PermissionRule
 from crow.agent.templates import Template
 from crow.domain.entries import CallRef, NewEntry, Remark
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, Event
@@ -128,7 +128,7 @@ class SessionSettings:
 
     steps_per_turn: int
     compaction: CompactionPolicy
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PermissionRule, ...] = ()
     title_model: str = ""
     cost_per_turn: float | None = None
     cost_per_session: float | None = None
@@ -143,7 +143,8 @@ class Adapters:
     model that answers while the given model's endpoint is down, or an empty string. `models` holds the names to choose
     from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
     `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
-    user's own AGENTS.md, which need not exist.
+    user's own AGENTS.md, which need not exist. `node` is the name of this machine, or empty if no other machine uses
+    the store.
     """
 
     store: Store
@@ -158,6 +159,7 @@ class Adapters:
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
     hooks: Hooks | None = None
+    node: str = ""
 
 
 SUBAGENT_ROLE = (

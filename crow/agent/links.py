@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import anyio.to_thread
 
-from crow.agent.permissions import Rule, may_attach
+from crow.agent.permissions import PermissionRule, may_attach
 from crow.domain.errors import CrowError
 from crow.domain.messages import Link, Part, Resource
 from crow.tools import Workspace
@@ -24,7 +24,9 @@ READ_S = 3.0
 DRIVE = re.compile(r"/?[A-Za-z]:[\\/]")
 
 
-async def attach_files(parts: Sequence[Part], workspace: Workspace, rules: Sequence[Rule] = ()) -> tuple[Part, ...]:
+async def attach_files(
+    parts: Sequence[Part], workspace: Workspace, rules: Sequence[PermissionRule] = ()
+) -> tuple[Part, ...]:
     """Return the parts of a prompt. Links to small text files of the workspace are replaced with the files."""
     found = list(parts)
     with anyio.move_on_after(READ_S):
@@ -34,7 +36,7 @@ async def attach_files(parts: Sequence[Part], workspace: Workspace, rules: Seque
     return tuple(found)
 
 
-async def with_content(link: Link, workspace: Workspace, rules: Sequence[Rule]) -> Link | Resource:
+async def with_content(link: Link, workspace: Workspace, rules: Sequence[PermissionRule]) -> Link | Resource:
     name = path_of(link.uri)
     if name is None:
         return link

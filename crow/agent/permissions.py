@@ -46,7 +46,7 @@ def narrower_mode(first: str, second: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class PermissionRule:
     """A permission rule of the user. `tool` is the name of a tool or a glob of names.
 
     Without an `argument` the rule covers every call of the tool inside the workspace. Otherwise `argument` is the exact
@@ -130,7 +130,7 @@ class Ask:
     """The user has to decide. If a deny rule may cover the call, `doubtful` is that rule, and the answer is not stored
     as a rule."""
 
-    doubtful: Rule | None = None
+    doubtful: PermissionRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,9 @@ class Refuse:
 Decision: TypeAlias = Allow | Ask | Refuse
 
 
-def decide(name: str, call: PlannedCall, mode: str, rules: Sequence[Rule], *, is_bounded: bool = False) -> Decision:
+def decide(
+    name: str, call: PlannedCall, mode: str, rules: Sequence[PermissionRule], *, is_bounded: bool = False
+) -> Decision:
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`.
 
     With `is_bounded`, those who answer crow's questions do not own this machine. Then a call that leaves the workspace
@@ -192,7 +194,7 @@ NOT_CONFINED = (
 )
 
 
-def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
+def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
     Searches, skills and sub-agents may not read a file that `read_file` may not read. For a command that names such a
@@ -210,24 +212,24 @@ def forbids(rule: Rule, name: str, call: PlannedCall) -> Certainty:
     return certainty
 
 
-def is_path_rule(rule: Rule, *tools: str) -> bool:
+def is_path_rule(rule: PermissionRule, *tools: str) -> bool:
     """Whether this is a deny rule that has an argument and applies to one of `tools`."""
     return not rule.allow and rule.argument is not None and any(fnmatchcase(tool, rule.tool) for tool in tools)
 
 
-def named_places(rules: Iterable[Rule]) -> tuple[str, ...]:
+def named_places(rules: Iterable[PermissionRule]) -> tuple[str, ...]:
     """The paths in deny rules, up to the first part with a wildcard. They are absolute or relative to cwd."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(place for pattern in patterns if (place := re.split(r"[^/]*[*?]", pattern)[0]))
 
 
-def doubt(rule: Rule) -> str:
+def doubt(rule: PermissionRule) -> str:
     """Explain to the user why crow asks about a call that this deny rule may cover."""
     place = "in config.toml" if rule.is_users else "of this session"
     return f"The deny rule {title_line(rule_text(rule))} {place} may forbid this call; crow cannot tell."
 
 
-def denial(rule: Rule, name: str) -> str:
+def denial(rule: PermissionRule, name: str) -> str:
     place = "in config.toml under [permissions]" if rule.is_users else "of this session; see /permissions"
     return (
         f"The user has forbidden this call of {name}. Deny rule: {rule_text(rule)} {place}. Do it another way, "
@@ -263,7 +265,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
     return f"{start}: nothing may be changed or run. {plan}"
 
 
-def excluded_paths(name: str, rules: Sequence[Rule]) -> ExcludedPaths:
+def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
     """The files that a search must leave out, and that a confined command cannot read."""
     if name not in (*SEARCHES, "shell"):
         return NOTHING_EXCLUDED
@@ -273,12 +275,12 @@ def excluded_paths(name: str, rules: Sequence[Rule]) -> ExcludedPaths:
     return ExcludedPaths(patterns=tuple(patterns), places=named_places(denials))
 
 
-def current_rules(users: Sequence[Rule], row: SessionRow) -> tuple[Rule, ...]:
+def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[PermissionRule, ...]:
     """The rules that apply in a session: those of the user's file, then those stored with the session."""
     return (*users, *rules_at(row.permissions, row.cwd))
 
 
-def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
+def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]) -> bool:
     """Whether crow may give the model a file without a call. `path` is resolved. Blocks."""
     if workspace.read_protection(path) != "none":
         return False
@@ -290,7 +292,7 @@ def may_attach(path: Path, workspace: Workspace, rules: Sequence[Rule]) -> bool:
         return False
 
 
-def may_read(paths: Sequence[str], rules: Sequence[Rule], *, has_other_names: bool = False) -> bool:
+def may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other_names: bool = False) -> bool:
     """Whether crow may read a file (such as AGENTS.md) on its own, without a tool call. `paths` are the file's names,
     as in `rule_paths`.
 
@@ -359,17 +361,17 @@ def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
     return re.compile(anywhere + source, re.DOTALL | (re.IGNORECASE if ignore_case else 0))
 
 
-def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[Rule, ...]:
+def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[PermissionRule, ...]:
     """The rules of the user's file, such as `grep`, `shell(git status)` or `edit_file(docs/**)`."""
     return tuple(
-        Rule(tool=found[1], argument=found[2], allow=allows, is_pattern=found[2] is not None, is_users=True)
+        PermissionRule(tool=found[1], argument=found[2], allow=allows, is_pattern=found[2] is not None, is_users=True)
         for texts, allows in ((deny, False), (allow, True))
         for text in texts
         if (found := RULE.fullmatch(text.strip())) is not None
     )
 
 
-def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
+def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
     """Parse a session rule that the user typed. An allow rule applies only in `cwd`.
 
     :raises ~crow.domain.errors.ArgumentError: the text is not a rule, or the rule would have no effect.
@@ -404,10 +406,10 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> Rule:
             "`shell(git status)`, or `shell(make *)` for any words after `make`."
         )
     scope = normal_cwd(cwd) if allow else None
-    return Rule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None, cwd=scope)
+    return PermissionRule(tool=tool, argument=argument, allow=allow, is_pattern=argument is not None, cwd=scope)
 
 
-def rule_text(rule: Rule) -> str:
+def rule_text(rule: PermissionRule) -> str:
     """The rule as the user would type it. A rule about one exact argument is described in words."""
     if rule.argument is None:
         return f"`{rule.tool}{f' --access {rule.access}' if rule.access else ''}`"
@@ -415,7 +417,7 @@ def rule_text(rule: Rule) -> str:
     return f"`{rule.tool}({argument})`" if rule.is_pattern else f"`{rule.tool}`, exactly `{argument}`"
 
 
-def scope_text(rule: Rule, cwd: str) -> str:
+def scope_text(rule: PermissionRule, cwd: str) -> str:
     """Say what limits an allow rule besides its text. Return "" if nothing does."""
     if not rule.allow:
         return ""
@@ -429,13 +431,13 @@ def scope_text(rule: Rule, cwd: str) -> str:
     return ", ".join(limits)
 
 
-def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
+def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> PermissionRule:
     """The rule to store when the user answers "always" for this call.
 
     For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
     line with at most the same access. An allow rule applies only in `cwd`.
     """
-    rule = Rule(
+    rule = PermissionRule(
         tool=call.rule_tool or name,
         argument=call.argument,
         allow=allow,
@@ -448,10 +450,10 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Rule:
     return replace(rule, argument=path, is_pattern="*" not in path and "?" not in path)
 
 
-def rule_for_writes(cwd: str) -> Rule:
+def rule_for_writes(cwd: str) -> PermissionRule:
     """The rule to store when the user allows all commands that are confined to `write` access. The rule applies only in
     `cwd`."""
-    return Rule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
+    return PermissionRule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
 
 def allowing_rule(name: str, call: PlannedCall) -> str:
@@ -468,7 +470,7 @@ def normal_cwd(cwd: str) -> str:
     return os.path.normpath(cwd)
 
 
-def rule_words(rule: Rule) -> str:
+def rule_words(rule: PermissionRule) -> str:
     """What the rule covers, for the label of the option that the user picks."""
     place = "in this session" if rule.cwd is None else "in this directory and session"
     if rule.argument is None:
@@ -481,12 +483,12 @@ def rule_words(rule: Rule) -> str:
     return f"{rule.tool} of {shown} {place}" if rule.is_pattern else f"{shown}{limit} {place}"
 
 
-def rules_in(values: Iterable[JsonObject]) -> tuple[Rule, ...]:
+def rules_in(values: Iterable[JsonObject]) -> tuple[PermissionRule, ...]:
     """The valid rules of a session's row, in order."""
     return tuple(rule for value in values if (rule := rule_from(value)) is not None)
 
 
-def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[Rule, ...]:
+def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[PermissionRule, ...]:
     """The rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow rule
     without a directory applies too, because `bind_rules` gives it a directory before the session moves to another
     one."""
@@ -503,7 +505,7 @@ def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]
     )
 
 
-def rule_from(value: JsonObject) -> Rule | None:
+def rule_from(value: JsonObject) -> PermissionRule | None:
     """Parse a rule of the session's row. Return None if the rule is invalid."""
     tool, argument, allow = value.get("tool"), value.get("argument"), value.get("allow")
     access, cwd = value.get("access"), value.get("cwd")
@@ -515,5 +517,5 @@ def rule_from(value: JsonObject) -> Rule | None:
         and (cwd is None or isinstance(cwd, str))
     ):
         is_pattern = value.get("pattern") is True
-        return Rule(tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, access=access, cwd=cwd)
+        return PermissionRule(tool=tool, argument=argument, allow=allow, is_pattern=is_pattern, access=access, cwd=cwd)
     return None

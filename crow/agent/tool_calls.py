@@ -21,8 +21,8 @@ from crow.agent.hooks import BranchHooks, Denial
 from crow.agent.permissions import (
     Allow,
     Ask,
+    PermissionRule,
     Refuse,
-    Rule,
     allowing_rule,
     current_rules,
     decide,
@@ -291,7 +291,7 @@ class Permissions:
         branch: Branch,
         client: Client,
         workspace: Workspace,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[PermissionRule] = (),
         *,
         limit: str = "",
         whole: Permissions | None = None,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from crow.cli.output import print_json
 from crow.domain.errors import ArgumentError
-from crow.trace.client import Interrupted, Limits
+from crow.trace.client import CheckStopped, TimeLimits
 from crow.trace.record import read_recording
 from crow.trace.report import Report, check
 from crow.trace.rules import RULES, judge
@@ -48,11 +48,11 @@ def run_acp_check(options: argparse.Namespace) -> int:
     )
     trace = None if options.trace is None else Path(options.trace)
     timeout_s = options.timeout
-    limits = Limits(answer_s=timeout_s, exit_s=min(10.0, timeout_s), total_s=max(600.0, 20 * timeout_s))
+    limits = TimeLimits(answer_s=timeout_s, exit_s=min(10.0, timeout_s), total_s=max(600.0, 20 * timeout_s))
     try:
         with _signals() as signalled:
             run = check_agent(subject, limits, trace=trace, report=_progress, signalled=signalled)
-    except Interrupted as error:
+    except CheckStopped as error:
         return 128 + error.number
     report = Report(run=run, verdicts=tuple(judge(run)))
     _print(report, options, shlex.join(options.agent))

@@ -66,7 +66,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class CommandReference:
     """A command of the parser. `path` holds its words, such as `("crow", "sessions", "list")`. An alias can replace the
     last word."""
 
@@ -77,26 +77,26 @@ class Command:
     epilog: str
     options: tuple[Argument, ...]
     positionals: tuple[Argument, ...]
-    commands: tuple[Command, ...]
+    commands: tuple[CommandReference, ...]
 
-    def all(self) -> Iterator[Command]:
+    def all(self) -> Iterator[CommandReference]:
         """Yield this command and those below it, in the order of the help."""
         yield self
         for command in self.commands:
             yield from command.all()
 
 
-def describe(parser: argparse.ArgumentParser) -> Command:
+def describe(parser: argparse.ArgumentParser) -> CommandReference:
     """Return the root command of `parser`, with all its sub-commands."""
     return _command(parser, path=(parser.prog,), aliases=(), summary="")
 
 
 def _command(
     parser: argparse.ArgumentParser, *, path: tuple[str, ...], aliases: tuple[str, ...], summary: str
-) -> Command:
+) -> CommandReference:
     options: list[Argument] = []
     positionals: list[Argument] = []
-    commands: list[Command] = []
+    commands: list[CommandReference] = []
     for action in parser._actions:  # noqa: SLF001 - argparse has no public way to read a parser
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
@@ -106,7 +106,7 @@ def _command(
                     commands.append(_command(child, path=(*path, name), aliases=others, summary=summaries[name]))
         elif action.help != argparse.SUPPRESS:
             (options if action.option_strings else positionals).append(_argument(action))
-    return Command(
+    return CommandReference(
         path=path,
         aliases=aliases,
         summary=summary,
@@ -130,7 +130,7 @@ def _argument(action: argparse.Action) -> Argument:
     )
 
 
-def completion(shell: str, command: Command) -> str:
+def completion(shell: str, command: CommandReference) -> str:
     """Return the completion script for bash, zsh or fish."""
     match shell:
         case "bash":
@@ -141,7 +141,7 @@ def completion(shell: str, command: Command) -> str:
             return "".join(f"{line}\n" for line in _fish_lines(command))
 
 
-def _table(root: Command) -> str:
+def _table(root: CommandReference) -> str:
     """Return two shell functions, for bash and zsh. `_crow_step` reads one word before the cursor. `_crow_offer` sets
     `kind` and `lines` to what the shell can offer at the cursor."""
     steps, values, offers = [], [], []
@@ -269,7 +269,7 @@ if [[ ${funcstack[1]} == _crow ]]; then _crow "$@"; else compdef _crow crow; fi
 """
 
 
-def _fish_lines(root: Command) -> Iterator[str]:
+def _fish_lines(root: CommandReference) -> Iterator[str]:
     yield "complete -c crow -f"
     for command in root.all():
         place = _fish_place(command)
@@ -284,7 +284,7 @@ def _fish_lines(root: Command) -> Iterator[str]:
                 yield f"complete -c crow -n {place} {_fish_value(positional)}"
 
 
-def _fish_place(command: Command) -> str:
+def _fish_place(command: CommandReference) -> str:
     """A fish condition: the line contains the words of `command` but none of its sub-commands."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
@@ -313,7 +313,7 @@ def _fish(text: str) -> str:
     return f"'{escaped}'"
 
 
-def manual(root: Command) -> str:
+def manual(root: CommandReference) -> str:
     """Return the manual page in roff format."""
     lines = [
         f'.TH CROW 1 "" "crow {_roff(__version__)}"',
@@ -336,7 +336,7 @@ def manual(root: Command) -> str:
     return "\n".join([*lines, ""])
 
 
-def _synopsis(command: Command) -> str:
+def _synopsis(command: CommandReference) -> str:
     words = [*command.path]
     if len(command.options) > 1:  # more options than --help
         words.append("[OPTION ...]")
@@ -346,7 +346,7 @@ def _synopsis(command: Command) -> str:
     return " ".join(words)
 
 
-def _roff_options(command: Command) -> Iterator[str]:
+def _roff_options(command: CommandReference) -> Iterator[str]:
     for each in (*command.positionals, *command.options):
         if each.help and ("--help" not in each.flags or len(command.path) == 1):
             value = each.value if each.flags else each.metavar

@@ -74,7 +74,7 @@ class SessionClientV2(SessionClient):
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
         """See `SessionClient.learn`."""
         super().learn(running, place)
-        if self.session.has_turn:
+        if self.session.has_turn or self.session.runs_elsewhere:
             self._state = RUNNING
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
@@ -145,18 +145,12 @@ class SessionClientV2(SessionClient):
         finally:
             self._wording.end_replay()
 
-    async def resume(
-        self,
-        missed: Missed,
-        *,
-        is_running: bool,
-        is_own: Callable[[str], bool] = lambda _message_id: False,  # noqa: ARG002
-    ) -> None:
+    async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:  # noqa: ARG002
         """See `SessionClient.resume`. In version 2, clients are shown their own prompts, too."""
         first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
         if isinstance(first, User):  # its first piece replaces what the client has of the message
             missed = replace(missed, cursor=replace(missed.cursor, pieces=0))
-        await super().resume(missed, is_running=is_running)
+        await super().resume(missed, is_running=is_running, is_own=lambda _message_id: False)
         ends = [entry.body for entry in missed.entries if isinstance(entry.body, TurnEnd)]
         if ends and self._state is IDLE:
             self._state = state_after(ends[-1])
@@ -373,7 +367,7 @@ class NegotiatingAgent(AcpAgent):
 
     async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = open_request_v2(params), wants_replay(params)
+        request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
         async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
             client = client_of(opened)
             if cursor_in(params) is not None and opened.attachment is not None:
@@ -550,8 +544,11 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
     )
 
 
-def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
-    """Reads the parameters of `session/new` and `session/resume`. :raises ArgumentError: a parameter cannot be used."""
+def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Reads the parameters of `session/new` and `session/resume`; see `open_request_from`.
+
+    :raises ArgumentError: a parameter cannot be used.
+    """
     text_in(params, "cwd")
     for key in ("additionalDirectories", "mcpServers"):
         if not isinstance(params.get(key), list | None):
@@ -561,7 +558,7 @@ def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
             raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
     if params.get("systemPrompt") is not None:
         raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
-    return open_request_from(params)
+    return open_request_from(params, may_be_missing=may_be_missing)
 
 
 def wants_replay(params: Mapping[str, Any]) -> bool:

@@ -127,7 +127,7 @@ class ChatCompletions:
         context manager closes the connection."""
         if request.thought_level is None and self._endpoint.thought_level is not None:
             request = replace(request, thought_level=self._endpoint.thought_level)
-        return aclosing(ChatStream(Exchange(self, request), request, timing=self._timing))
+        return aclosing(ChatStream(ChatTransport(self, request), request, timing=self._timing))
 
     async def close(self) -> None:
         """Close connections. Takes a limited time and can be called twice."""
@@ -354,7 +354,7 @@ class ChatCompletions:
         return errors.ModelNotFound(f"{error} It offers {', '.join(near)}.") if near else error
 
 
-class Exchange:
+class ChatTransport:
     """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.Transport`."""
 
     def __init__(self, model: ChatCompletions, request: Request) -> None:

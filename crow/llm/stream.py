@@ -52,7 +52,7 @@ class ResponseBody(Protocol):
         """Close the connection. If the body was read to its end, the connection may be kept and used again."""
 
 
-class Transport(Protocol):
+class RequestTransport(Protocol):
     """Sends one request to an endpoint, in several attempts if need be."""
 
     timeouts: EndpointTimeouts
@@ -84,7 +84,7 @@ class Transport(Protocol):
 class ChatStream:
     """A running request; see :class:`crow.llm.Stream`. The task that reads it must also close it."""
 
-    def __init__(self, transport: Transport, request: Request, *, timing: RetryTiming) -> None:
+    def __init__(self, transport: RequestTransport, request: Request, *, timing: RetryTiming) -> None:
         self._transport = transport
         self._request = request
         self._timing = timing

@@ -101,7 +101,7 @@ def run_prompt(load: Callable[[], Loaded], options: argparse.Namespace) -> int:
     loaded = load()
     if loaded.problem is not None:
         raise loaded.problem
-    run = Run(options, with_options(loaded, options), lambda: with_options(load(), options), schema)
+    run = RunClient(options, with_options(loaded, options), lambda: with_options(load(), options), schema)
     return asyncio.run(run.run(prompt, cwd))
 
 
@@ -119,7 +119,7 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 
 @dataclass
-class Turn:
+class RunProgress:
     """What a run has done so far. `text` is the last message. `refused` are the rules that would allow the refused
     calls. `first_cost` is the session's cost in US dollars before the run. `cost` is its cost now, or None if
     unknown."""
@@ -138,7 +138,7 @@ class Turn:
     stopped_by: str = ""
 
 
-class Run:
+class RunClient:
     """One run: the :class:`crow.terminal.connection.TerminalClient` of its session."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Run:
         self._loaded = loaded
         self._reload = reload
         self._schema = schema
-        self._turn = Turn()
+        self._turn = RunProgress()
         self._session_id = ""
         self._connection: TerminalConnection | None = None
         self._interrupts = 0

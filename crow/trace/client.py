@@ -24,7 +24,7 @@ MAX_SILENCES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """Time limits of the check, in seconds.
 
     In order: the wait for an answer, the wait for late messages, the wait for a process to exit, the wait for a turn to
@@ -43,7 +43,7 @@ class OutOfTime(Exception):
     """The whole check exceeded its time limit."""
 
 
-class Interrupted(Exception):
+class CheckStopped(Exception):
     """The user stopped the check. `number` is the number of the signal."""
 
     def __init__(self, number: int) -> None:
@@ -52,7 +52,7 @@ class Interrupted(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Pending:
+class SentRequest:
     """A sent request. `response` is its answer, or None before the answer arrives."""
 
     line: int
@@ -68,7 +68,7 @@ class Pending:
 class Clock:
     """Line numbers and remaining time, shared by all connections of a check."""
 
-    def __init__(self, limits: Limits, trace: Callable[[bytes], None], signalled: Callable[[], int]) -> None:
+    def __init__(self, limits: TimeLimits, trace: Callable[[bytes], None], signalled: Callable[[], int]) -> None:
         self.limits = limits
         self.trace = trace
         self._signalled = signalled
@@ -83,16 +83,16 @@ class Clock:
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
-        """Check for a signal. :raises Interrupted: a signal has arrived."""
+        """Check for a signal. :raises CheckStopped: a signal has arrived."""
         if number := self._signalled():
-            raise Interrupted(number)
+            raise CheckStopped(number)
 
     def count_silence(self) -> None:
         """Counts a request that was not answered in time."""
         self._silences += 1
 
 
-class Client:
+class CheckClient:
     """The client's end of a connection. Records each line, and answers the agent's requests."""
 
     def __init__(self, name: str, io: AgentIO, clock: Clock, endpoint: EndpointLog, workspace: Path) -> None:
@@ -112,7 +112,7 @@ class Client:
         self._endpoint = endpoint
         self._workspace = workspace
         self._ids = itertools.count(1)
-        self._open: dict[str, Pending] = {}
+        self._open: dict[str, SentRequest] = {}
         self._held: list[Any] = []
         self._terminals = itertools.count(1)
         self._updates: dict[str, int] = {}
@@ -142,15 +142,15 @@ class Client:
             joined, self._joined = bytes(self._joined), None
             self.io.write(joined)
 
-    def request(self, method: str, params: Any, purpose: str = "", request_id: Any = None, cut: int = 0) -> Pending:
+    def request(self, method: str, params: Any, purpose: str = "", request_id: Any = None, cut: int = 0) -> SentRequest:
         """Sends a request without waiting for its response."""
         request_id = next(self._ids) + 100 if request_id is None else request_id
         message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         return self.request_bytes(json.dumps(message, ensure_ascii=False).encode(), request_id, purpose, cut)
 
-    def request_bytes(self, raw: bytes, request_id: Any, purpose: str, cut: int = 0) -> Pending:
+    def request_bytes(self, raw: bytes, request_id: Any, purpose: str, cut: int = 0) -> SentRequest:
         """Sends `raw`, a request with the id `request_id`, without waiting for its response."""
-        pending = Pending(line=0)
+        pending = SentRequest(line=0)
         self._open[json.dumps(request_id)] = pending
         pending.line = self.send_bytes(raw, purpose, cut)
         return pending
@@ -165,7 +165,7 @@ class Client:
         self.wait(pending)
         return pending.result
 
-    def wait(self, *pending: Pending) -> None:
+    def wait(self, *pending: SentRequest) -> None:
         """Waits until these requests are answered, the agent has ended, or the time is up."""
         self.pump(lambda: all(each.response is not None for each in pending), self._clock.answer_s())
         for each in pending:

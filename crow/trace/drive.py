@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crow.trace.client import Client, Clock, Limits, OutOfTime, Pending
+from crow.trace.client import CheckClient, Clock, OutOfTime, SentRequest, TimeLimits
 from crow.trace.process import AgentIO
 from crow.trace.rules.settings import choices, options_of
 from crow.trace.run import EndpointLog, Run
@@ -42,7 +42,7 @@ class Drive:
     start: Callable[[str], AgentIO]
     workspace: Path
     endpoint: EndpointLog
-    limits: Limits = field(default_factory=Limits)
+    limits: TimeLimits = field(default_factory=TimeLimits)
     server: dict[str, Any] | None = None
     trace: Callable[[bytes], None] = lambda _: None
     report: Callable[[str], None] = lambda _: None
@@ -51,7 +51,7 @@ class Drive:
     def run(self) -> Run:
         """Drives the agent through all connections. :raises Interrupted: `signalled` returned a signal."""
         self._clock = Clock(self.limits, self.trace, self.signalled)
-        self._clients: list[Client] = []
+        self._clients: list[CheckClient] = []
         is_complete = False
         try:
             self._connect()
@@ -74,19 +74,19 @@ class Drive:
         if resumed is not None:
             self._resume(resumed)
 
-    def _open(self, name: str) -> Client:
+    def _open(self, name: str) -> CheckClient:
         self.report(name)
-        client = Client(name, self.start(name), self._clock, self.endpoint, self.workspace)
+        client = CheckClient(name, self.start(name), self._clock, self.endpoint, self.workspace)
         self._clients.append(client)
         return client
 
-    def _initialize(self, client: Client, purpose: str, offered: dict[str, Any], version: int = 1) -> bool:
+    def _initialize(self, client: CheckClient, purpose: str, offered: dict[str, Any], version: int = 1) -> bool:
         params = {"protocolVersion": version, "clientCapabilities": offered, "clientInfo": CLIENT_INFO}
         client.offered = offered
         client.initialized = client.ask("initialize", params, purpose) or {}
         return bool(client.initialized)
 
-    def _new(self, client: Client, purpose: str, **more: Any) -> str | None:
+    def _new(self, client: CheckClient, purpose: str, **more: Any) -> str | None:
         params = {"cwd": str(self.workspace), "mcpServers": []} | more
         result = client.ask("session/new", params, purpose)
         session = (result or {}).get("sessionId")
@@ -96,14 +96,14 @@ class Drive:
         return session
 
     def _prompt(
-        self, client: Client, session: str, word: str, purpose: str, *more: dict[str, Any], **members: Any
-    ) -> Pending:
+        self, client: CheckClient, session: str, word: str, purpose: str, *more: dict[str, Any], **members: Any
+    ) -> SentRequest:
         text = f"acp-check:{word} This is a check of the protocol. ({purpose})"
         blocks = [{"type": "text", "text": text}, *more]
         return client.request("session/prompt", {"sessionId": session, "prompt": blocks} | members, purpose)
 
     def _finish(
-        self, client: Client, session: str, word: str, purpose: str, *more: dict[str, Any], **members: Any
+        self, client: CheckClient, session: str, word: str, purpose: str, *more: dict[str, Any], **members: Any
     ) -> None:
         client.wait(self._prompt(client, session, word, purpose, *more, **members))
 
@@ -143,7 +143,7 @@ class Drive:
         client.close()
         return (first if can_load else None), (first if can_resume else None)
 
-    def _requests(self, client: Client, session: str | None) -> None:
+    def _requests(self, client: CheckClient, session: str | None) -> None:
         """Sends requests with unusual ids, unknown methods and invalid params."""
         for purpose, request_id in (
             ("id-zero", 0),
@@ -168,7 +168,7 @@ class Drive:
         if client.initialized.get("authMethods"):
             client.ask("authenticate", {"methodId": "acp-check-no-such-method"}, "auth-unknown")
 
-    def _unknown_sessions(self, client: Client, capabilities: dict[str, Any]) -> None:
+    def _unknown_sessions(self, client: CheckClient, capabilities: dict[str, Any]) -> None:
         client.wait(self._prompt(client, NOWHERE, "say", "unknown-session"))
         opening = {"sessionId": NOWHERE, "cwd": str(self.workspace), "mcpServers": []}
         if _has(capabilities, "loadSession"):
@@ -178,7 +178,7 @@ class Drive:
         client.notify("session/cancel", {"sessionId": NOWHERE}, "cancel-unknown")
         client.barrier()
 
-    def _prompts(self, client: Client, session: str, capabilities: dict[str, Any]) -> None:
+    def _prompts(self, client: CheckClient, session: str, capabilities: dict[str, Any]) -> None:
         self._finish(client, session, "say", "prompt-say")
         client.settle()
         link = {"type": "resource_link", "uri": (self.workspace / "acp-check.txt").as_uri(), "name": "acp-check.txt"}
@@ -212,14 +212,14 @@ class Drive:
             client.io.resume()
             client.wait(flood)
 
-    def _begin(self, client: Client, session: str, word: str, purpose: str) -> Pending:
+    def _begin(self, client: CheckClient, session: str, word: str, purpose: str) -> SentRequest:
         """Sends a prompt and waits until it has begun."""
         begun = client.watch(session)
         sent = self._prompt(client, session, word, purpose)
         client.pump(lambda: sent.response is not None or begun(), self.limits.begin_s)
         return sent
 
-    def _cancels(self, client: Client, session: str, other: str | None) -> None:
+    def _cancels(self, client: CheckClient, session: str, other: str | None) -> None:
         hanging = self._begin(client, session, "hang", "prompt-cancel")
         if hanging.response is None:
             client.ask("_acp_check/while_prompt", {}, "while-prompt")
@@ -252,14 +252,14 @@ class Drive:
         client.wait(hanging)
         client.settle()
 
-    def _lists(self, client: Client, capabilities: dict[str, Any]) -> None:
+    def _lists(self, client: CheckClient, capabilities: dict[str, Any]) -> None:
         if _has(capabilities, "sessionCapabilities.list"):
             client.ask("session/list", {}, "list")
             client.ask("session/list", {"cwd": str(self.workspace)}, "list-cwd")
             client.ask("session/list", {"cwd": str(self.workspace / "nothing" / "here")}, "list-empty")
             client.ask("session/list", {"cursor": "acp-check-no-such-cursor"}, "list-bad-cursor")
 
-    def _settings(self, client: Client, session: str) -> None:
+    def _settings(self, client: CheckClient, session: str) -> None:
         """Sets each mode, changes each option once, and then restores the earlier values."""
         opened = client.opened[session]
         modes = opened.get("modes")
@@ -287,13 +287,13 @@ class Drive:
                 client.ask("session/set_config_option", params, purpose)
         client.settle()
 
-    def _close(self, client: Client, session: str, capabilities: dict[str, Any]) -> None:
+    def _close(self, client: CheckClient, session: str, capabilities: dict[str, Any]) -> None:
         if _has(capabilities, "sessionCapabilities.close"):
             hanging = self._begin(client, session, "hang", "prompt-close")
             closing = client.request("session/close", {"sessionId": session}, "close")
             client.wait(hanging, closing)
 
-    def _deletes(self, client: Client, session: str, capabilities: dict[str, Any]) -> None:
+    def _deletes(self, client: CheckClient, session: str, capabilities: dict[str, Any]) -> None:
         if _has(capabilities, "sessionCapabilities.delete"):
             self._finish(client, session, "say", "prompt-before-delete")
             client.ask("session/delete", {"sessionId": session}, "delete")
@@ -302,7 +302,7 @@ class Drive:
             client.ask("session/delete", {"sessionId": session}, "delete-again")
             client.ask("session/delete", {"sessionId": NOWHERE}, "delete-unknown")
 
-    def _withheld(self, client: Client, capabilities: dict[str, Any]) -> None:
+    def _withheld(self, client: CheckClient, capabilities: dict[str, Any]) -> None:
         missing = [method for method, capability in _WITHHELD if not _has(capabilities, capability)]
         session = self._new(client, "") if missing else None
         for method in missing if session is not None else ():
@@ -332,7 +332,7 @@ class Drive:
 
     def _broken(self) -> None:
         """Sends unusual and broken lines. If the agent exits after one of them, it is started again for the next."""
-        client: Client | None = None
+        client: CheckClient | None = None
         for number, line in enumerate(self._lines(), 1):
             if client is None or client.has_ended:
                 if client is not None:
@@ -344,7 +344,7 @@ class Drive:
         if client is not None:
             client.close()
 
-    def _lines(self) -> Iterator[Callable[[Client], object]]:
+    def _lines(self) -> Iterator[Callable[[CheckClient], object]]:
         unknown = "_acp_check/line"
         spaced = b'  { "params" : { } ,\t"method":"_acp\\u005fcheck/line" , "id" : 31 ,"jsonrpc" : "2.0" }  '
         yield lambda client: client.wait(client.request(unknown, {}, "in-pieces", cut=20))
@@ -361,7 +361,7 @@ class Drive:
         yield lambda client: client.send(calls, "batch")
         yield lambda client: client.send_bytes(b'{"jsonrpc": "2.0", "method": "_\xff\xfe"}', "bad-bytes")
 
-    def _at_once(self, client: Client) -> None:
+    def _at_once(self, client: CheckClient) -> None:
         with client.single_write():
             pending = [client.request("_acp_check/line", {}, "at-once") for _ in range(3)]
         client.wait(*pending)

@@ -28,7 +28,7 @@ _FAMILIES = (
 _PLANS = (("todo", "plan"),)
 
 
-class Endpoint:
+class ScriptedEndpoint:
     """Serves chat completions on 127.0.0.1. The word after `acp-check:` in the last user message selects the answer.
 
     `say` streams a fixed text, `tool` and `plan` call tools that the agent offers, `hang` never ends, and `flood` is
@@ -58,7 +58,7 @@ class Endpoint:
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> ScriptedEndpoint:
         self._thread.start()
         return self
 

@@ -124,7 +124,7 @@ class Update:
 
 
 @dataclass(slots=True, kw_only=True)
-class Turn:
+class RecordedTurn:
     """A prompt or a load, with the updates of its session up to the response.
 
     `cancels` are the client's `session/cancel` notifications. `late` are the updates that came after the response and
@@ -218,7 +218,7 @@ class Connection:
         return self._sorted.updates
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[RecordedTurn]:
         """The prompts and loads, in order."""
         return self._sorted.turns
 
@@ -316,7 +316,7 @@ class Run:
         """The updates of these kinds."""
         return [each for connection in self.connections for each in connection.updates if each.kind in kinds]
 
-    def turns(self, *purposes: str) -> list[Turn]:
+    def turns(self, *purposes: str) -> list[RecordedTurn]:
         """The prompts with one of these purposes; without purposes, all prompts, but no loads."""
         return [
             turn
@@ -325,7 +325,7 @@ class Run:
             if turn.exchange.method == "session/prompt" and (not purposes or turn.purpose in purposes)
         ]
 
-    def loads(self) -> list[Turn]:
+    def loads(self) -> list[RecordedTurn]:
         """The loads that were answered with a result."""
         return [
             turn
@@ -343,13 +343,13 @@ class _Sorted:
         self.called: list[Exchange] = []
         self.notified: list[Recorded] = []
         self.updates: list[Update] = []
-        self.turns: list[Turn] = []
+        self.turns: list[RecordedTurn] = []
         self.strays: list[tuple[Recorded, str]] = []
         self.reused: list[Recorded] = []
         # Requests that are not answered yet, by sender and id. `_unusual` has ids in broken requests and batches.
         self._open: dict[tuple[str, str], Exchange] = {}
         self._closed: set[tuple[str, str]] = set()
-        self._turns_of: dict[str, list[Turn]] = {}
+        self._turns_of: dict[str, list[RecordedTurn]] = {}
         self._children: set[str] = set()
         self._unusual: set[str] = set()
         for line in connection.lines:
@@ -379,7 +379,7 @@ class _Sorted:
         (self.asked if line.sender == "client" else self.called).append(exchange)
         session = exchange.session
         if line.sender == "client" and exchange.method in ("session/prompt", "session/load"):
-            turn = Turn(exchange=exchange)
+            turn = RecordedTurn(exchange=exchange)
             self.turns.append(turn)
             before = self._turns_of.get(session, [])
             self._turns_of[session] = [*(each for each in before if not each.exchange.is_answered), turn]
@@ -403,7 +403,7 @@ class _Sorted:
             if update.kind == "subagent_update":
                 self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
 
-    def _turn(self, session: str) -> Turn | None:
+    def _turn(self, session: str) -> RecordedTurn | None:
         """The turn that runs in a session, or the last one that ran.
 
         While a load runs, all updates are attributed to the load, because a replay looks like the updates of a prompt.

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from crow.domain.errors import ArgumentError
-from crow.trace.client import Limits
+from crow.trace.client import TimeLimits
 from crow.trace.drive import Drive
-from crow.trace.endpoint import FILE, MODEL, Endpoint
+from crow.trace.endpoint import FILE, MODEL, ScriptedEndpoint
 from crow.trace.process import AgentProcess
 from crow.trace.run import Run
 
@@ -69,7 +69,7 @@ class Subject:
 
 def check_agent(
     subject: Subject,
-    limits: Limits,
+    limits: TimeLimits,
     *,
     trace: Path | None = None,
     report: Callable[[str], None] = lambda _: None,
@@ -94,7 +94,7 @@ def check_agent(
             "args": [str(script), str(log), *SERVER_ARGUMENTS],
             "env": [{"name": "ACP_CHECK", "value": SERVER_VARIABLE}],
         }
-        with Endpoint(str(workspace)) as endpoint, _Trace(trace) as write:
+        with ScriptedEndpoint(str(workspace)) as endpoint, _Trace(trace) as write:
             values = {
                 "base_url": endpoint.base_url,
                 "model": MODEL,

@@ -13,8 +13,8 @@ from crow.agent.permissions import (
     MODES,
     Allow,
     Ask,
+    PermissionRule,
     Refuse,
-    Rule,
     bind_rules,
     decide,
     rule_for,
@@ -125,7 +125,7 @@ def test_a_refusal_in_plan_mode_says_what_would_allow_the_call(case: str, words:
 
 
 def test_plan_mode_refuses_changes_even_when_always_allowed() -> None:
-    rules = [Rule(tool="tool", argument=None, allow=True)]
+    rules = [PermissionRule(tool="tool", argument=None, allow=True)]
     for access in ("write", "execute", "fetch", "external"):
         assert isinstance(decide("tool", offer(access), "plan", rules), Refuse)
 
@@ -133,7 +133,7 @@ def test_plan_mode_refuses_changes_even_when_always_allowed() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("access", ["read", "write"])
 def test_a_path_outside_the_workspace_is_never_free(mode: str, access: Access) -> None:
-    rules = [Rule(tool="tool", argument=None, allow=True)]
+    rules = [PermissionRule(tool="tool", argument=None, allow=True)]
     assert not isinstance(decide("tool", offer(access, outside=True), mode, rules), Allow)
 
 
@@ -204,12 +204,15 @@ def test_allow_rules_without_a_directory_stay_in_the_one_that_the_session_had() 
     outside=st.booleans(),
     rules=st.lists(
         st.builds(
-            Rule, tool=st.sampled_from(["a", "b"]), argument=st.sampled_from([None, "x", "y"]), allow=st.booleans()
+            PermissionRule,
+            tool=st.sampled_from(["a", "b"]),
+            argument=st.sampled_from([None, "x", "y"]),
+            allow=st.booleans(),
         )
     ),
 )
-def test_a_deny_rule_always_wins(access: Access, mode: str, outside: bool, rules: list[Rule]) -> None:
-    denied = [*rules, Rule(tool="a", argument="x", allow=False)]
+def test_a_deny_rule_always_wins(access: Access, mode: str, outside: bool, rules: list[PermissionRule]) -> None:
+    denied = [*rules, PermissionRule(tool="a", argument="x", allow=False)]
     assert isinstance(decide("a", offer(access, outside=outside, argument="x"), mode, denied), Refuse)
 
 
@@ -221,7 +224,7 @@ def test_an_unknown_mode_is_as_strict_as_ask() -> None:
 
 @given(
     st.builds(
-        Rule,
+        PermissionRule,
         tool=st.text(),
         argument=st.none() | st.text(),
         allow=st.booleans(),
@@ -230,7 +233,7 @@ def test_an_unknown_mode_is_as_strict_as_ask() -> None:
         cwd=st.none() | st.text(),
     )
 )
-def test_a_rule_survives_being_stored(rule: Rule) -> None:
+def test_a_rule_survives_being_stored(rule: PermissionRule) -> None:
     assert rule_from(rule.as_json()) == rule
 
 
@@ -244,8 +247,11 @@ def test_damaged_rules_are_ignored() -> None:
 
 
 def test_a_rule_is_described_on_one_line() -> None:
-    assert rule_words(Rule(tool="write_file", argument=None, allow=True)) == "every write_file call in this session"
-    assert rule_words(Rule(tool="shell", argument="make\ntest", allow=True)) == "`make test` in this session"
-    here = Rule(tool="write_file", argument=None, allow=True, cwd="/w")
+    assert (
+        rule_words(PermissionRule(tool="write_file", argument=None, allow=True))
+        == "every write_file call in this session"
+    )
+    assert rule_words(PermissionRule(tool="shell", argument="make\ntest", allow=True)) == "`make test` in this session"
+    here = PermissionRule(tool="write_file", argument=None, allow=True, cwd="/w")
     assert rule_words(here) == "every write_file call in this directory and session"
-    assert len(rule_words(Rule(tool="shell", argument="x" * 500, allow=True))) < 90
+    assert len(rule_words(PermissionRule(tool="shell", argument="x" * 500, allow=True))) < 90

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from crow.agent.permissions import MODES, Allow, Ask, Refuse, Rule, decide, rule_for, user_rules
+from crow.agent.permissions import MODES, Allow, Ask, PermissionRule, Refuse, decide, rule_for, user_rules
 from crow.domain.entries import Announcement
 from crow.tools import Access, CommandAccess, PlannedCall
 
@@ -184,8 +184,8 @@ def test_a_write_to_a_protected_path_asks_in_every_mode_and_despite_rules(mode: 
     )
     rules = (
         *user_rules(["write_file", "write_file(.git/**)", "write_file(/w/.git/config)", "*"], []),
-        Rule(tool="write_file", argument=None, allow=True),
-        Rule(tool="write_file", argument="/w/.git/config", allow=True, is_pattern=True),
+        PermissionRule(tool="write_file", argument=None, allow=True),
+        PermissionRule(tool="write_file", argument="/w/.git/config", allow=True, is_pattern=True),
     )
     assert isinstance(decide("write_file", there, mode, rules), Refuse if mode == "plan" else Ask)
     assert isinstance(decide("write_file", there, mode, user_rules([], ["write_file(.git/**)"])), Refuse)
@@ -204,8 +204,8 @@ def test_a_skill_of_a_workspace_loads_only_with_consent_to_its_content(mode: str
 
     wide = (
         *user_rules(["skill", "skill(*)", "*", "skill(/w/**)", "read_file"], []),
-        Rule(tool="skill", argument=None, allow=True),
-        Rule(tool="skill", argument="skills of /w", allow=True),
+        PermissionRule(tool="skill", argument=None, allow=True),
+        PermissionRule(tool="skill", argument="skills of /w", allow=True),
     )
     assert decide("skill", skill("one"), mode, wide) == Ask()
     consent = rule_for("skill", skill("one"), allow=True, cwd="/w")

@@ -186,7 +186,7 @@ def test_a_directory_that_others_can_write_to_gets_no_socket(tmp_path: Path, hom
     (tmp_path / "crow-run" / "crow").chmod(0o777)
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(tmp_path / "crow-run")}
     code, _, stderr = serve(env | {"CROW_HOME": str(home)}, "--status")
-    assert (code, "does not belong to you alone" in stderr) == (2, True)
+    assert (code, "Other users can write to the directory" in stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from crow.domain.errors import ToolServerError
 from crow.domain.events import Elicitation, ElicitationAnswer, ElicitationKind, FormQuestion, UrlQuestion
 from crow.tools import Outcome
-from crow.tools.mcp.exchange import Exchange, shown
+from crow.tools.mcp.exchange import LoginClient, shown
 from crow.tools.mcp.logins import Account, Login, LoginFolder
 from crow.tools.mcp.redirect import listening
 from crow.tools.servers import HttpServer, OAuthOptions
@@ -628,7 +628,7 @@ async def test_a_server_leads_only_to_places_no_further_inside_than_its_own(
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    exchange = Exchange(server_url)
+    exchange = LoginClient(server_url)
     if not words:
         assert await exchange.check(url)
         return

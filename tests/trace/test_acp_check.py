@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from crow.cli import main
-from crow.trace.endpoint import MODEL, Endpoint
+from crow.trace.endpoint import MODEL, ScriptedEndpoint
 from crow.trace.process import AgentProcess
 from crow.trace.record import read_recording
 from crow.trace.report import check
@@ -150,14 +150,14 @@ def test_lines_arrive_whole_and_the_end_is_told(tmp_path: Path) -> None:
 
 
 @contextmanager
-def asked(endpoint: Endpoint, body: bytes) -> Iterator[http.client.HTTPResponse]:
+def asked(endpoint: ScriptedEndpoint, body: bytes) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection(endpoint.base_url.split("/")[2], timeout=30)
     connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     with closing(connection), connection.getresponse() as response:
         yield response
 
 
-def answer(endpoint: Endpoint, word: str, **more: Any) -> bytes:
+def answer(endpoint: ScriptedEndpoint, word: str, **more: Any) -> bytes:
     with asked(endpoint, prompt(word, **more)) as response:
         return response.read()
 
@@ -170,7 +170,7 @@ def prompt(word: str, **more: Any) -> bytes:
 def test_the_endpoint_speaks_calls_tools_and_notices_who_leaves(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"file_path": {"type": "string"}}, "required": ["file_path"]}
     tools = [{"type": "function", "function": {"name": "ReadFile", "parameters": schema}}]
-    with Endpoint(str(tmp_path)) as endpoint:
+    with ScriptedEndpoint(str(tmp_path)) as endpoint:
         said = json.loads(answer(endpoint, "say"))["choices"][0]
         called = json.loads(answer(endpoint, "tool", tools=tools))["choices"][0]
         streamed = answer(endpoint, "say", stream=True).decode()
@@ -188,5 +188,5 @@ def test_the_endpoint_speaks_calls_tools_and_notices_who_leaves(tmp_path: Path) 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"messages": 5}', b"{" * 100_000])
 def test_the_endpoint_refuses_what_is_no_chat_completion(tmp_path: Path, body: bytes) -> None:
-    with Endpoint(str(tmp_path)) as endpoint, asked(endpoint, body) as response:
+    with ScriptedEndpoint(str(tmp_path)) as endpoint, asked(endpoint, body) as response:
         assert response.status == 400

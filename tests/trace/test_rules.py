@@ -12,14 +12,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from crow.trace.client import Limits
+from crow.trace.client import TimeLimits
 from crow.trace.drive import Drive
 from crow.trace.report import Report
 from crow.trace.rules import RULES, Rule, judge
 from crow.trace.run import EndpointLog, Exit, Run
 from tests.trace.agent import Agent, Disk
 
-AT_ONCE = Limits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
+AT_ONCE = TimeLimits(answer_s=0, settle_s=0, exit_s=0, begin_s=0, slow_s=0)
 """The agent answers before a write returns, so nothing has to be waited for."""
 
 STARTED = {"arguments": ["one", "two words"], "variable": "ACP check ☕"}

@@ -11,7 +11,7 @@ from crow.agent import Client
 from crow.agent.branch import Branch
 from crow.agent.compaction.compactor import Compactor
 from crow.agent.instructions import InstructionSource
-from crow.agent.permissions import Rule
+from crow.agent.permissions import PermissionRule
 from crow.domain.entries import Entry, StopReason, User
 from crow.store import Store
 from crow.tools import Toolbox, Workspace
@@ -39,7 +39,7 @@ class CommandContext:
     client: Client
     workspace: Workspace
     models: Sequence[str]
-    rules: Sequence[Rule]
+    rules: Sequence[PermissionRule]
     compactor: Callable[[], Awaitable[Compactor]]
     set_mode: Callable[[str], Awaitable[None]]
     set_model: Callable[[str], Awaitable[None]]

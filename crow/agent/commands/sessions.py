@@ -14,7 +14,7 @@ from crow.agent.commands.branches import Place, find_place
 from crow.agent.commands.context import CommandContext, quoted
 from crow.agent.permissions import (
     MODES,
-    Rule,
+    PermissionRule,
     current_rules,
     may_attach,
     rule_text,
@@ -175,7 +175,7 @@ async def describe_surroundings(context: CommandContext) -> list[str]:
     ]
 
 
-async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -> str:
+async def add_rule(context: CommandContext, rules: Sequence[PermissionRule], rule: PermissionRule) -> str:
     if rule in rules:
         return f"This rule exists already: {rules.index(rule) + 1}. {verb_and_text(rule)}"
     names = [spec.name for spec in (await context.toolbox()).specs()]
@@ -195,7 +195,7 @@ async def add_rule(context: CommandContext, rules: Sequence[Rule], rule: Rule) -
     )
 
 
-async def forget_rules(context: CommandContext, rules: Sequence[Rule], number: str) -> str:
+async def forget_rules(context: CommandContext, rules: Sequence[PermissionRule], number: str) -> str:
     if number == "all" and rules:
         await store_rules(context, ())
         return f"Removed: {len(rules)} rule{'s' * (len(rules) != 1)} of this session."
@@ -207,17 +207,17 @@ async def forget_rules(context: CommandContext, rules: Sequence[Rule], number: s
     return f"Removed: {verb_and_text(rule)}."
 
 
-async def store_rules(context: CommandContext, rules: Sequence[Rule]) -> None:
+async def store_rules(context: CommandContext, rules: Sequence[PermissionRule]) -> None:
     await context.branch.change(SessionChanges(permissions=tuple(rule.as_json() for rule in rules)))
 
 
-def describe(rule: Rule, cwd: str) -> str:
+def describe(rule: PermissionRule, cwd: str) -> str:
     """The rule in words, with its limits in parentheses."""
     scope = scope_text(rule, cwd)
     return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"
 
 
-def verb_and_text(rule: Rule) -> str:
+def verb_and_text(rule: PermissionRule) -> str:
     return f"{'allow' if rule.allow else 'deny'} {rule_text(rule)}"
 
 

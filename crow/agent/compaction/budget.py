@@ -347,7 +347,7 @@ def clamped(calibration: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RequestSize:
     """The size of the request that `entry` answers. `tokens` is the provider's count, `estimate` is crow's uncalibrated
     estimate in tokens."""
 
@@ -368,7 +368,7 @@ class Report:
         return low <= self.ratio(calibration) <= high
 
 
-def report_of(entry: Entry, endpoint: str) -> Report | None:
+def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
     """Return the token count that the provider reported with an answer from `endpoint`, or None if it reported none. A
     count of zero means that the provider did not count. Counts that crow estimated are ignored."""
     usage = entry.usage
@@ -380,10 +380,10 @@ def report_of(entry: Entry, endpoint: str) -> Report | None:
     if not tokens or not entry.estimate:
         return None
     # if more tokens were cached than sent, the provider counts the cached ones separately
-    return Report(entry=entry, tokens=tokens + (cached if cached > tokens else 0), estimate=entry.estimate)
+    return RequestSize(entry=entry, tokens=tokens + (cached if cached > tokens else 0), estimate=entry.estimate)
 
 
-def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report, ...]:
+def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
     """Return the reports since the last break, newest first. Since then, each request has only extended the one before
     it."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
@@ -391,7 +391,7 @@ def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[Report
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
 
 
-def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> Report | None:
+def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> RequestSize | None:
     """Return the newest believable report; the scale is computed from it. The report may be older than the last break,
     because a break does not change the scale."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
@@ -399,10 +399,10 @@ def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float)
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
 
 
-def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
+def trusted(reports: Sequence[RequestSize], calibration: float) -> RequestSize | None:
     """Return the newest believable report. `reports` are sorted newest first. If two reports contradict each other,
     return the likelier one."""
-    best: Report | None = None
+    best: RequestSize | None = None
     for report in reports:
         if report.is_believed(calibration) and (
             best is None
@@ -412,7 +412,7 @@ def trusted(reports: Sequence[Report], calibration: float) -> Report | None:
     return best
 
 
-def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
+def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None:
     """Return the size in tokens to which the server silently truncates requests, or None if there is no sign that it
     does.
 
@@ -437,7 +437,7 @@ def silent_cut(reports: Sequence[Report], calibration: float) -> int | None:
     return None
 
 
-def anchored(context: Context, anchor: Report, scale: float) -> int | None:
+def anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
     """Return the tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an
     estimate of what followed. Return None if the answer is not in the context."""
     usage = anchor.entry.usage or Usage()

@@ -1,9 +1,8 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
 The SDK's `OAuthClientProvider` decides what to send: discovery, registration, PKCE, refresh, wider scopes. It yields
-its requests as a generator, and crow sends them itself through `Exchange`. The reason is that these requests must not
-carry the headers of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs
-in.
+its requests as a generator, and crow sends them itself through `LoginClient`. These requests must not carry the headers
+of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs in.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pydantic import AnyUrl
 from crow.domain.errors import ArgumentError, LoginRequired, ToolServerError
 from crow.domain.rendering import on_one_line
 from crow.tools.mcp.calls import describe_error, page_to_open
-from crow.tools.mcp.exchange import Exchange, shown
+from crow.tools.mcp.exchange import LoginClient, shown
 from crow.tools.mcp.logins import POLL_S, Account, Login, LoginFolder
 from crow.tools.mcp.redirect import RedirectListener, code_from, listening
 from crow.tools.servers import HttpServer, LoginAsker, LoginQuestion
@@ -341,7 +340,7 @@ class ServerAuth(httpx2.Auth):
 
         :raises ToolServerError: the login failed.
         """
-        exchange = Exchange(self.account.url, self.server.oauth.issuer)
+        exchange = LoginClient(self.account.url, self.server.oauth.issuer)
         flow = provider.async_auth_flow(request)
         try:
             outgoing = await anext(flow)
@@ -365,7 +364,7 @@ class ServerAuth(httpx2.Auth):
             await flow.aclose()
 
     async def _sent(
-        self, provider: OAuthClientProvider, exchange: Exchange, request: httpx2.Request
+        self, provider: OAuthClientProvider, exchange: LoginClient, request: httpx2.Request
     ) -> httpx2.Response:
         """Send one request of the login."""
         context = provider.context
@@ -425,7 +424,7 @@ class ServerAuth(httpx2.Auth):
             offered = (metadata and metadata.token_endpoint_auth_methods_supported) or ["client_secret_basic"]
             known = ("client_secret_basic", "client_secret_post", "none")
             client.token_endpoint_auth_method = next((one for one in known if one in offered), "client_secret_basic")
-        await Exchange(self.account.url, options.issuer).check(page)
+        await LoginClient(self.account.url, options.issuer).check(page)
 
     async def _code(self, redirect: RedirectListener, page: str) -> AuthorizationCodeResult:
         """Ask the user to visit `page`, and wait for the browser to come back."""
@@ -634,7 +633,7 @@ async def revoke(login: Login) -> bool:
         return False
     provider = OAuthClientProvider(login.account.url, OAuthClientMetadata(redirect_uris=None), Storage(login=login))
     provider.context.client_info = client_of(login)
-    exchange = Exchange(login.account.url, login.issuer)
+    exchange = LoginClient(login.account.url, login.issuer)
     for kind in ("refresh_token", "access_token"):
         if token := login.tokens.get(kind):
             data = {"token": str(token), "token_type_hint": kind, "client_id": str(login.client.get("client_id"))}

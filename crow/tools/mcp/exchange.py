@@ -31,7 +31,7 @@ PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
 """How close to this machine an address is. A server may name only addresses that are not closer than its own."""
 
 
-class Exchange:
+class LoginClient:
     """The HTTP client for the login to one MCP server. `issuer` is the authorization server in the user's settings, or
     empty. The URLs of this server and of `issuer` come from the user, so any address is allowed for them."""
 

@@ -21,7 +21,7 @@ from crow.trace.rules.rule import (
     is_absolute,
     page,
 )
-from crow.trace.run import OPENING, Connection, Exchange, Run, Turn
+from crow.trace.run import OPENING, Connection, Exchange, RecordedTurn, Run
 
 _SETUP = "session-setup"
 _NO_LOAD = "the agent does not advertise loadSession"
@@ -101,18 +101,18 @@ def _mcp_environment(run: Run) -> Outcome:
     ]
 
 
-def _shown(run: Run) -> list[Turn]:
+def _shown(run: Run) -> list[RecordedTurn]:
     """The prompts of sessions that another process loaded later."""
     loaded = {turn.exchange.session for turn in run.loads()}
     purposes = ("prompt-say", "prompt-tool")
     return [turn for turn in run.turns(*purposes) if turn.exchange.session in loaded and turn.stop_reason == "end_turn"]
 
 
-def _replay_of(run: Run, turn: Turn) -> Turn | None:
+def _replay_of(run: Run, turn: RecordedTurn) -> RecordedTurn | None:
     return next((load for load in run.loads() if load.exchange.session == turn.exchange.session), None)
 
 
-def _replayed(problem: Callable[[Turn, Turn], str | None]) -> Check:
+def _replayed(problem: Callable[[RecordedTurn, RecordedTurn], str | None]) -> Check:
     """A check that compares the replay of a session with a turn that was shown before."""
 
     def check(run: Run) -> Outcome:
@@ -129,26 +129,26 @@ def _replayed(problem: Callable[[Turn, Turn], str | None]) -> Check:
     return check
 
 
-def _prompt_text(turn: Turn) -> str:
+def _prompt_text(turn: RecordedTurn) -> str:
     blocks = turn.exchange.params.get("prompt")
     texts = [block.get("text") for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
     return next((text for text in texts if isinstance(text, str)), "")
 
 
-def _user_text(turn: Turn, replay: Turn) -> str | None:
+def _user_text(turn: RecordedTurn, replay: RecordedTurn) -> str | None:
     return None if _prompt_text(turn) in replay.text("user_message_chunk") else "the replay lacks the user's message"
 
 
-def _agent_text(turn: Turn, replay: Turn) -> str | None:
+def _agent_text(turn: RecordedTurn, replay: RecordedTurn) -> str | None:
     return None if turn.text() in replay.text() else f"the replay lacks the agent's text {turn.text()[:80]!r}"
 
 
-def _calls(turn: Turn, replay: Turn) -> str | None:
+def _calls(turn: RecordedTurn, replay: RecordedTurn) -> str | None:
     missing = [call for call in turn.statuses() if call not in replay.statuses()]
     return f"the replay lacks the tool calls {missing}" if missing else None
 
 
-def _order(turn: Turn, replay: Turn) -> str | None:
+def _order(turn: RecordedTurn, replay: RecordedTurn) -> str | None:
     text = turn.text().strip()
     if not text:
         return None
@@ -180,7 +180,7 @@ def _loaded_session(run: Run) -> Outcome:
     return found if loads else _NO_LOAD
 
 
-def _used_before(connection: Connection, turn: Turn) -> set[Any]:
+def _used_before(connection: Connection, turn: RecordedTurn) -> set[Any]:
     before = (each for each in connection.asked if each.request.line < turn.exchange.request.line)
     return {each.session for each in before} | {each.opened for each in connection.asked}
 
@@ -623,7 +623,7 @@ RULES = (
 )
 
 
-def _was_running(run: Run, turn: Turn) -> bool:
+def _was_running(run: Run, turn: RecordedTurn) -> bool:
     """Whether the turn was still running when the session was closed."""
     response = turn.exchange.response
     closes = [each for each in run.exchanges("close") if each.session == turn.exchange.session]

@@ -16,14 +16,14 @@ from crow.trace.rules.rule import (
     is_absolute,
     page,
 )
-from crow.trace.run import FINAL, Exchange, Run, Turn, Update
+from crow.trace.run import FINAL, Exchange, RecordedTurn, Run, Update
 
 _TURN = "prompt-turn"
 _NO_CALL = "the agent made no tool call"
 _NO_QUESTION = "the agent asked for no permission"
 
 
-def _answered(run: Run) -> list[Turn]:
+def _answered(run: Run) -> list[RecordedTurn]:
     return [turn for turn in run.turns() if turn.exchange.is_answered]
 
 
@@ -98,7 +98,7 @@ def _walk_calls(run: Run, wanted: str) -> Outcome:
     return found if has_any else _NO_CALL
 
 
-def _unfinished(turn: Turn) -> str | None:
+def _unfinished(turn: RecordedTurn) -> str | None:
     """Finds calls that have not ended. Cancelled and failed turns are left out: version 1 has no status for
     cancelled calls."""
     if turn.stop_reason in (None, "cancelled"):
@@ -107,7 +107,7 @@ def _unfinished(turn: Turn) -> str | None:
     return f"the turn ends, but these tool calls have not ended: {open_calls}" if open_calls else None
 
 
-def _with_calls(run: Run) -> list[Turn]:
+def _with_calls(run: Run) -> list[RecordedTurn]:
     return [turn for turn in _answered(run) if turn.statuses()]
 
 
@@ -184,7 +184,7 @@ def _call_id(update: Update) -> str | None:
     return None if isinstance(call, str) and call else f"toolCallId is {call!r}"
 
 
-def _allowed_calls(run: Run) -> Iterator[tuple[Turn, Exchange, str]]:
+def _allowed_calls(run: Run) -> Iterator[tuple[RecordedTurn, Exchange, str]]:
     for turn in _answered(run):
         for question in turn.permissions:
             yield turn, question, str((question.params.get("toolCall") or {}).get("toolCallId"))
@@ -283,7 +283,7 @@ def _asked_in_turn(run: Run) -> Outcome:
     return found if has_any else _NO_QUESTION
 
 
-def _ended(turn: Turn) -> str | None:
+def _ended(turn: RecordedTurn) -> str | None:
     return None if turn.exchange.result is not None else describe(turn.exchange)
 
 

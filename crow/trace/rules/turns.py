@@ -19,7 +19,7 @@ from crow.trace.rules.rule import (
     every,
     page,
 )
-from crow.trace.run import CHUNKS, Exchange, Run, Turn, Update
+from crow.trace.run import CHUNKS, Exchange, RecordedTurn, Run, Update
 
 _TURN = "prompt-turn"
 _NO_TURN = "no prompt was answered"
@@ -31,17 +31,17 @@ SPOKEN = "Hello from the check: ☕ naïve 漢字 🐦\nsecond line\n"
 """The answer of the check's endpoint to a prompt with the word `say`."""
 
 
-def _answered(run: Run) -> list[Turn]:
+def _answered(run: Run) -> list[RecordedTurn]:
     return [turn for turn in run.turns() if turn.exchange.is_answered]
 
 
-def _stop_reason(turn: Turn) -> str | None:
+def _stop_reason(turn: RecordedTurn) -> str | None:
     if turn.exchange.result is None or turn.stop_reason in _STOP_REASONS:
         return None
     return f"the stop reason is {turn.stop_reason!r}"
 
 
-def _late(turn: Turn) -> str | None:
+def _late(turn: RecordedTurn) -> str | None:
     return f"{len(turn.late)} updates of the turn came after the response" if turn.late else None
 
 
@@ -52,7 +52,7 @@ def _late_turns(run: Run) -> Iterator[_LateTurn]:
 class _LateTurn:
     """A turn whose `lines` also include its late updates."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: RecordedTurn) -> None:
         self.turn = turn
 
     @property
@@ -100,13 +100,13 @@ def _spoken(run: Run) -> Outcome:
     ]
 
 
-def _not_cancelled(turn: Turn) -> str | None:
+def _not_cancelled(turn: RecordedTurn) -> str | None:
     if turn.exchange.result is None:
         return describe(turn.exchange)
     return "the prompt was not cancelled, but its stop reason is cancelled" if turn.stop_reason == "cancelled" else None
 
 
-def _ids(run: Run) -> Iterator[tuple[Turn, Update, str]]:
+def _ids(run: Run) -> Iterator[tuple[RecordedTurn, Update, str]]:
     for turn in run.turns():
         for update in turn.updates:
             if update.kind in CHUNKS and isinstance(update.body.get("messageId"), str):
@@ -130,7 +130,7 @@ def _roles(run: Run) -> Outcome:
 
 def _turn_ids(run: Run) -> Outcome:
     found = []
-    seen: dict[tuple[Any, str], tuple[Turn, Update]] = {}
+    seen: dict[tuple[Any, str], tuple[RecordedTurn, Update]] = {}
     for turn, update, message in _ids(run):
         before = seen.setdefault((update.session, message), (turn, update))
         if before[0] is not turn and turn.exchange.request.line > before[0].exchange.request.line:
@@ -184,22 +184,22 @@ def _base64(run: Run) -> Outcome:
     return found if has_any else "the agent sent no images, audio or binary resources"
 
 
-def _cancelled(run: Run) -> list[Turn]:
+def _cancelled(run: Run) -> list[RecordedTurn]:
     """Prompts that were cancelled while they ran."""
     return [turn for turn in run.turns() if turn.cancels]
 
 
-def _cancelled_while(purpose: str) -> Callable[[Run], list[Turn]]:
+def _cancelled_while(purpose: str) -> Callable[[Run], list[RecordedTurn]]:
     return lambda run: [turn for turn in _cancelled(run) if turn.purpose == purpose]
 
 
-def _cancel_result(turn: Turn) -> str | None:
+def _cancel_result(turn: RecordedTurn) -> str | None:
     if turn.exchange.error is not None:
         return f"a cancelled prompt must not be answered with an error; {describe(turn.exchange)}"
     return None
 
 
-def _cancel_reason(turn: Turn) -> str | None:
+def _cancel_reason(turn: RecordedTurn) -> str | None:
     """The stop reason must be `cancelled`, unless the prompt may have ended by itself just as it was cancelled."""
     if turn.exchange.result is None or turn.stop_reason == "cancelled":
         return None
@@ -209,7 +209,7 @@ def _cancel_reason(turn: Turn) -> str | None:
     return None if crossed and not is_known_to_run else f"the stop reason is {turn.stop_reason!r}"
 
 
-def _cancel_answered(turn: Turn) -> str | None:
+def _cancel_answered(turn: RecordedTurn) -> str | None:
     return "the cancelled prompt was not answered" if turn.exchange.gave_up else None
 
 
