@@ -15,6 +15,7 @@ from crow.bridge.websocket import (
     NO_STATUS,
     NORMAL,
     PING,
+    POLICY,
     PONG,
     TEXT,
     Address,
@@ -335,9 +336,12 @@ class Bridge:
         elif opcode == CLOSE:
             code, reason = close_reason(payload)
             words = f" ({code}{': ' + _printable(reason) if reason else ''})"
+            is_unanswered = self._journal is None and self._load_journal_at is None
+            # The server gives up waiting for `initialize` in the moment in which the editor sends it.
+            is_late = code == POLICY and is_unanswered and self._connections == 1
             self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()
-            if code in TEMPORARY or not self._has_begun:
+            if code in TEMPORARY or not self._has_begun or is_late:
                 self._lost(f"the server closed the connection{words}")
             else:
                 problem = f"{self._address.text} closed the connection{words}, so crow does not connect again."

@@ -310,6 +310,18 @@ async def test_a_silent_editor_is_not_an_error_when_the_server_gives_up_waiting(
         assert "result" in await editor.request("initialize", protocolVersion=1)
 
 
+async def test_an_initialize_that_crosses_the_end_of_the_servers_patience_is_sent_again(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await server.until(lambda: server.connections)
+        first = server.last
+        first.send = lambda message: None  # type: ignore[method-assign]
+        answer = await editor.start("initialize", protocolVersion=1)
+        await server.until(lambda: server.received)
+        first.close(1008, "no initialize in 10 s")
+        assert "result" in await answer
+        assert [each["method"] for each in server.received] == ["initialize", "initialize"]
+
+
 async def test_the_end_of_stdin_ends_the_bridge_also_without_a_server(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         await editor.new_session()
