@@ -42,14 +42,14 @@ class News:
 
 
 class Watcher(Protocol):
-    """A store that tells of changes."""
+    """A store whose sessions can be followed."""
 
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        """Follow a session, whichever process writes it. The first news come at once. They have the entries that the
-        session has stored with ids greater than `after`, in batches of bounded size. More news come whenever something
-        has changed. A caller that is slow gets fewer and larger ones. The changes that this store makes are included.
+        """Yield news of a session when any process has changed it, including this one. The first news come immediately.
+        They have the entries that the session has stored with ids greater than `after`, in batches of bounded size. A
+        slow caller gets fewer and larger news.
 
-        While the database cannot be reached, no news come. The next ones continue where the last ones ended.
+        While the database cannot be reached, there are no news. Later news continue after the last ones.
 
         :raises ~crow.domain.errors.NoSuchSession: the session does not exist, or was deleted.
         :raises ~crow.domain.errors.StoreUnavailable: this store was closed.
@@ -67,8 +67,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one read found: `entries` after an entry, with `has_more` if that is not all, and the `pieces` after a piece
-    of the draft at the leaf. Without `has_draft`, no answer is streaming."""
+    """What one read of a session found. `entries` are the next entries after a given one, and `has_more` is true if
+    there are more. `pieces` are the pieces after a given piece of the draft at the leaf. `has_draft` is false if no
+    answer is streaming."""
 
     row: SessionRow
     entries: tuple[Entry, ...]
@@ -85,8 +86,8 @@ async def follow(
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Yield news from what `look` finds after an entry and after a piece of the draft. `wait` returns when something
-    may have changed since the last look."""
+    """Yield news of what `look` finds. The arguments of `look` are the id of the last known entry and the number of the
+    last known piece of the draft. `wait` returns when something may have changed."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0

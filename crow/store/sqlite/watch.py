@@ -16,7 +16,8 @@ from crow.store.watching import Look, News, Piece, follow
 
 _POLL_S = 0.05
 _POLLS_PER_LOOK = 10
-"""After this many polls there is a look at the session anyway: a dead owner leaves no trace in the file."""
+"""After this many polls, the session is read even if the file has not changed: the death of an owner does not change
+the file."""
 
 _MOST_ENTRIES = 256
 
@@ -25,7 +26,7 @@ class WatchMethods(UsesDatabase):
     """Methods of the store that follow a session."""
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        # SQLite tells no other process of a change. To ask whether anything has changed takes about 0.1 ms.
+        # SQLite does not notify other processes of changes. A query for changes takes about 0.1 ms.
         version = (-1, -1)
 
         async def look(after: int, piece: int) -> Look:
@@ -70,7 +71,7 @@ class WatchMethods(UsesDatabase):
 
 
 def version_of(sql: Connection) -> tuple[int, int]:
-    """Return numbers that change when another connection, or this one, changes the file."""
+    """Return numbers that change when another connection or this one changes the file."""
     return pragma(sql, "data_version"), sql.total_changes
 
 
