@@ -443,7 +443,7 @@ def _load_blob(reference: Any, load: Load) -> bytes:
     name = reference.get("blob") if type(reference) is dict else None
     data = load(name) if type(name) is str else None
     if data is None:
-        raise Unreadable(f"no blob for {reference!r:.90}")
+        raise Unreadable(f"the blob for {reference!r:.90} is missing")
     return data
 
 

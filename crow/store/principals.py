@@ -118,7 +118,7 @@ class PrincipalStore(Store, Watcher):
 
     async def create_session(self, new: NewSession) -> SessionRow:
         if new.conversation is not None or new.leaf is not None:
-            raise ArgumentError("A session in an existing conversation is made with fork_session.")
+            raise ArgumentError("Use fork_session to make a session in an existing conversation.")
         new = replace(new, principal=self.principal)
         if new.parent_id is None:
             await self._refuse_if_shared()

@@ -91,7 +91,9 @@ def parse_cursor(cursor: str) -> tuple[int, str]:
             return int(newest), session_id
     except ValueError:
         pass
-    raise ArgumentError(f'cursor is "{cursor}", which no list returned; leave it out to start from the newest session.')
+    raise ArgumentError(
+        f'cursor is "{cursor}", which no page of the list has. Leave it out to start from the newest session.'
+    )
 
 
 def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:

@@ -67,7 +67,7 @@ class _Tree:
         elif "parentId" in line and line["parentId"] is None:
             to.go(None)
         elif "parentId" in line:
-            self._problems.skip_line(self._path, number, "it follows an entry that is missing; it was put at the end")
+            self._problems.skip_line(self._path, number, "the entry before it is missing, so it was put at the end")
         to.at(time_ms(line.get("timestamp")))
         before = to.leaf
         first = self._add(number, line)

@@ -49,8 +49,8 @@ def database_name(url: str) -> str:
         port = parts.port
     except ValueError:  # the text of the original error may contain a part of the password
         raise ArgumentError(
-            "The database URL is not valid: what follows the host is not a port, or the user or password has a"
-            f" character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
+            "The database URL is not valid. Either the part after the host is not a port, or the user or password has"
+            f" a character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
         ) from None
     if parts.scheme not in _SCHEMES:
         raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')

@@ -74,7 +74,7 @@ class SessionMethods(UsesDatabase):
         (alias,) = await session_values(sql, session_id, "alias", lock=True)
         await session_values(sql, to, "1")
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
+            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
         await change_session(sql, session_id, SessionChanges(alias=None))
         await change_session(sql, to, SessionChanges(alias=alias))
 

@@ -217,7 +217,7 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
         if file_id(path) == before:
             return connection, before
         connection.close()  # the file was replaced meanwhile, so either of the two files may be open
-    raise sqlite3.OperationalError(f"{path} keeps being replaced")
+    raise sqlite3.OperationalError(f"other programs keep replacing {path}")
 
 
 async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:

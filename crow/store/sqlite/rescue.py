@@ -44,7 +44,7 @@ def rescue(
             for attempt in range(_ATTEMPTS):
                 found = file_id(path)
                 if found == opened or (found is not None and _holds_all(path, connection)):
-                    logger.warning("%s was %s, and is back with all its content", path, what)
+                    logger.warning("%s was %s, but another process has restored it with all its content", path, what)
                     return path, ""
                 if found is None and _copy(connection, path):
                     words = (

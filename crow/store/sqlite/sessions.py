@@ -105,7 +105,7 @@ class SessionMethods(UsesDatabase):
     def move_alias(self, sql: Connection, session_id: str, to: str) -> None:
         alias, _ = session_row(sql, session_id).alias, session_row(sql, to)
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
+            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
         change_session(sql, session_id, SessionChanges(alias=None))
         change_session(sql, to, SessionChanges(alias=alias))
 

@@ -46,7 +46,7 @@ async def check_readable(connection: asyncpg.Connection, name: str) -> None:
     version = await _version(connection, name)
     if version < VERSION:
         has = f"version {version} of crow's schema, and this crow needs version {VERSION}" if version else "no sessions"
-        raise StoreUnavailable(f"{name} has {has}. It is set up when crow is started with this database.")
+        raise StoreUnavailable(f"{name} has {has}. Start crow with this database to set it up.")
 
 
 async def _version(connection: asyncpg.Connection, name: str) -> int:
