@@ -376,7 +376,7 @@ async def open_store(loaded: Loaded) -> Store:
     database = loaded.settings.database
     if database.url is None:
         days = loaded.settings.store.compress_after_days
-        return await _open_sqlite(loaded.paths.database, compress_after_days=days)
+        return await SqliteStore.open(loaded.paths.database, compress_after_days=days)
     return await _open_postgres(database)
 
 
@@ -385,7 +385,7 @@ async def open_store_to_read(loaded: Loaded) -> Store:
     errors, see `open_store`."""
     database = loaded.settings.database
     if database.url is None:
-        return await _open_sqlite(loaded.paths.database, to_read=True)
+        return await SqliteStore.open_to_read(loaded.paths.database)
     return await _open_postgres(database, to_read=True)
 
 
@@ -398,13 +398,7 @@ async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = Fa
         database = DatabaseSettings.model_construct(url=SecretStr(place), direct_url=None)
         return await _open_postgres(database, to_read=to_read)
     path = await anyio.to_thread.run_sync(lambda: Path(place).expanduser().absolute())
-    return await _open_sqlite(path, to_read=to_read)
-
-
-async def _open_sqlite(path: Path, *, to_read: bool = False, compress_after_days: int | None = None) -> Store:
-    if to_read:
-        return await SqliteStore.open_to_read(path)
-    return await SqliteStore.open(path, compress_after_days=compress_after_days)
+    return await (SqliteStore.open_to_read(path) if to_read else SqliteStore.open(path))
 
 
 async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -> Store:

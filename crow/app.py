@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -85,11 +86,7 @@ class Wiring:
     """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
 
     def __init__(
-        self,
-        loaded: Loaded,
-        *,
-        reload: Callable[[], Loaded] | None = None,
-        recorder: Recorder | None = None,
+        self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
     ) -> None:
         self.is_bounded: Callable[[], bool] = lambda: False
         """Whether the clients do not own this machine. Then sessions that are opened from now on cannot leave the
@@ -167,6 +164,7 @@ class Wiring:
             settings=self._settings_of_sessions,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
+            node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 
     async def finish_imports(self) -> None:

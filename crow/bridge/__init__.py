@@ -1,6 +1,6 @@
-"""`crow acp --connect`: connects an editor on stdin and stdout to a server that runs already.
+"""`crow acp --connect`: connects an editor on stdin and stdout to a server that is already running.
 
-It starts in about the time of a bare Python, so it imports no package, and of the standard library only what it needs.
+This package must start as fast as Python itself. So it imports only itself and few modules of the standard library.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would t
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crow.bridge.loop import Bridge
+
 __all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
 
-USERS_FAULT = 2
+FAILED, USERS_FAULT = 1, 2
+"""Exit codes. `USERS_FAULT` means that the user can correct the cause."""
+
 MAX_TOKEN_BYTES = 4096
 
 
 def run_if_asked(arguments: Sequence[str]) -> int | None:
-    """Run `acp --connect ADDRESS [--token-file FILE]` and return the exit code; None if the arguments are different.
+    """Run `acp --connect ADDRESS [--token-file FILE]` and return the exit code. Return None for any other arguments.
 
-    This saves building the parser, which takes as long as starting Python.
+    The argument parser of `crow.cli` is not used here, because building it takes as long as starting Python.
     """
     if not arguments or arguments[0] != "acp":
         return None
@@ -39,9 +43,9 @@ def run_if_asked(arguments: Sequence[str]) -> int | None:
 
 
 def run_with_resident(arguments: Sequence[str]) -> int | None:
-    """Run `acp` with the resident server if `serve.autostart` says so and one of this version is running.
+    """Run `acp` with the resident server if `serve.autostart` is true and a server of this version is running.
 
-    Returns the exit code. None means that the settings must decide; nothing has been read from stdin then.
+    Return the exit code, or None if `acp` must run without it. In that case, nothing has been read from stdin.
     """
     from crow.bridge.resident import OWN_PROCESS, running_socket, wants_autostart
 
@@ -52,73 +56,78 @@ def run_with_resident(arguments: Sequence[str]) -> int | None:
 
 
 def connect_to_resident(path: str) -> int | None:
-    """Carry messages between stdin, stdout and the resident server. Returns the exit code; None if there is no server
-    of this version at `path`."""
+    """Carry messages between the editor on stdin and stdout and the resident server whose socket is `path`.
+
+    Return the exit code, or None if no server of this version listens there.
+    """
     from crow import __version__
     from crow.bridge.loop import Bridge, Times, first_headers
     from crow.bridge.websocket import Address
-    from crow.bridge.wire import Refused, connect
+    from crow.bridge.wire import NotConnected, connect
 
     address = Address(path)
     try:
         wire = connect(address, first_headers(""), Times.connect)
-    except Refused:
+    except NotConnected:
         return None
     if wire.response.headers.get("crow-version") != __version__ or not wire.belongs_to_this_user:
         wire.close()
         return None
-    bridge = Bridge(address, wire=wire, start_server=start_resident, handles_signals=True)
-    exit_code = bridge.run()
-    if exit_code:
-        _fail(bridge.problem)
-    return exit_code
+    return _run(Bridge(address, wire=wire, start_server=start_resident, handles_signals=True))
 
 
 def start_resident() -> str:
-    """Start the resident server, unless it runs. Returns why that failed; empty if it runs."""
-    import subprocess  # takes 10 ms, and only a server that has ended needs it
+    """Start the resident server unless it is running. Return why that failed, or an empty string if it is running."""
+    import subprocess  # takes 10 ms, and is needed only if the server has ended
 
-    # -P: an editor may have started us in a workspace, and Python must not import anything from there.
+    # -P: the editor may have started crow in a workspace, and Python must not import anything from there.
     command = [sys.executable, "-P", "-m", "crow", "serve", "--user", "--start"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603  our own
     return done.stderr.decode(errors="replace").strip().removeprefix("crow: ") if done.returncode else ""
 
 
 def connect_editor(address: str, token_file: str | None) -> int:
-    """Carry messages between stdin, stdout and the server at `address`. Returns the exit code."""
+    """Carry messages between the editor on stdin and stdout and the server at `address`. Return the exit code."""
     from crow.bridge.loop import Bridge
     from crow.bridge.websocket import Address, BadAddress
 
     try:
         os.fstat(0), os.fstat(1)
     except OSError:
-        return _fail("stdin or stdout is closed; an editor must start `crow acp` with pipes for both.")
+        return _fail("stdin or stdout is closed. An editor must start `crow acp` with a pipe for each of them.")
     try:
         place = Address(address)
         token = _token(token_file)
-    except (BadAddress, BadToken) as error:
+    except (BadAddress, UnusableToken) as error:
         return _fail(str(error))
     if token and not place.is_tls and not place.is_loopback:
-        return _fail(f"{address} would send the token unencrypted; use wss://, or a tunnel to 127.0.0.1.")
-    bridge = Bridge(place, token=token, handles_signals=True)
+        return _fail(f"The token would travel to {address} unencrypted. Use wss://, or a tunnel to 127.0.0.1.")
+    return _run(Bridge(place, token=token, handles_signals=True))
+
+
+def _run(bridge: Bridge) -> int:
+    """Run the bridge to its end, and say on stderr what ended it. Returns the exit code."""
     exit_code = bridge.run()
     if exit_code:
         _fail(bridge.problem)
     return exit_code
 
 
-class BadToken(Exception):
+class UnusableToken(Exception):
     """The token cannot be used."""
 
 
 def _token(file: str | None) -> str:
-    """The token from the file, else from CROW_TOKEN; empty if there is none. :raises BadToken: it cannot be used."""
+    """Read the token from `file`, or from CROW_TOKEN if `file` is None. Return an empty string if there is no token.
+
+    :raises UnusableToken: the file cannot be read, others can read it, or it does not hold a token.
+    """
     if file is None:
         source, token = "CROW_TOKEN", os.environ.get("CROW_TOKEN", "").strip()
     else:
         source, token = file, _read_token(file)
     if not all("!" <= character <= "~" for character in token):
-        raise BadToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableToken(f"{source} does not hold a token: a token is one word in plain ASCII.")
     return token
 
 
@@ -129,16 +138,16 @@ def _read_token(file: str) -> str:
             status = os.fstat(fd)
             mode = stat.S_IMODE(status.st_mode)
             if not stat.S_ISREG(status.st_mode):
-                raise BadToken(f"{file} is not a file; name the file that holds the token.")
+                raise UnusableToken(f"{file} is not a file; name the file that holds the token.")
             if mode & 0o077:
-                raise BadToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
+                raise UnusableToken(f"{file} can be read by others (mode {mode:o}); run chmod 600 {file}.")
             token = os.read(fd, MAX_TOKEN_BYTES + 1)
         finally:
             os.close(fd)
     except OSError as error:
-        raise BadToken(f"The token file {file} cannot be read: {error.strerror}.") from error
+        raise UnusableToken(f"The token file {file} cannot be read: {error.strerror}.") from error
     if not token.strip() or len(token) > MAX_TOKEN_BYTES or not token.isascii():
-        raise BadToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
+        raise UnusableToken(f"{file} does not hold a token: a token is one word in plain ASCII.")
     return token.decode().strip()
 
 

@@ -1,8 +1,8 @@
-"""What the bridge remembers of a conversation, so that it can go on over a new connection. No I/O.
+"""Remembers which messages passed the bridge, so that the editor notices no lost connection. Does no I/O.
 
-The first connection passes every byte on unchanged. After a lost one, the journal initializes the next connection,
-resumes the open sessions from their cursors, and repeats the requests that have no answer. A prompt is repeated under
-its own id, by which the server recognises it.
+On the first connection, every message passes unchanged. When a connection is lost, the journal initializes the next
+one, resumes the open sessions from their cursors, and repeats the requests that have no response. A repeated prompt
+keeps its id, so the server recognises it and does not run it again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Message: TypeAlias = dict[str, Any]
 
-REQUEST_CANCELLED, INTERNAL_ERROR, NOT_FOUND = -32800, -32603, -32002
+INTERNAL_ERROR, NOT_FOUND = -32603, -32002
 
 OPENING = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
 REOPENING = frozenset({"session/resume", "session/load"})
@@ -25,28 +25,28 @@ REPEATABLE = CLOSING | {
     *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
     *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
 }
-"""Requests that have the same effect when they are sent twice. `session/new` leaves an empty session, which no list
-shows."""
+"""Requests that may be sent twice, because the second has no further effect. A second `session/new` only leaves an
+empty session, which no list shows."""
 
 SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
-"""Updates that an editor would show twice if they came twice."""
+"""Updates that an editor shows. If such an update arrives twice, the editor shows it twice."""
 
 MAX_KEPT_ANSWERS = 32
 
 KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
-"""The parameters with which a session is resumed: those with which the editor opened it."""
+"""The parameters that the bridge keeps when the editor opens a session. It resumes the session with the same ones."""
 
 LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
-"""Requests whose effect ends with the connection; the newest one that succeeded is repeated on the next."""
+"""Requests whose effect ends with the connection. On a new connection, the newest successful one is repeated."""
 
 GAP = (
-    "[The connection to crow broke, and the messages that came meanwhile could not be fetched. Load the session again "
-    "to see all of it.]"
+    "[The connection to crow was lost, and the messages that crow sent meanwhile are missing here. Load the session "
+    "again to see all of them.]"
 )
 
 
 class Pending:
-    """A request of the editor that has no answer yet. `cancels` are the notifications that cancel it."""
+    """A request from the editor that has no response yet. `cancels` holds the editor's notifications that cancel it."""
 
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
 
@@ -61,11 +61,18 @@ class Pending:
         """The id of the session that the request names."""
         return _object(self.message.get("params")).get("sessionId")
 
+    @property
+    def is_load(self) -> bool:
+        """Whether the request asks for the whole history. In version 2, `session/resume` can do that."""
+        method, params = self.message["method"], _object(self.message.get("params"))
+        return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
+
 
 class Ask:
-    """A request of the server that the editor has not answered, or whose answer may be lost.
+    """A request from the server to the editor. It is kept until the server has certainly received the answer.
 
-    The editor knows it by `editor_id`, the connection number `generation` by `server_id`.
+    The editor knows it by `editor_id`. The server knows it by `server_id`, on the connection with the number
+    `generation`.
     """
 
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
@@ -81,17 +88,20 @@ class Ask:
 
 
 class Journal:
-    """Decides what goes to the server and to the editor: the caller sends and empties `to_server` and `to_editor`."""
+    """Decides which messages go to the server and to the editor.
+
+    The journal puts these messages into `to_server` and `to_editor`. The caller sends them and empties both lists.
+    """
 
     def __init__(self) -> None:
         self.to_server: list[bytes] = []
         self.to_editor: list[bytes] = []
         self.fatal = ""
-        """Why the conversation cannot go on; empty if it can."""
+        """Why the bridge must end, or an empty string if it can continue."""
         self.held_bytes = 0
-        """The size of the messages that wait for a connection."""
+        """The total size of the editor's messages that wait for a connection."""
         self.is_live = False
-        """Whether messages pass: there is a connection, and it has been restored."""
+        """Whether messages can pass. A new connection is live after its sessions have been resumed."""
         self._generation = 0
         self._is_known = False
         self._number = 0
@@ -99,6 +109,7 @@ class Journal:
         self._pending: dict[Any, Pending] = {}
         self._notices: list[tuple[int, bytes]] = []
         self._initialize: Message | None = None
+        self._is_v2 = False
         self._login: Message | None = None
         self._providers: dict[str, Message] = {}
         self._sessions: dict[str, Message] = {}
@@ -110,26 +121,27 @@ class Journal:
 
     @property
     def waits_for_answers(self) -> bool:
-        """Whether a request other than a prompt has no answer."""
+        """Whether any request other than a prompt has no response yet."""
         return any(pending.message["method"] != "session/prompt" for pending in self._pending.values())
 
     @property
     def number(self) -> int:
-        """How many messages of the editor were sent so far."""
+        """The number of the editor's messages that have been sent so far, over all connections."""
         return self._number
 
     def editor_sent(self, line: bytes) -> None:
-        """A line of the editor."""
+        """Handle a line from the editor."""
         if not self.is_live:
             self._held.append(line)
             self.held_bytes += len(line)
             return
-        sent = self.note(line)
+        sent = self._note(line)
         if sent is not None:
             self.to_server.append(sent)
 
-    def note(self, line: bytes) -> bytes | None:
-        """Remember a line that is sent to the server now. Returns what to send instead of it; None for nothing."""
+    def _note(self, line: bytes) -> bytes | None:
+        """Remember a line from the editor before it is sent. Return the bytes to send in its place, or None to send
+        nothing."""
         self._number += 1
         message = _parse(line)
         method, message_id = message.get("method"), message.get("id")
@@ -142,7 +154,7 @@ class Journal:
         return line
 
     def server_sent(self, text: bytes) -> None:
-        """A message of the server."""
+        """Handle a message from the server."""
         message = _parse(text)
         method, message_id = message.get("method"), message.get("id")
         if isinstance(method, str):
@@ -162,7 +174,8 @@ class Journal:
             self.to_editor.append(text)
 
     def connected(self, *, is_known: bool) -> None:
-        """There is a new connection. `is_known`: the server still knows the one before, so it recognises prompts."""
+        """Begin to restore a new connection. `is_known` means that the server remembers the earlier connection, so it
+        recognises repeated prompts."""
         self._generation += 1
         self._is_known = is_known
         self._own = {}
@@ -174,30 +187,30 @@ class Journal:
             self._request(self._initialize)
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is lost."""
         self.is_live = False
         self.to_server.clear()
         for ask in tuple(self._asks.values()):
-            # The server asks again for a permission. It does not wait for anything else over a lost connection.
+            # The server repeats permission requests on the next connection. It has given up all its other requests.
             if not _is_asked_again(ask) and ask.answer is None:
                 self._withdraw(ask)
             if ask.is_withdrawn or (not _is_asked_again(ask) and ask.answer is not None):
                 del self._asks[ask.editor_id]
 
     def acknowledged(self, number: int) -> None:
-        """The server has read the first `number` messages of the editor."""
+        """Note that the server has read the first `number` messages from the editor."""
         self._notices = [notice for notice in self._notices if notice[0] > number]
         for pending in self._pending.values():
             pending.is_received = pending.is_received or pending.number <= number
         answered = [ask for ask in self._asks.values() if ask.answer is not None and 0 < ask.number <= number]
-        # The server may lose an answer that it has read, if the connection breaks before the answer counts.
+        # Some answers are kept: if the connection breaks before the server has used an answer, the server asks again.
         kept = [ask for ask in answered if _is_asked_again(ask)][-MAX_KEPT_ANSWERS:]
         for ask in answered:
             if ask not in kept:
                 del self._asks[ask.editor_id]
 
     def withdraw_old(self) -> None:
-        """Withdraw the permission requests of earlier connections that the server has not asked again."""
+        """Withdraw the permission requests from earlier connections that the server has not repeated on this one."""
         for ask in tuple(self._asks.values()):
             if ask.generation < self._generation:
                 del self._asks[ask.editor_id]
@@ -206,11 +219,11 @@ class Journal:
 
     @property
     def has_old(self) -> bool:
-        """Whether there are requests for `withdraw_old`."""
+        """Whether there are permission requests from earlier connections."""
         return any(ask.generation < self._generation for ask in self._asks.values())
 
     def fail_all(self, problem: str) -> None:
-        """Answer every request of the editor with an error."""
+        """Answer every open request from the editor with an error."""
         for pending in self._pending.values():
             self._refuse(pending, problem)
         for line in self._held:
@@ -221,15 +234,15 @@ class Journal:
         self._held.clear()
         self.held_bytes = 0
 
-    # What the editor sends.
+    # Messages from the editor.
 
     def _note_request(self, line: bytes, message: Message, method: str, request_id: Any) -> bytes:
         if not _is_id(request_id) or request_id in self._pending:
-            return line  # the server refuses it
+            return line  # the server refuses such an id
         self._pending[request_id] = Pending(line, message, self._number)
         if method == "initialize":
             self._initialize = message
-        elif method == "session/load" and isinstance(session := self._pending[request_id].session, str):
+        elif self._pending[request_id].is_load and isinstance(session := self._pending[request_id].session, str):
             self._cursors.pop(session, None)
             self._unseen.add(session)
         return line
@@ -256,22 +269,23 @@ class Journal:
             return None
         ask.answer = message
         if ask.generation < self._generation:
-            return None  # sent when the server asks again
+            return None  # the answer is sent when the server repeats its request
         ask.number = self._number
         return line if ask.server_id == ask.editor_id else _encode(message | {"id": ask.server_id})
 
-    # What the server sends.
+    # Messages from the server.
 
     def _asked(self, text: bytes, message: Message, method: str, params: Message) -> bytes:
         server_id = message["id"]
         if not _is_id(server_id):
             return text
-        call = _object(params.get("toolCall")).get("toolCallId")
+        # Version 2 has the call in `subject`.
+        call = _object(params.get("toolCall", _object(params.get("subject")).get("toolCall"))).get("toolCallId")
         key = (method, str(params.get("sessionId")), str(call)) if call is not None else None
         for ask in self._asks.values():
             if key is not None and ask.key == key and ask.generation < self._generation:
                 if ask.answer is not None and ask.params != params:
-                    break  # another question about the same call
+                    break  # this is a different request about the same call
                 ask.server_id, ask.generation = server_id, self._generation
                 if ask.answer is not None:
                     self._number += 1
@@ -279,7 +293,7 @@ class Journal:
                     self.to_server.append(_encode(ask.answer | {"id": server_id}))
                 return b""
         editor_id = server_id
-        while editor_id in self._asks:  # a request of an earlier connection, which the editor has not answered yet
+        while editor_id in self._asks:  # a request from an earlier connection already uses this id
             editor_id = f"{server_id}~{self._generation}" if editor_id == server_id else f"{editor_id}~"
         self._asks[editor_id] = Ask(key, params, editor_id, server_id, self._generation)
         return text if editor_id == server_id else _encode(message | {"id": editor_id})
@@ -306,14 +320,17 @@ class Journal:
             for pending in prompts:
                 if _is_part_of(pending, update):
                     pending.is_received = True
-                    return b""  # the editor shows the prompt that it sent
+                    return text if self._is_v2 else b""  # in version 1, the editor shows the prompt that it sent
         elif self.is_live:
             for pending in prompts:
                 pending.is_received = True
         return text
 
     def _drop_answers(self, session: str, call: object = None) -> None:
-        """The call runs or has ended, so what was asked about it is settled. Without a call, the whole turn is."""
+        """Forget the answers about a tool call that runs or has ended, because the server will not ask about it again.
+
+        Without `call`, forget the answers about all calls of the session, because the turn has ended.
+        """
         for ask in tuple(self._asks.values()):
             if ask.answer is None or ask.key is None or ask.key[1] != session:
                 continue
@@ -330,7 +347,7 @@ class Journal:
         if "result" not in message:
             is_gone = _object(message.get("error")).get("code") == NOT_FOUND
             if pending.is_repeated and is_gone and method in CLOSING:
-                self._forget(pending.session)  # the first time had its effect; only its answer was lost
+                self._forget(pending.session)  # the first request succeeded, and only its response was lost
                 return _encode({"jsonrpc": "2.0", "id": message["id"], "result": {}})
             if method == "initialize" and not self.is_live:
                 self._go_live()
@@ -340,6 +357,7 @@ class Journal:
         if method == "session/prompt" and isinstance(session, str):
             self._drop_answers(session)
         if method == "initialize":
+            self._is_v2 = result.get("protocolVersion") == 2
             if not self.is_live:
                 self._go_live()
         elif method in LOGIN:
@@ -362,10 +380,10 @@ class Journal:
             self._cursors.pop(session, None)
             self._unseen.discard(session)
 
-    # A new connection.
+    # Restoring a new connection.
 
     def _request(self, request: Message) -> None:
-        """Send a request of the bridge's own."""
+        """Send a request that comes from the bridge itself."""
         self._own_count += 1
         request_id = f"crow-bridge-{self._own_count}"
         self._own[request_id] = request
@@ -388,29 +406,34 @@ class Journal:
             return
         for session in self._sessions:
             cursor = self._cursors.get(session)
-            is_unseen = cursor is None and session in self._unseen
-            self._resume(session, cursor, "session/load" if is_unseen else "session/resume")
+            self._resume(session, cursor, is_unseen=cursor is None and session in self._unseen)
 
-    def _resume(self, session: str, cursor: str | None, method: str = "session/resume") -> None:
+    def _resume(self, session: str, cursor: str | None, *, is_unseen: bool = False) -> None:
         params: Message = {"mcpServers": []}
         params |= self._sessions[session] | {"sessionId": session}
+        method = "session/load" if is_unseen and not self._is_v2 else "session/resume"
+        if is_unseen and self._is_v2:
+            params["replayFrom"] = {"type": "start"}
         self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
 
     def _resumed(self, params: Message, error: Message, message: Message) -> None:
         session = params["sessionId"]
         if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != NOT_FOUND:
             self._cursors.pop(session, None)
-            update: Message = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": GAP}}
+            content = {"type": "text", "text": GAP}
+            update: Message = {"sessionUpdate": "agent_message_chunk", "content": content}
+            if self._is_v2:
+                update["messageId"] = f"crow-bridge-{self._own_count}"
             notice: Message = {"jsonrpc": "2.0", "method": "session/update"}
             self.to_editor.append(_encode(notice | {"params": {"sessionId": session, "update": update}}))
             self._resume(session, None)
         elif error:
-            self._forget(session)  # requests that name it are answered with the server's words
+            self._forget(session)  # the server will answer requests for this session with an error of its own
         else:
             self._note_cursor(session, _object(message.get("result")))
 
     def _go_live(self) -> None:
-        """Repeat the requests without an answer, then send what the editor sent meanwhile."""
+        """Repeat the requests that have no response, then send the editor's messages that arrived meanwhile."""
         self.is_live = True
         for request_id, pending in tuple(self._pending.items()):
             method = pending.message["method"]
@@ -429,12 +452,13 @@ class Journal:
             self.editor_sent(line)
 
     def _repeated(self, pending: Pending) -> bytes:
-        """The request, or for a load of which a part has been shown, the request for the rest."""
+        """Return the request to repeat. If a part of a `session/load` has been shown, ask only for the rest."""
         session = pending.session
         cursor = self._cursors.get(session) if isinstance(session, str) else None
-        if pending.message["method"] != "session/load" or cursor is None:
+        if not pending.is_load or cursor is None:
             return pending.line
         params = _at_cursor(_object(pending.message.get("params")), cursor)
+        params.pop("replayFrom", None)
         return _encode(pending.message | {"method": "session/resume", "params": params})
 
     def _refuse(self, pending: Pending, problem: str) -> None:
@@ -449,10 +473,10 @@ class Journal:
 def _lost_answer(method: str, *, is_restarted: bool) -> str:
     if is_restarted:
         return (
-            "The server was restarted during this turn, which ended it. The session has everything up to then; send a "
+            "The server was restarted, so this turn has ended. The session has everything up to the restart. Send a "
             "prompt to continue."
         )
-    return f"The connection to the server broke before {method} was answered. It may or may not have had its effect."
+    return f"The connection broke before the server answered {method}, so it is not known whether {method} succeeded."
 
 
 def _error(request_id: Any, problem: str) -> bytes:
@@ -471,7 +495,7 @@ def _is_prompt(pending: Pending) -> bool:
 
 
 def _is_part_of(pending: Pending, update: Message) -> bool:
-    """Whether an update repeats a part of this prompt."""
+    """Whether an update shows a part of this prompt."""
     parts = _object(pending.message.get("params")).get("prompt")
     content = update.get("content")
     shown = content if isinstance(content, list) else [content]
@@ -496,7 +520,7 @@ def _object(value: Any) -> Message:
 
 
 def _parse(line: bytes) -> Message:
-    """The message in `line`; empty if there is none. The other side answers what is not a message."""
+    """Return the message in `line`, or an empty dict if it holds none. The receiver refuses such a line."""
     try:
         return _object(json.loads(line))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Carries messages between an editor on stdin and stdout and a server, over as many connections as that takes."""
+"""Carries messages between an editor on stdin and stdout and a server. Connects again when a connection is lost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import select
 import stat
 import time
 
+from crow.bridge import FAILED, USERS_FAULT
 from crow.bridge.websocket import (
     CLOSE,
     GOING_AWAY,
-    NO_CLOSE_FRAME,
+    NO_STATUS,
     NORMAL,
     PING,
     PONG,
@@ -21,7 +22,7 @@ from crow.bridge.websocket import (
     close_payload,
     close_reason,
 )
-from crow.bridge.wire import CHUNK_BYTES, FAILED, USERS_FAULT, Refused, Wire, connect
+from crow.bridge.wire import CHUNK_BYTES, NotConnected, WebSocket, connect
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would take 10 ms
 if TYPE_CHECKING:
@@ -30,39 +31,44 @@ if TYPE_CHECKING:
     from crow.bridge.journal import Journal
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-"""The largest message of an editor; the same as `crow.frontend.frames.MAX_LINE_BYTES`."""
+"""The largest message from an editor. It is the same as `crow.frontend.frames.MAX_LINE_BYTES`."""
 
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
-"""While more than this waits for one side, the bridge reads nothing from the other side."""
+"""While more bytes than this wait to be sent to one side, the bridge reads nothing from the other side."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""While more than this waits for a connection, the bridge reads nothing from the editor."""
+"""While more bytes than this wait for a connection, the bridge reads nothing from the editor."""
 
-TEMPORARY = frozenset({NORMAL, GOING_AWAY, 1005, NO_CLOSE_FRAME, 1011, 1012, 1013, 1014})
-"""Close codes after which the bridge connects again. The others say that this would not help."""
+MAX_COOKIES = 20
+
+TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
+"""Close codes after which the bridge connects again. After any other code, a new connection would end too."""
 
 
 class Times:
-    """How long the bridge waits for what, in seconds."""
+    """The time limits of the bridge, in seconds."""
 
     connect = 10.0
-    """For a connection and the answer to its request."""
+    """The server has this long to accept a connection, and again to answer its HTTP request."""
     ping = 20.0
-    """Silence after which the server is asked whether it is still there."""
+    """After this long without a byte from the server, the bridge sends a ping."""
     pong = 10.0
-    """For the answer to that."""
+    """The server has this long to answer a ping."""
     first_delay, longest_delay = 0.05, 5.0
-    """Between two attempts to connect."""
+    """The shortest and the longest delay between two attempts to connect."""
     give_up = 120.0
-    """Without a connection, until the bridge ends."""
+    """After this long without a connection, the bridge ends."""
     close = 0.08
-    """For answers and unsent messages after the editor has closed stdin."""
+    """After the editor has closed stdin, the bridge waits this long for responses and unsent messages."""
     ask_again = 5.0
-    """For the server to repeat its permission requests on a new connection."""
+    """On a new connection, the server has this long to repeat its permission requests."""
+    load_journal = 0.02
+    """After its first response, the bridge waits this long for a message. Then it imports the journal, while the server
+    works on the next message."""
 
 
 class Bridge:
-    """One editor and the server it talks to."""
+    """The connection between one editor and a server."""
 
     times = Times()
 
@@ -71,30 +77,34 @@ class Bridge:
         address: Address,
         *,
         token: str = "",
-        wire: Wire | None = None,
+        wire: WebSocket | None = None,
         start_server: Callable[[], str] | None = None,
         source: int = 0,
         sink: int = 1,
         handles_signals: bool = False,
     ) -> None:
-        """`wire` is the first connection, if there is one already. `start_server` starts a server that has ended; it
-        returns why that failed."""
+        """Prepare the bridge. `wire` is the first connection, if it is already open. `source` and `sink` are the file
+        descriptors of the editor.
+
+        `start_server` is called when no server listens. It starts one, and returns an empty string or why that failed.
+        """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
         self._handles_signals = handles_signals
         self._journal: Journal | None = None
-        self._wire: Wire | None = None
+        self._wire: WebSocket | None = None
         self._connection_id = ""
         self._cookies: dict[str, str] = {}
         self._connections = 0
         self._is_connecting = False
-        self._outcome: Wire | Refused | None = None
+        self._outcome: WebSocket | NotConnected | None = None
         self._delay_s = 0.0
         self._next_attempt_at = 0.0
         self._gone_since: float | None = time.monotonic()
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._ask_again_at = 0.0
+        self._load_journal_at: float | None = None
         self._acked_number = 0
         self._line: list[bytes] = []
         self._line_bytes = 0
@@ -105,7 +115,7 @@ class Bridge:
         self._end_at: float | None = None
         self._exit_code: int | None = None
         self.problem = ""
-        """Why the bridge ended; empty if the editor ended it."""
+        """Why the bridge ended, or an empty string if the editor ended it."""
         self._start_server = start_server
         self._wakeup, self._wake_end = os.pipe()
         os.set_blocking(self._wakeup, False)
@@ -114,7 +124,7 @@ class Bridge:
             self._connected(wire)
 
     def run(self) -> int:
-        """Carry messages until the editor closes stdin or there is no server. Returns the exit code."""
+        """Carry messages until the editor closes stdin or the server cannot be reached. Return the exit code."""
         was_blocking = _is_pipe(self._sink) and os.get_blocking(self._sink)
         if was_blocking:
             os.set_blocking(self._sink, False)
@@ -134,7 +144,7 @@ class Bridge:
         self._is_at_end = True
         self._wake()
 
-    # The three descriptors.
+    # Reading and writing.
 
     def _poll(self) -> None:
         poll, wire = select.poll(), self._wire
@@ -175,15 +185,15 @@ class Bridge:
         try:
             os.write(self._wake_end, b"\0")
         except OSError:
-            return  # the pipe is full, so the loop wakes up anyway
+            return  # the pipe is full of earlier wake-ups, so the loop will wake up
 
     def _woken(self) -> None:
         os.read(self._wakeup, 4096)
         outcome, self._outcome = self._outcome, None
-        if isinstance(outcome, Wire):
+        if isinstance(outcome, WebSocket):
             self._is_connecting = False
             self._connected(outcome)
-        elif isinstance(outcome, Refused):
+        elif isinstance(outcome, NotConnected):
             self._is_connecting = False
             self._not_connected(outcome)
 
@@ -207,6 +217,8 @@ class Bridge:
                 self._editor_sent(b"".join(self._line), self._line_bytes)
             self._is_at_end = True
         self._send()
+        if self._load_journal_at is not None:
+            self._load_journal()
 
     def _add(self, part: bytes) -> None:
         self._line_bytes += len(part)
@@ -236,7 +248,9 @@ class Bridge:
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
 
     def _load_journal(self) -> Journal:
-        """The journal. It is made when the editor has its first answer, since importing it takes 5 ms."""
+        """Return the journal. It is imported after the editor's first response, while the server works on the next
+        message. The import takes 5 ms."""
+        self._load_journal_at = None
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -307,7 +321,10 @@ class Bridge:
                 self._write(payload)
                 self._write_editor()
                 self._unnoted.append((lambda journal, message: journal.server_sent(message), payload))
-                self._load_journal()
+                if self._load_journal_at is None:
+                    self._load_journal_at = time.monotonic() + self.times.load_journal
+                else:
+                    self._load_journal()
             else:
                 self._journal.server_sent(payload)
         elif opcode == PING:
@@ -318,12 +335,13 @@ class Bridge:
         elif opcode == CLOSE:
             code, reason = close_reason(payload)
             words = f" ({code}{': ' + _printable(reason) if reason else ''})"
-            self._wire.send(CLOSE, close_payload(NORMAL if code == 1005 else code))
+            self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()
             if code in TEMPORARY or not self._has_begun:
                 self._lost(f"the server closed the connection{words}")
             else:
-                self._fail(f"{self._address.text} closed the connection for good{words}.", FAILED)
+                problem = f"{self._address.text} closed the connection{words}, so crow does not connect again."
+                self._fail(problem, FAILED)
 
     # Connections.
 
@@ -331,7 +349,7 @@ class Bridge:
         if self._wire is not None or self._is_connecting or self._exit_code is not None:
             return
         if self._connections and not self._has_begun:
-            return  # the server has given up waiting for an editor that has not said anything yet
+            return  # the server ended the connection because the editor has sent nothing yet, so wait for the editor
         if time.monotonic() < self._next_attempt_at:
             return
         self._is_connecting = True
@@ -341,30 +359,30 @@ class Bridge:
         if self._cookies:
             headers.append(("Cookie", "; ".join(f"{name}={value}" for name, value in self._cookies.items())))
         if self._address.path and not self._connections:
-            self._try(headers)  # a Unix socket answers at once
+            self._try(headers)  # connecting to a Unix socket takes no time, so it needs no thread
         else:
             _thread.start_new_thread(self._try, (headers,))
 
     def _try(self, headers: list[tuple[str, str]]) -> None:
         try:
             self._outcome = self._connect(headers)
-        except Refused as error:
+        except NotConnected as error:
             self._outcome = error
         except Exception as error:  # noqa: BLE001 - the loop must hear of it
-            self._outcome = Refused(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
+            self._outcome = NotConnected(f"{self._address.text}: {type(error).__name__}: {error}", FAILED)
         self._wake()
 
-    def _connect(self, headers: list[tuple[str, str]]) -> Wire:
+    def _connect(self, headers: list[tuple[str, str]]) -> WebSocket:
         try:
             return connect(self._address, headers, self.times.connect)
-        except Refused as error:
+        except NotConnected as error:
             if self._start_server is None or not error.is_absent:
                 raise
         if problem := self._start_server():
-            raise Refused(problem)
+            raise NotConnected(problem)
         return connect(self._address, headers, self.times.connect)
 
-    def _connected(self, wire: Wire) -> None:
+    def _connected(self, wire: WebSocket) -> None:
         self._wire = wire
         self._connections += 1
         self._heard_at, self._pinged_at = time.monotonic(), None
@@ -373,7 +391,7 @@ class Bridge:
         self._connection_id = given if given.isascii() and given.isprintable() else ""
         for cookie in wire.response.headers.get("set-cookie", "").split("\n"):
             name, equals, value = cookie.partition(";")[0].partition("=")
-            if equals and len(self._cookies) < 20:
+            if equals and len(self._cookies) < MAX_COOKIES:
                 self._cookies[name.strip()] = value.strip()
         early, self._early = self._early, []
         if self._journal is None:
@@ -386,7 +404,7 @@ class Bridge:
                 self._journal.editor_sent(line)
         self._send()
 
-    def _not_connected(self, refused: Refused) -> None:
+    def _not_connected(self, refused: NotConnected) -> None:
         if refused.exit_code or not self._connections:
             self._fail(str(refused), refused.exit_code or USERS_FAULT)
             return
@@ -405,8 +423,10 @@ class Bridge:
         self._retry_later()
 
     def _retry_later(self) -> None:
-        """The first attempt comes at once, later ones after growing delays. None comes at the same moment as those of
-        other bridges."""
+        """Set the time of the next attempt to connect. The first attempt is immediate, and later ones wait ever longer.
+
+        The delays have a random part, so that many bridges do not all connect at the same moment.
+        """
         share = 0.5 + int.from_bytes(os.urandom(2), "big") / 131072
         self._next_attempt_at = time.monotonic() + self._delay_s * share
         self._delay_s = min(max(self._delay_s * 2, self.times.first_delay), self.times.longest_delay)
@@ -427,7 +447,7 @@ class Bridge:
                 journal.to_server.clear()
             if self._wire is not None and journal.is_live and journal.number > self._acked_number:
                 self._acked_number = journal.number
-                self._wire.send(PING, b"%d" % journal.number)  # its answer tells what the server has read
+                self._wire.send(PING, b"%d" % journal.number)  # the answer says how many messages the server has read
             if journal.fatal:
                 self._fail(f"{self._address.text}: {journal.fatal}", FAILED)
         self._flush()
@@ -438,7 +458,7 @@ class Bridge:
         assert self._journal is not None
         for message in self._journal.to_editor:
             self._write(message)
-            self._delay_s = 0.0  # the connection was good for something
+            self._delay_s = 0.0  # this connection has worked
         self._journal.to_editor.clear()
 
     def _flush(self) -> None:
@@ -452,7 +472,7 @@ class Bridge:
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
-        times = [at for at in (self._end_at, self._ask_again_at or None) if at is not None]
+        times = [at for at in (self._end_at, self._ask_again_at or None, self._load_journal_at) if at is not None]
         if self._wire is None:
             is_waiting = self._connections > 0 and not self._has_begun
             times += [] if self._is_connecting or is_waiting else [self._next_attempt_at]
@@ -473,7 +493,7 @@ class Bridge:
             words = f"No connection to crow for {self.times.give_up:g} s: {self.problem}"
             self._fail(f"{words.rstrip('.')}. The sessions are kept.", FAILED)
         elif self._wire is not None and not self._may_read_server:
-            self._heard_at, self._pinged_at = now, None  # the editor does not read, so the bridge does not either
+            self._heard_at, self._pinged_at = now, None  # while the editor does not read, the bridge does not either
         elif self._wire is not None and self._pinged_at is not None and now - self._pinged_at >= self.times.pong:
             self._lost(f"the server did not answer for {self.times.pong:g} s")
         elif self._next_ping_at is not None and now >= self._next_ping_at:
@@ -481,6 +501,8 @@ class Bridge:
             assert self._wire is not None
             self._wire.send(PING, b"")
             self._flush()
+        if self._load_journal_at is not None and now >= self._load_journal_at:
+            self._load_journal()
         if self._ask_again_at and now >= self._ask_again_at and self._journal is not None:
             self._ask_again_at = 0.0
             self._journal.withdraw_old()
@@ -493,14 +515,14 @@ class Bridge:
 
     @property
     def _next_ping_at(self) -> float | None:
-        """When to ask whether the server is still there. The end of a Unix socket is noticed without asking."""
+        """When to send the next ping. A Unix socket needs none, because its end is always noticed."""
         if self._wire is None or self._address.path or self._pinged_at is not None:
             return None
         return self._heard_at + self.times.ping
 
     @property
     def _is_done(self) -> bool:
-        """Whether nothing is left to do after the end of stdin."""
+        """Whether the bridge can end now that stdin has ended."""
         if self._output or self._early or self._is_connecting:
             return False
         if self._journal is None:
@@ -510,7 +532,7 @@ class Bridge:
         return not self._wire.unsent_bytes and not self._journal.waits_for_answers
 
     def _fail(self, problem: str, exit_code: int) -> None:
-        """End with an error, which also answers all requests."""
+        """End the bridge with an error, and answer all open requests with the same error."""
         self.problem, self._exit_code = problem, exit_code
         journal = self._load_journal()
         for line in self._early:
@@ -530,7 +552,7 @@ class Bridge:
         while (left_s := deadline - time.monotonic()) > 0 and (self._output or self._exit_code):
             poll = select.poll()
             if self._exit_code and not self._is_at_end:
-                poll.register(self._source, select.POLLIN)  # an editor that has just started us sends a request now
+                poll.register(self._source, select.POLLIN)  # a request may still arrive, and gets the error as well
             if self._output:
                 poll.register(self._sink, select.POLLOUT)
             for fd, events in poll.poll(left_s * 1000):
@@ -540,7 +562,7 @@ class Bridge:
                 self._write_editor()
 
     def _answer_all(self) -> None:
-        """Answer all requests with the error that ends the bridge."""
+        """Answer all open requests with the error that ends the bridge."""
         assert self._journal is not None
         self._journal.lost()
         self._journal.fail_all(self.problem)
@@ -548,12 +570,12 @@ class Bridge:
 
 
 def first_headers(token: str) -> list[tuple[str, str]]:
-    """The headers of the first connection: the server must send cursors, though the editor does not ask for them."""
+    """Return the headers for each connection. One makes the server send cursors, which the editor does not ask for."""
     return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 
 def _refused_line(code: int, words: str) -> bytes:
-    """The error that answers a line without a request."""
+    """Return the error response to a line that is not a valid request."""
     return b'{"jsonrpc":"2.0","id":null,"error":{"code":%d,"message":"%b","data":{"details":"%b"}}}' % (
         code,
         words.encode(),
@@ -571,7 +593,7 @@ def _is_pipe(fd: int) -> bool:
 
 
 def _handle_signals(bridge: Bridge, wakeup: int) -> None:
-    """Let SIGTERM, SIGINT and SIGHUP have the same effect as the end of stdin."""
+    """Make SIGTERM, SIGINT and SIGHUP end the bridge just as the end of stdin does."""
     import signal  # takes 4 ms, so it comes after the first message
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,7 +1,7 @@
-"""Finds the resident server of this user, `crow serve --user`, as cheaply as possible.
+"""Finds the user's resident server, `crow serve --user`, in a few milliseconds.
 
-With `serve.autostart = true`, every `crow acp` looks for it before it imports anything else. So this module reads the
-one setting by itself; whatever it does not understand is left to :mod:`crow.settings`.
+Every `crow acp` runs this module before it imports anything else. So the module reads the one setting that it needs,
+`serve.autostart`, by itself. If it does not understand the file, :mod:`crow.settings` decides later.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_PROCESS = ("CROW_TRACE",)
-"""Variables that make `crow acp` serve by itself: they are about one process."""
+"""If one of these variables is set, `crow acp` does not use the resident server, because the variable concerns one
+process."""
 
 PLACES = ("CROW_HOME", "CROW_CONFIG")
-"""Variables that choose the configuration and the database."""
+"""Variables that choose the configuration file and the data directory."""
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
 def socket_path(env: Mapping[str, str]) -> str:
-    """The path of the server's socket. Each configuration and database (CROW_HOME, CROW_CONFIG) has its own server."""
-    chosen = [
-        os.path.abspath(os.path.expanduser(path)) if path else "" for path in map(env.get, ("CROW_HOME", "CROW_CONFIG"))
-    ]
+    """Return the path of the server's socket. Each combination of CROW_HOME and CROW_CONFIG has a server of its own."""
+    chosen = [absolute(path) if path else "" for path in map(env.get, PLACES)]
     name = f"serve-{short_hash(chr(0).join(chosen).encode())}.sock" if any(chosen) else "serve.sock"
     return os.path.join(_runtime_directory(env), name)
 
 
 def absolute(path: str) -> str:
-    """An absolute path, as `crow.settings` reads it."""
+    """Make `path` absolute in the same way as `crow.settings` does."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def _runtime_directory(env: Mapping[str, str]) -> str:
     uid = os.getuid()
-    # Some editors do not pass XDG_RUNTIME_DIR on. All must find the same directory.
+    # Some editors start crow without XDG_RUNTIME_DIR. With and without it, crow must find the same directory.
     for directory in (env.get("XDG_RUNTIME_DIR", ""), f"/run/user/{uid}"):
         if os.path.isabs(directory) and is_private(directory):
             return os.path.join(directory, "crow")
@@ -49,7 +48,7 @@ def _runtime_directory(env: Mapping[str, str]) -> str:
 
 
 def is_private(directory: str) -> bool:
-    """Whether the directory belongs to this user, and nobody else can put anything there."""
+    """Whether the directory belongs to this user and nobody else can create files in it."""
     try:
         status = os.lstat(directory)
     except OSError:
@@ -58,7 +57,7 @@ def is_private(directory: str) -> bool:
 
 
 def running_socket(env: Mapping[str, str]) -> str | None:
-    """The path of the socket if a server has made it, else None."""
+    """Return the path of the server's socket, or None if there is no such socket."""
     path = socket_path(env)
     try:
         is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
@@ -68,7 +67,7 @@ def running_socket(env: Mapping[str, str]) -> str | None:
 
 
 def config_file(env: Mapping[str, str]) -> str | None:
-    """The user's config.toml; None if only `crow.settings` can tell."""
+    """Return the path of the user's config.toml, or None if only `crow.settings` can find it."""
     if env.get("CROW_CONFIG"):
         return absolute(env["CROW_CONFIG"])
     if env.get("CROW_HOME"):
@@ -83,7 +82,7 @@ def config_file(env: Mapping[str, str]) -> str | None:
 
 
 def wants_autostart(env: Mapping[str, str]) -> bool:
-    """Whether the user's file plainly says `serve.autostart = true`. If unsure, False."""
+    """Whether the user's file sets `serve.autostart = true`. False if the file is too unusual to be sure."""
     file = config_file(env)
     if file is None:
         return False

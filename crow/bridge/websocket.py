@@ -1,7 +1,7 @@
 """The client's side of the WebSocket protocol (RFC 6455), without I/O.
 
-Written here because the published packages take 60 to 150 ms to import. That is several times the time in which the
-bridge must start. This module imports nothing that a bare Python has not imported already.
+Crow has its own implementation, because the published packages take 60 to 150 ms to import, and the bridge must start
+in less time. This module imports only modules that Python always loads when it starts.
 """
 
 import binascii
@@ -22,20 +22,20 @@ TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_UTF8, TOO_BIG = 1000, 1001, 1002, 1007, 1009
 
-NO_CLOSE_FRAME = 1006
-"""Stands for the end of a connection without a close frame. It is never sent."""
+NO_STATUS = 1005
+"""The code for a close frame that has no code. It is never sent."""
 
 _MAX_CONTROL_BYTES = 125
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def short_hash(data: bytes) -> str:
-    """A name for `data`, of 16 characters."""
+    """Return a name for `data`: 16 hexadecimal digits."""
     return str(_sha1(data).hexdigest()[:16])  # noqa: S324  not a secret
 
 
 class ProtocolError(Exception):
-    """The server broke the protocol. `code` is the close code that tells it so."""
+    """The server violated the WebSocket protocol. `code` is the close code to send to the server."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -47,37 +47,39 @@ class BadAddress(Exception):
 
 
 class Address:
-    """Where a server is: a Unix socket, or a host and a port, with or without TLS."""
+    """The address of a server: the path of a Unix socket, or a host and a port, with or without TLS."""
 
     def __init__(self, text: str) -> None:
-        """:raises BadAddress: `text` is neither a ws:// or wss:// URL nor the path of a socket."""
+        """Parse `text`. :raises BadAddress: it is neither a ws:// or wss:// URL nor the path of a socket."""
         self.text = text
         self.path = ""
-        """The path of the Unix socket; empty for a host."""
+        """The path of the Unix socket, or an empty string if the address is a host."""
         self.is_tls = False
         self.host, self.port, self.resource = "localhost", 0, "/acp"
         scheme, separator, rest = text.partition("://")
         if not separator or scheme == "unix":
             self.path = rest if separator else text.removeprefix("unix:")
             if not self.path or "\0" in self.path:
-                raise BadAddress(f"{text!r} is not an address; expected a ws:// or wss:// URL or the path of a socket.")
+                raise BadAddress(f"{text!r} is not an address: expected a ws:// or wss:// URL or the path of a socket.")
             return
         if scheme not in ("ws", "wss"):
-            raise BadAddress(f"{text!r} starts with {scheme}://; expected ws://, wss:// or the path of a socket.")
+            raise BadAddress(f"{text!r} starts with {scheme}://, but expected ws://, wss:// or the path of a socket.")
         self.is_tls = scheme == "wss"
         end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
         place, resource = rest[:end], rest[end:].partition("#")[0]
         if "@" in place:
-            raise BadAddress("The URL contains a user name or a token; put the token into CROW_TOKEN or --token-file.")
+            raise BadAddress(
+                "The URL contains a user name or password. Remove it; a token goes into CROW_TOKEN or --token-file."
+            )
         if not all("!" <= character <= "~" for character in rest):
-            raise BadAddress(f"{text!r} contains a character that a URL cannot contain; write it as %XX.")
+            raise BadAddress(f"{text!r} contains a character that is not allowed in a URL. Write the character as %XX.")
         if resource.rstrip("/"):
             self.resource = resource if resource.startswith("/") else f"/acp{resource}"
         self.host, self.port = _host_and_port(place, 443 if self.is_tls else 80, text)
 
     @property
     def is_loopback(self) -> bool:
-        """Whether no other machine can read what is sent."""
+        """Whether the server is on this machine, so that messages do not travel over a network."""
         is_127 = self.host.startswith("127.") and self.host.replace(".", "").isdigit()
         return bool(self.path) or self.host in ("localhost", "::1") or is_127
 
@@ -98,12 +100,14 @@ def _host_and_port(place: str, default: int, text: str) -> tuple[str, int]:
         host, separator, port = place.partition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
     if not host or separator not in ("", ":") or (separator and not is_port):
-        raise BadAddress(f"{text!r} has no host and port; expected a URL such as wss://crow.example.org:7431/acp.")
+        raise BadAddress(
+            f"{text!r} has no valid host and port: expected a URL such as wss://crow.example.org:7431/acp."
+        )
     return host, int(port) if separator else default
 
 
 def upgrade_request(address: Address, key: bytes, headers: list[tuple[str, str]]) -> bytes:
-    """The HTTP request that opens a WebSocket. `key` has 16 random bytes."""
+    """Return the HTTP request that opens a WebSocket. `key` is 16 random bytes."""
     lines = [
         f"GET {address.resource} HTTP/1.1",
         f"Host: {address.host_header}",
@@ -117,14 +121,17 @@ def upgrade_request(address: Address, key: bytes, headers: list[tuple[str, str]]
 
 
 class Response:
-    """The head of an HTTP response. `headers` has the names in lower case; repeated headers are joined by newlines."""
+    """The status line and headers of an HTTP response.
+
+    `headers` maps names in lower case to values. The values of a repeated header are joined with newlines.
+    """
 
     def __init__(self, head: bytes) -> None:
-        """:raises ProtocolError: `head` is not the head of an HTTP response."""
+        """Parse the part of a response before its body. :raises ProtocolError: `head` is not HTTP."""
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
-            raise ProtocolError(PROTOCOL_ERROR, "What listens there does not speak HTTP.")
+            raise ProtocolError(PROTOCOL_ERROR, "The program that listens there does not speak HTTP.")
         self.status = int(status[:3])
         self.headers: dict[str, str] = {}
         for line in lines:
@@ -133,7 +140,7 @@ class Response:
             self.headers[name] = f"{self.headers[name]}\n{value}" if name in self.headers else value
 
     def check_upgrade(self, key: bytes) -> None:
-        """:raises ProtocolError: this response to a request with `key` does not open a WebSocket."""
+        """Check that the server accepted the request with this key. :raises ProtocolError: it did not."""
         wanted = _sha1(binascii.b2a_base64(key, newline=False) + _GUID).digest()  # noqa: S324  the protocol says so
         accepted = self.headers.get("sec-websocket-accept", "")
         tokens = [token.strip().lower() for token in self.headers.get("connection", "").split(",")]
@@ -144,11 +151,11 @@ class Response:
             or "sec-websocket-extensions" in self.headers
             or "sec-websocket-protocol" in self.headers
         ):
-            raise ProtocolError(PROTOCOL_ERROR, "The server's answer does not open a WebSocket.")
+            raise ProtocolError(PROTOCOL_ERROR, "The server's HTTP response does not open a WebSocket.")
 
 
 def frame(opcode: int, payload: bytes) -> bytes:
-    """A whole message as one frame, masked with a new key."""
+    """Return a whole message as one frame, masked with a new key."""
     size = len(payload)
     if size < 126:
         head = bytes((0x80 | opcode, 0x80 | size))
@@ -161,21 +168,21 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 def mask(data: bytes, key: bytes) -> bytes:
-    """`data` with each byte changed by the key's four bytes in turn. Applied twice, it gives `data`."""
+    """Combine `data` with the four bytes of `key`, repeated, by XOR. The same call on the result gives `data` again."""
     size = len(data)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
 
 
 def close_payload(code: int, reason: str = "") -> bytes:
-    """The payload of a close frame. The reason is cut to what fits."""
+    """Return the payload of a close frame. A reason that is too long is cut."""
     return code.to_bytes(2, "big") + reason.encode()[: _MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
 
 
 def close_reason(payload: bytes) -> tuple[int, str]:
-    """The code and reason in a close frame. :raises ProtocolError: the payload is not valid."""
+    """Return the code and the reason in a close frame. :raises ProtocolError: the payload is not valid."""
     if not payload:
-        return 1005, ""
+        return NO_STATUS, ""
     code = int.from_bytes(payload[:2], "big")
     if len(payload) == 1 or not (code in _CODES or 3000 <= code < 5000):
         raise ProtocolError(PROTOCOL_ERROR, "The server closed the connection with an invalid code.")
@@ -186,7 +193,7 @@ _CODES = frozenset((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 
 
 
 class Decoder:
-    """Turns the bytes from a server into messages. Holds at most one message and one chunk."""
+    """Decodes the bytes from a server into messages. It never holds more than one incomplete message and one chunk."""
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
         self._limit = limit
@@ -196,9 +203,9 @@ class Decoder:
         self._opcode = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The messages and control frames that `data` completes, as opcode and payload.
+        """Add `data`, and return each message or control frame that is now complete, as opcode and payload.
 
-        :raises ProtocolError: the server broke the protocol, or sent a message over the limit.
+        :raises ProtocolError: the server violated the protocol, or sent a message over the limit.
         """
         self._data += data
         found: list[tuple[int, bytes]] = []
@@ -231,8 +238,8 @@ class Decoder:
         return message
 
     def _frame(self, at: int) -> tuple[bool, int, int, int] | None:
-        """Whether the frame at `at` is the last of its message, its opcode, and where its payload starts and ends; None
-        if it is not complete."""
+        """Read the frame at the offset `at`. Return None if the frame is not complete, else four values: whether it is
+        the last frame of its message, its opcode, and the offsets of the start and the end of its payload."""
         data, have = self._data, len(self._data) - at
         if have < 2:
             return None

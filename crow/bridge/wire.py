@@ -6,6 +6,7 @@ import _socket
 import os
 import sys
 
+from crow.bridge import FAILED, USERS_FAULT
 from crow.bridge.websocket import (
     MAX_HEAD_BYTES,
     PROTOCOL_ERROR,
@@ -23,22 +24,19 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 256 * 1024
 
-USERS_FAULT, FAILED = 2, 1
-"""Exit codes: the user can correct the cause, or not."""
 
-
-class Refused(Exception):
-    """There is no connection. With an `exit_code`, trying again would not help."""
+class NotConnected(Exception):
+    """The connection could not be opened. If `exit_code` is not 0, another attempt would fail too."""
 
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
         self.exit_code = exit_code
         self.is_absent = is_absent
-        """Whether no server listens."""
+        """Whether no server listens at the address."""
 
 
-class Wire:
-    """An open WebSocket. `connect` makes one; afterwards nothing blocks."""
+class WebSocket:
+    """An open WebSocket, as returned by `connect`. None of its methods blocks."""
 
     def __init__(self, socket: _socket.socket | SSLSocket, response: Response, rest: bytes) -> None:
         self._socket = socket
@@ -51,21 +49,21 @@ class Wire:
 
     @property
     def is_readable(self) -> bool:
-        """Whether there are bytes that `poll` does not report."""
+        """Whether there are received bytes that `poll` does not report."""
         pending = getattr(self._socket, "pending", None)
         return bool(self._unread) or (pending is not None and pending() > 0)
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes wait for the network."""
+        """The number of queued bytes that have not been sent yet."""
         return len(self._unsent)
 
     def send(self, opcode: int, payload: bytes) -> None:
-        """Queue a message; `flush` sends it."""
+        """Queue a message. `flush` sends it."""
         self._unsent += frame(opcode, payload)
 
     def flush(self) -> None:
-        """Send as much as the network takes. :raises OSError: the connection is broken."""
+        """Send as many queued bytes as the network takes now. :raises OSError: the connection is broken."""
         while self._unsent:
             try:
                 sent = self._socket.send(self._unsent[:CHUNK_BYTES])
@@ -76,7 +74,10 @@ class Wire:
             del self._unsent[:sent]
 
     def read(self) -> bytes | None:
-        """The next bytes; empty at the end, None if there are none yet. :raises OSError: the connection is broken."""
+        """Return the next bytes, None if there are none yet, or empty bytes if the server has closed the connection.
+
+        :raises OSError: the connection is broken.
+        """
         if self._unread:
             data, self._unread = self._unread, b""
             return data
@@ -99,11 +100,11 @@ class Wire:
 
 
 def peer(socket: _socket.socket | SSLSocket) -> tuple[int, int] | None:
-    """The process id and user id at the other end of a Unix socket; None where the system cannot tell."""
+    """Return the process id and the user id at the other end of a Unix socket, or None if the system cannot tell."""
     option = getattr(_socket, "SO_PEERCRED", None)  # Linux
     if option is None:
         return None
-    data = socket.getsockopt(_socket.SOL_SOCKET, option, 12)
+    data = socket.getsockopt(_socket.SOL_SOCKET, option, 12)  # three numbers: process, user and group
     return int.from_bytes(data[:4], sys.byteorder), int.from_bytes(data[4:8], sys.byteorder)
 
 
@@ -114,13 +115,13 @@ def _is_not_ready(error: OSError) -> bool:
     )
 
 
-def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> Wire:
-    """Open a WebSocket. Blocks. :raises Refused: there is none."""
+def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> WebSocket:
+    """Open a WebSocket. Blocks for at most about `timeout_s` at each step. :raises NotConnected: it was not opened."""
     try:
         socket = _open_socket(address, timeout_s)
     except OSError as error:
         is_absent = isinstance(error, FileNotFoundError | ConnectionRefusedError)
-        raise Refused(_reason(address, error), _exit_code(error), is_absent=is_absent) from error
+        raise NotConnected(_reason(address, error), _exit_code(error), is_absent=is_absent) from error
     try:
         key = os.urandom(16)
         socket.sendall(upgrade_request(address, key, headers))
@@ -129,14 +130,14 @@ def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) 
         if response.status != 101:
             raise _refusal(address, response)
         response.check_upgrade(key)
-        return Wire(socket, response, rest)
+        return WebSocket(socket, response, rest)
     except ProtocolError as error:
         socket.close()
-        raise Refused(f"{address.text}: {error}", FAILED) from error
+        raise NotConnected(f"{address.text}: {error}", FAILED) from error
     except OSError as error:
         socket.close()
-        raise Refused(_reason(address, error)) from error
-    except Refused:
+        raise NotConnected(_reason(address, error)) from error
+    except NotConnected:
         socket.close()
         raise
 
@@ -167,7 +168,7 @@ def _open_socket(address: Address, timeout_s: float) -> _socket.socket | SSLSock
 
 
 def _encrypted(address: Address, plain: _socket.socket, timeout_s: float) -> SSLSocket:
-    """TLS over `plain`, with the server's certificate checked."""
+    """Start TLS on the socket `plain`, and check the server's certificate."""
     import socket  # these two take 15 ms, and only wss:// needs them
     import ssl
 
@@ -181,11 +182,11 @@ def _encrypted(address: Address, plain: _socket.socket, timeout_s: float) -> SSL
 
 
 def _read_head(socket: _socket.socket | SSLSocket) -> tuple[bytes, bytes]:
-    """The head of an HTTP response, and the bytes that came after it."""
+    """Read the status line and headers of an HTTP response. Return them, and the bytes that followed them."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > MAX_HEAD_BYTES:
-            raise ProtocolError(PROTOCOL_ERROR, "The head of the server's answer is too long.")
+            raise ProtocolError(PROTOCOL_ERROR, "The headers of the server's HTTP response are too long.")
         if not (more := socket.recv(8192)):
             raise OSError("the server closed the connection before it answered")
         data += more
@@ -199,8 +200,8 @@ def _reason(address: Address, error: OSError) -> str:
     if type(error).__name__ == "SSLCertVerificationError":
         words = getattr(error, "verify_message", "") or str(error)
         return (
-            f"{address.text}: the server's certificate cannot be trusted: {words}. If it is your own, name its CA in "
-            "SSL_CERT_FILE."
+            f"The certificate of {address.text} is not trusted: {words}. If the server is your own, set SSL_CERT_FILE "
+            "to the file of its certificate authority."
         )
     return f"Cannot reach {address.text}: {error.strerror or error}."
 
@@ -210,16 +211,18 @@ def _exit_code(error: OSError) -> int:
     return USERS_FAULT if is_untrusted or isinstance(error, PermissionError) else 0
 
 
-def _refusal(address: Address, response: Response) -> Refused:
+def _refusal(address: Address, response: Response) -> NotConnected:
     place, status = address.text, response.status
     match status:
         case 401:
-            return Refused(f"{place} refused the token (401). Set CROW_TOKEN or --token-file.", USERS_FAULT)
+            problem = f"{place} refused the token (401). Give a valid one with CROW_TOKEN or --token-file."
+            return NotConnected(problem, USERS_FAULT)
         case 403:
-            return Refused(f"{place} does not admit this user or this client (403).", USERS_FAULT)
+            return NotConnected(f"{place} refused this user or this client (403).", USERS_FAULT)
         case 404:
-            return Refused(f"{place} has no such path (404); the usual one is /acp.", USERS_FAULT)
+            return NotConnected(f"{place} does not exist on the server (404). The usual path is /acp.", USERS_FAULT)
         case 429 | 502 | 503 | 504:
-            return Refused(f"{place} is busy or not ready ({status}).")
+            return NotConnected(f"{place} is busy or not ready ({status}).")
         case _:
-            return Refused(f"{place} answered with HTTP status {status}; crow serve would answer 101.", FAILED)
+            problem = f"{place} answered with HTTP status {status}, so it is probably not crow serve."
+            return NotConnected(problem, FAILED)

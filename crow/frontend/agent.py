@@ -16,7 +16,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.entries import Entry
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -211,11 +211,10 @@ class AcpAgent:
             match method, params:
                 case "session/cancel", _:
                     with suppress(CrowError):
-                        if self._host.is_shared:
-                            await self._sessions.require(params.get("sessionId"), "write")
+                        await self._sessions.require(params.get("sessionId"), "write")
                         self._sessions.cancel(params.get("sessionId"))
                 case "$/cancel_request", {"requestId": int() | str() as request_id} if not isinstance(request_id, bool):
-                    self._cancel_by_id.get(request_id, lambda: None)()
+                    self._cancel(request_id)
             return None
         if method not in self._methods:
             raise RequestError(METHOD_NOT_FOUND, "Method not found", {"method": limit_text(method, ID_BYTES)})
@@ -372,7 +371,7 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        async with self._loaded(params, open_request_from(params)) as opened:
+        async with self._loaded(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -389,7 +388,7 @@ class AcpAgent:
                     if family is not None:
                         await opened.client.replay_subagents(store, family, limits)
                     history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
-                    is_running = session.has_turn or session.owes
+                    is_running = session.is_running
                     await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
                 except BaseException:
                     opened.client.release_subagents()
@@ -399,7 +398,7 @@ class AcpAgent:
             del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
-        async with self._resumed(params, open_request_from(params)) as opened:
+        async with self._resumed(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -410,11 +409,10 @@ class AcpAgent:
             if cursor is not None:
                 store, session = await self._sessions.store(), opened.session
                 # A turn may end while the store is read. What the client has learned of it must be sent all the same.
-                is_running = session.has_turn or session.owes
+                is_running = session.is_running
                 missed = await missed_since(cursor, store, session.id, session.branch.entries)
-                is_own = partial(opened.hosted.clients.has_sent, self._sessions.origin) if opened.attachment else None
-                is_running = is_running or session.has_turn or session.owes
-                await opened.client.resume(missed, is_running=is_running, is_own=is_own or (lambda _: False))
+                is_running = is_running or session.is_running
+                await opened.client.resume(missed, is_running=is_running, is_own=opened.has_sent)
             yield opened
 
     async def _list(self, params: RequestParams) -> dict[str, Any]:
@@ -502,8 +500,7 @@ class AcpAgent:
             parts = without_repeated_prompts(parts_from(params["prompt"]), is_first=session.branch.prompt is None)
             run = PromptRun(session, session.submit(parts, metadata), self._connection)
             self._host.run_prompt(run, key)
-        if opened.attachment is not None:
-            opened.hosted.clients.note_sender(run.prompt.message_id, opened.attachment)
+        opened.note_sent(run.prompt.message_id)
         self._cancel_by_id[params.request_id] = partial(run.session.withdraw, run.prompt)
         try:
             prompt = await run.wait()
@@ -528,8 +525,7 @@ class AcpAgent:
         A turn's updates may only be sent while a `session/prompt` request waits for its response.
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
-        if opened.attachment is not None:
-            opened.hosted.clients.note_sender(message_id, opened.attachment)
+        opened.note_sent(message_id)
         if await opened.session.steer(parts_from(params["prompt"]), message_id):
             return {"outcome": "injected"}
         return {"outcome": "promptRequired", "reason": "noRunningTurn"}
@@ -580,6 +576,8 @@ def error_response(error: CrowError) -> RequestError:
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
         case CursorGap():
             return request_error(INVALID_PARAMS, str(error), reason="cursor_gap")
+        case FilesElsewhere():
+            return request_error(INVALID_PARAMS, str(error), reason="files_elsewhere")
         case ArgumentError():
             return request_error(INVALID_PARAMS, str(error))
         case AuthError():

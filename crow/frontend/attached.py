@@ -15,8 +15,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.branch import Branch
-from crow.agent.session import PendingPrompt
+from crow.agent.session import PendingPrompt, Session
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
@@ -54,11 +53,12 @@ EVENT_BYTES = 500
 """A waiting event counts as this many bytes more than its text."""
 
 MAX_ORIGINS = 200
-"""For this many of the newest prompts of a session, crow remembers which client has sent them."""
+"""Crow remembers which client has sent a prompt for at most this many of a session's newest prompts."""
 
 Answer = TypeVar("Answer")
 Origin = object
-"""Identifies a client, also after it has connected again: its connection id, or the connection itself."""
+"""Identifies a client: its connection id, which stays the same when it connects again, or the connection if it has no
+such id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +252,7 @@ class OpenQuestion(Generic[Answer]):
             self.note_change()
 
     def note_change(self) -> None:
-        """Called when a client was attached or detached."""
+        """Called when there is an answer, or when the clients that may answer have changed."""
         self._changed.set()
 
     def forget(self, attachment: Attachment) -> None:
@@ -420,9 +420,9 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. They may come and go while the session works.
 
-    Also the session's :class:`crow.agent.session.TurnListener`. `workspace` uses the files of the client whose prompt
-    runs. Tasks of clients run in `tasks`. If nobody can answer a
-    question, it waits `wait_s` seconds for a client that can.
+    This is also the session's :class:`crow.agent.session.TurnListener`. It lets `workspace` use the files of the client
+    whose prompt runs. Tasks of clients run in `tasks`. If no client can answer a question, the question waits `wait_s`
+    seconds for a client that can.
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
@@ -436,29 +436,33 @@ class AttachedClients(ClientGroup):
         self.subagents: dict[str, SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
         self.last_turn: dict[str, Any] = {"state": "idle"}
-        """What the last turn does or how it ended, as `_meta["acp/turnState"]`."""
+        """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
         self._senders: dict[str, Attachment] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
         self.leaf: Callable[[], int | None] = lambda: None
+        self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.place = CursorTracker()
-        """How much of the session's log was published."""
+        """The place in the session's log up to which everything was published."""
 
     def client_of(self, attachment: Attachment) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
-    def follow(self, branch: Branch) -> None:
-        """Called when the session has been made, before it runs."""
+    def follow(self, session: Session) -> None:
+        """Learns the session, which is made after this object. Called before the session runs."""
+        branch = session.branch
         self.leaf = lambda: branch.leaf
+        self.runs_elsewhere = lambda: session.runs_elsewhere
         self.place.pass_prompt(entry=branch.leaf)
 
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
-        """Sends everything from now on to one more client, too. The client knows the running turn so far."""
+        """Adds a client, which is sent everything from now on. It takes over the running turn so far; see
+        `SessionClient.learn`."""
         attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
@@ -489,7 +493,7 @@ class AttachedClients(ClientGroup):
         self._note_kinds()
 
     def close(self) -> None:
-        """Detaches all clients, because the session is closed."""
+        """Detaches all clients. The session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
@@ -506,6 +510,10 @@ class AttachedClients(ClientGroup):
     def has_sent(self, origin: Origin, message_id: str) -> bool:
         """Whether this client has sent the prompt, as far as crow remembers."""
         return self._origins.get(message_id) == origin
+
+    def has_begun(self, prompt: PendingPrompt) -> bool:
+        """Whether the prompt's turn runs, and its clients have been shown the prompt."""
+        return self._turn_id == prompt.message_id and not prompt.needs_servers
 
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
@@ -529,7 +537,10 @@ class AttachedClients(ClientGroup):
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
-        leaf = self.leaf()
+        self.show_turn(prompt, self.leaf())
+
+    def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
+        """Shows that a turn has begun, here or in another process. `leaf` is its prompt if that is stored."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)
@@ -542,6 +553,13 @@ class AttachedClients(ClientGroup):
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
+        if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
+            self._senders.pop(prompt.message_id, None)
+        else:
+            await self.show_turn_end(prompt)
+
+    async def show_turn_end(self, prompt: PendingPrompt) -> None:
+        """Shows that a turn has ended, here or in another process."""
         sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}

@@ -391,9 +391,7 @@ class SessionClient:
                 await self._send_all(self._live.catch_up(ended=calls, shown=self._replayed_messages))
         return updates
 
-    async def resume(
-        self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool] = lambda _message_id: False
-    ) -> None:
+    async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:
         """Sends what a client has missed, except prompts that it has sent itself, and the running turn's unfinished
         message and calls as far as the client does not have them.
 

@@ -25,9 +25,11 @@ MAX_MISSED_TURNS = 500
 """A client that has missed more turns than this has to load the session."""
 
 MAX_OWN = 50
+"""A tracker knows at most this many of the session's newest answers as the session's own."""
 
 PIECEMEAL = (entries.User, entries.Remark, entries.Custom, entries.Command)
-"""The entries whose updates a client joins. All other updates of entries may be sent again without harm."""
+"""Entries whose updates a client joins to one text, so no update may be sent twice. The updates of other entries may be
+repeated without harm."""
 
 _CURSOR = re.compile(
     r"e(?P<entry>\d{1,18})\.(?P<pieces>\d{1,9})"
@@ -38,7 +40,7 @@ _CURSOR = re.compile(
 
 
 class CursorGap(ArgumentError):
-    """What a client has missed since its cursor cannot be told."""
+    """Crow cannot tell what a client has missed since its cursor."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"resume_failed: {problem} Load the session to get its whole history.")
@@ -94,10 +96,10 @@ class Cursor:
 
 
 class CursorTracker:
-    """Keeps the cursor of one client up to date: call a `pass_...` method before each update is sent.
+    """Keeps the cursor of one client up to date. The caller calls a `pass_...` method before it sends each update.
 
-    Entries of sub-agents that the client does not see as sessions never move the cursor. Unless it `is_used`, it stays
-    where it is.
+    Entries of sub-agents that the client does not see as sessions never move the cursor. Unless the cursor
+    `is_used`, updates do not move it, because no client gets it.
     """
 
     def __init__(self, cursor: Cursor | None = None, *, is_used: bool = True) -> None:

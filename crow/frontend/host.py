@@ -30,6 +30,7 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.attached import AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.endpoints import Endpoints
+from crow.frontend.following import SessionFollower
 from crow.frontend.frames import RequestId
 from crow.frontend.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
@@ -48,6 +49,7 @@ KEEP_S = 600.0
 """How long the result of a prompt is kept for a client whose connection broke."""
 
 MAX_KEPT = 1_000
+"""When a prompt starts, at most this many of the results are kept: those of the newest prompts."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
 """Returns the part of the store that the tools of a session may search."""
@@ -106,6 +108,7 @@ class HostedSession:
     session: Session
     client: SessionClient | AttachedClients
     request: OpenRequest
+    follower: SessionFollower | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -195,11 +198,6 @@ class SessionHost:
         self._known_directories: set[tuple[str | None, str]] = set()
         self._has_checked_sandbox = False
 
-    @property
-    def is_used(self) -> bool:
-        """Whether any request has needed the store yet."""
-        return self._store is not None or self._opening_store.locked()
-
     async def store(self) -> Store:
         """The store, opened by the first call. :raises StoreError: it cannot be used."""
         async with self._opening_store:
@@ -253,8 +251,8 @@ class SessionHost:
         if key[0]:
             now = time.monotonic()
             ended = [each for each, old in self._prompts.items() if old.ended_at is not None]
-            for each in ended:
-                if len(ended) > MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
+            for index, each in enumerate(ended):
+                if index < len(ended) - MAX_KEPT or now - (self._prompts[each].ended_at or now) > KEEP_S:
                     del self._prompts[each]
             self._prompts[key] = run
 
@@ -354,10 +352,13 @@ class SessionHost:
             for name, text, hint in commands
         ]
 
-    async def inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
-        """What is in the directory; None if the user has worked there before or this process has inspected it."""
+    async def inspect_if_new(
+        self, store: Store, request: OpenRequest, *, principal: str | None
+    ) -> WorkspaceContents | None:
+        """What is in the directory; None if the principal has worked there before or this process has inspected it for
+        the same principal."""
         cwd = request.cwd
-        known = (getattr(store, "principal", None), cwd)  # another user may have worked there
+        known = (principal, cwd)
         if known in self._known_directories:
             return None
         self._known_directories.add(known)
@@ -387,10 +388,19 @@ class SessionHost:
     async def _run(self, hosted: HostedSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
-            await hosted.session.run()
+            if hosted.follower is None:
+                await hosted.session.run()
+            else:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(hosted.follower.run, partial(self._close_deleted, hosted))
+                    await hosted.session.run()
+                    tasks.cancel_scope.cancel()
         except Exception:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
+
+    def _close_deleted(self, hosted: HostedSession) -> None:
+        self.tasks.start_soon(self._close, hosted)
 
     def _forget(self, hosted: HostedSession) -> None:
         if self.open.get(hosted.session.id) is hosted:

@@ -86,7 +86,7 @@ class OpenRequest:
 
     If `model` is None, the session's stored model is used, else the configured one. `config` changes the session's
     stored configuration; None removes a member. `metadata` is merged into the session's metadata. `is_watcher`: the
-    client only wants to watch a session that others may use.
+    client only wants to watch a session that others may use. `missing` is an error message if `cwd` does not exist.
     """
 
     cwd: str
@@ -96,10 +96,12 @@ class OpenRequest:
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
     is_watcher: bool = False
+    missing: str = ""
 
 
-def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
-    """Reads the parameters of session/new, load, resume or fork. Unknown members of `_meta` are ignored.
+def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Reads the parameters of session/new, load, resume or fork. Unknown members of `_meta` are ignored. With
+    `may_be_missing`, the caller deals with directories that do not exist.
 
     :raises ArgumentError: a parameter cannot be used; the message names it.
     """
@@ -108,9 +110,16 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
         raise ArgumentError(f"additionalDirectories: expected a list of at most {MAX_DIRECTORIES} absolute paths.")
     meta = _object(params, "_meta")
     options = _object(_object(meta, "claudeCode"), "options")
+    cwd, missing = _absolute_path("cwd", params["cwd"]), ""
+    if not os.path.isdir(cwd):
+        missing = f'cwd is "{cwd}", which is not an existing directory.'
+        if not may_be_missing:
+            raise ArgumentError(missing)
+    check = _absolute_path if missing else _existing_directory
     return OpenRequest(
-        cwd=_existing_directory("cwd", params["cwd"]),
-        directories=tuple(_existing_directory("additionalDirectories", path) for path in directories),
+        cwd=cwd,
+        missing=missing,
+        directories=tuple(check("additionalDirectories", path) for path in directories),
         servers=mcp_servers_from(params.get("mcpServers")),
         model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
         config={
@@ -270,14 +279,19 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
     return tuple(pairs)
 
 
-def _existing_directory(name: str, path: object) -> str:
+def _absolute_path(name: str, path: object) -> str:
     if not isinstance(path, str):
         raise ArgumentError(f"{name}: expected an absolute path as a string.")
     if not os.path.isabs(path):
         raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
-    if not os.path.isdir(path):
-        raise ArgumentError(f'{name} is "{path}", which is not an existing directory.')
     return path
+
+
+def _existing_directory(name: str, path: object) -> str:
+    directory = _absolute_path(name, path)
+    if not os.path.isdir(directory):
+        raise ArgumentError(f'{name} is "{directory}", which is not an existing directory.')
+    return directory
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import anyio
 import anyio.abc
@@ -33,32 +33,48 @@ from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.following import SessionFollower, draft_of
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
 from crow.store.codec import merged_metadata
+from crow.store.watching import Draft
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 
 
+class GuardedStore(Store, Protocol):
+    """The store as one principal sees it."""
+
+    principal: str | None
+
+    async def access(self, session_id: str) -> Access | None:
+        """What the principal may do with a session; None if it is unknown or hidden."""
+
+    async def require(self, session_id: str, need: Access) -> Access:
+        """Returns what the principal may do with a session, if it is at least `need`.
+
+        :raises NoSuchSession: the session is unknown or hidden. :raises ArgumentError: the principal may do less.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requester:
     """Who uses a connection to a shared host.
 
-    `view` returns the part of the store that they may see. If it has a method `require`, that method is called with a
-    session's id and `read`, `write` or `own` before anything is done with the session; it raises an error if they may
-    not do it. `check` raises an error if a request to open a session asks for something that they may not have;
-    `check_params` does so for the raw parameters of any request, before anything looks at the paths in them.
-    `connection_id` identifies the client, also after it has connected again; it may be empty. `may_configure`: whether
-    they may change what concerns the whole process, such as endpoints.
+    `view` returns the store as they see it. If it is None, they may see and do everything. `check` raises an error if a
+    request to open a session asks for something that they may not have; `check_params` does so for the raw parameters
+    of any request, before anything looks at the paths in them. `connection_id` identifies the client, also after it has
+    connected again; it may be empty. `may_configure`: whether they may change what concerns the whole process, such as
+    endpoints.
     """
 
-    view: Callable[[Store], Store] = lambda store: store
+    view: Callable[[Store], GuardedStore] | None = None
     check: Callable[[OpenRequest], None] = lambda _request: None
     check_params: Callable[[str, Any, Store], Awaitable[None]] | None = None
     connection_id: str = ""
@@ -84,6 +100,15 @@ class OpenSession:
         if self.attachment is not None:
             await self.attachment.flushed()
 
+    def note_sent(self, message_id: str) -> None:
+        """Remembers that the client has sent the prompt with this id, if other clients may see the prompt, too."""
+        if self.attachment is not None:
+            self.hosted.clients.note_sender(message_id, self.attachment)
+
+    def has_sent(self, message_id: str) -> bool:
+        """Whether the client has sent the prompt with this id, as far as crow remembers."""
+        return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
+
 
 class OpenSessions:
     """The sessions that one connection has opened, by id. The host runs them.
@@ -108,7 +133,7 @@ class OpenSessions:
         self._connection = connection
         self._tasks = tasks
         self.requester = requester or Requester()
-        self._view: Store | None = None
+        self._view: GuardedStore | None = None
         self._opened: dict[str, OpenSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
@@ -123,16 +148,20 @@ class OpenSessions:
     async def store(self) -> Store:
         """The store, as far as this connection may see it. :raises StoreError: it cannot be used."""
         self.is_used = True
-        store = await self.host.store()
-        if self._view is None:
-            self._view = self.requester.view(store)
+        guarded = await self._guarded()
+        return await self.host.store() if guarded is None else guarded
+
+    async def _guarded(self) -> GuardedStore | None:
+        """The store as the principal of this connection sees it; None if the connection may see everything."""
+        if self._view is None and self.requester.view is not None:
+            self._view = self.requester.view(await self.host.store())
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
         """:raises NoSuchSession: the connection may not see the session. :raises ArgumentError: it may not do that."""
-        require = getattr(await self.store(), "require", None) if self.host.is_shared else None
-        if require is not None and isinstance(session_id, str):
-            await require(session_id, access)
+        guarded = await self._guarded()
+        if guarded is not None and isinstance(session_id, str):
+            await guarded.require(session_id, access)
 
     def opened(self, session_id: object) -> OpenSession:
         """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
@@ -156,6 +185,8 @@ class OpenSessions:
                 return
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
+            if opened.session.runs_elsewhere:
+                self.host.tasks.start_soon(opened.session.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
         """:raises ArgumentError: this connection only watches the session."""
@@ -181,7 +212,7 @@ class OpenSessions:
         store = await self.store()
         row = None if alias is None else await store.session_by_alias(alias)
         if row is None:
-            contents = await self.host.inspect_if_new(store, request)
+            contents = await self._inspect_if_new(store, request)
             new = NewSession(
                 id=new_session_id(),
                 cwd=request.cwd,
@@ -208,7 +239,7 @@ class OpenSessions:
         store = await self.store()
         await self.require(session_id, "read")  # a stranger must not learn what is open here, nor wait for its lock
         self.host.refuse_if_running(session_id)
-        contents = await self.host.inspect_if_new(store, request)
+        contents = await self._inspect_if_new(store, request)
         async with self.host.lock(session_id):
             row = await store.fork_session(
                 session_id,
@@ -239,13 +270,15 @@ class OpenSessions:
         await self.require(session_id, "read")
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
+            if request.missing:
+                await self._check_missing(store, session_id, request)
             hosted = host.open.get(session_id)
             if hosted is not None and host.is_shared and hosted.session.closing:
                 await hosted.closed.wait()
                 hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
-            if hosted is not None and host.is_shared and self._view is not None:
-                await self._view.session(session_id)  # raises an error if this connection may not see it
+            if hosted is not None and host.is_shared:
+                await store.session(session_id)  # raises an error if it was deleted or is hidden by now
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)
@@ -266,21 +299,24 @@ class OpenSessions:
                 contents, tail = None, await (await host.store()).open_session(session_id)
                 request = OpenRequest(cwd=tail.row.cwd, directories=tail.row.additional_directories, servers=())
             elif not stays_open():
-                contents = await host.inspect_if_new(store, request)
+                contents = await self._inspect_if_new(store, request)
                 tail = await self._update(store, await store.open_session(session_id), request)
+            draft = None if stays_open() else await draft_of(host.adapters_for(tail.row).store, tail)
             if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
                 async with self._joined(hosted, is_watcher=is_watcher) as opened:
                     yield opened
                 self._warn_about_cwd(opened, request)
+                await self._warn_about_files(opened)
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, is_watcher=is_watcher)
+            opened = self._start(tail, request, contents, draft=draft, is_watcher=is_watcher)
             if hosted is not None:
                 with anyio.CancelScope(shield=True):
                     await host.close(hosted)
             try:
                 yield opened
+                await self._warn_about_files(opened)
             except BaseException:
                 if known is None:
                     self._opened.pop(session_id, None)
@@ -288,6 +324,13 @@ class OpenSessions:
                 else:
                     opened.client.open()  # the client already knows the session and may get updates
                 raise
+
+    async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
+        """:raises ArgumentError: a directory is missing, although no other machine has it for this session."""
+        row = await store.session(session_id)
+        is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
+        if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
+            raise ArgumentError(request.missing)
 
     @asynccontextmanager
     async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
@@ -302,10 +345,14 @@ class OpenSessions:
             raise
 
     async def _access(self, session_id: str) -> Access | None:
-        """What the user of this connection may do with a session. If nobody is kept out, that is everything."""
-        access = getattr(await self.store(), "access", None)
-        found: Access | None = "own" if access is None else await access(session_id)
-        return found
+        """What this connection may do with a session; None if it may not even see the session."""
+        guarded = await self._guarded()
+        return "own" if guarded is None else await guarded.access(session_id)
+
+    async def _inspect_if_new(self, store: Store, request: OpenRequest) -> WorkspaceContents | None:
+        """See `SessionHost.inspect_if_new`."""
+        principal = None if self._view is None else self._view.principal
+        return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
         """Leaves the sessions that are no longer shared with the user of this connection, and stops writing to those
@@ -443,9 +490,16 @@ class OpenSessions:
         )
 
     def _start(
-        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
+        self,
+        tail: Tail,
+        request: OpenRequest,
+        contents: WorkspaceContents | None,
+        *,
+        draft: Draft | None = None,
+        is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait."""
+        """Opens a session in the host, and on this connection. Does not wait. `draft` is the unfinished answer of
+        another process."""
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
@@ -454,8 +508,12 @@ class OpenSessions:
             clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
-            clients.follow(session.branch)
-            hosted = HostedSession(session=session, client=clients, request=request)
+            clients.follow(session)
+            follower = None
+            if session.adapters.store.notifies:
+                session.follower = follower = SessionFollower(session, clients)
+                follower.begin(tail, draft)
+            hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
             workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
@@ -478,7 +536,7 @@ class OpenSessions:
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
-        if hasattr(self._view, "require"):
+        if self.requester.view is not None:
             attachment.check = partial(self.require, session.id)
         # Only a user of this machine has the same files in the editor.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
@@ -560,6 +618,13 @@ class OpenSessions:
             notice = NoticeShown(severity="warning", title=title)
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
+    async def _warn_about_files(self, opened: OpenSession) -> None:
+        """Tells the user, after the response, that the session can be read here but not prompted."""
+        problem = await opened.session.files_elsewhere()
+        if problem is not None:
+            notice = NoticeShown(severity="warning", title=str(problem))
+            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.publish, notice))
+
     async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
         commands = self.host.commands(session)
@@ -596,8 +661,11 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
         info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
-    if row.metadata:
-        info["_meta"] = {"crow": {"metadata": dict(row.metadata)}}
+    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
+    if node := node_of(row):
+        about["node"] = node
+    if about:
+        info["_meta"] = {"crow": about}
     return info
 
 

@@ -111,7 +111,11 @@ class Wire:
         self._open_requests: set[int | str] = set()
 
     def encode(self, message: Message) -> bytes:
-        """`message` as a line. :raises TypeError: :raises RecursionError: a request or notification is no JSON."""
+        """`message` as a line.
+
+        :raises TypeError: a request or notification has a value that JSON does not have.
+        :raises RecursionError: a request or notification is nested too deeply.
+        """
         if "method" in message and "id" in message:
             self._open_requests.add(message["id"])
         try:

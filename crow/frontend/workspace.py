@@ -57,27 +57,11 @@ class EditorRequests:
             return await self._request(method, {"sessionId": self._session_id, **params})
 
 
-class EditorWorkspace:
-    """See :class:`crow.tools.Workspace`. The editor serves UTF-8 text, `disk` everything else.
+class DiskBackedWorkspace:
+    """The part of a :class:`crow.tools.Workspace` that no editor serves. `disk` does."""
 
-    A file must exist on disk to be read. If the editor's answer looks wrong, the text on disk is used instead. A write
-    goes only through the editor, unless the text does not fit in one line of the protocol. If the editor refuses a
-    write, the text is not written to the disk either. After a write the file is read again, because some editors format
-    on save, and some report success without writing.
-
-    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the variables
-    that `hidden` names.
-    """
-
-    def __init__(
-        self, disk: Workspace, editor: EditorRequests, caps: ClientCapabilities, hidden: Sequence[str] | None = None
-    ) -> None:
-        self._disk = disk
-        self._editor = editor
-        self._reads = caps.reads_files
-        self._writes = caps.writes_files
-        self._terminals = EditorTerminals(editor, hidden or ())
-        self._in_terminals = hidden is not None
+    def __init__(self, disk: Workspace) -> None:
+        self.disk = disk
         self.is_bounded = disk.is_bounded
         self.cwd = disk.cwd
         self.directories = disk.directories
@@ -94,9 +78,32 @@ class EditorWorkspace:
         self.end_confined = disk.end_confined
         self.close = disk.close
 
+
+class EditorWorkspace(DiskBackedWorkspace):
+    """See :class:`crow.tools.Workspace`. The editor serves UTF-8 text, `disk` everything else.
+
+    A file must exist on disk to be read. If the editor's answer looks wrong, the text on disk is used instead. A write
+    goes only through the editor, unless the text does not fit in one line of the protocol. If the editor refuses a
+    write, the text is not written to the disk either. After a write the file is read again, because some editors format
+    on save, and some report success without writing.
+
+    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the variables
+    that `hidden` names.
+    """
+
+    def __init__(
+        self, disk: Workspace, editor: EditorRequests, caps: ClientCapabilities, hidden: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(disk)
+        self._editor = editor
+        self._reads = caps.reads_files
+        self._writes = caps.writes_files
+        self._terminals = EditorTerminals(editor, hidden or ())
+        self._in_terminals = hidden is not None
+
     async def read_text(self, path: Path) -> str:
         """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""
-        saved = await self._disk.read_text(path)
+        saved = await self.disk.read_text(path)
         buffer = await self._buffer(path)
         # Some editors return an empty text for a file that they could not read.
         return saved if buffer is None or (not buffer and saved) else _in_format_of(saved, buffer)
@@ -108,8 +115,8 @@ class EditorWorkspace:
         :raises TimeoutError: the editor did not answer; the file may or may not have been written.
         """
         if not self._writes or json_bytes(text) > PART_BYTES:
-            return await self._disk.write_text(path, text)
-        before = await self._disk.stat(path)
+            return await self.disk.write_text(path, text)
+        before = await self.disk.stat(path)
         created = await anyio.to_thread.run_sync(_make_directories, path.parent)
         try:
             await self._send_text(path, text)
@@ -139,22 +146,22 @@ class EditorWorkspace:
         with suppress(UnicodeDecodeError):
             if content is not None:
                 await self.write_text(path, content.decode())
-                if (await self._disk.stat(path)).kind == "file" and await self._disk.read_bytes(path) == content:
+                if (await self.disk.stat(path)).kind == "file" and await self.disk.read_bytes(path) == content:
                     return
-        await self._disk.restore(path, content)
+        await self.disk.restore(path, content)
 
     @property
     def confines(self) -> bool:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
-        return self._disk.confines and not self._in_terminals
+        return self.disk.confines and not self._in_terminals
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """See :class:`crow.tools.Workspace`."""
-        return "" if self._in_terminals else self._disk.explain_failure(access, output, has_failed=has_failed)
+        return "" if self._in_terminals else self.disk.explain_failure(access, output, has_failed=has_failed)
 
     async def sandbox_status(self) -> SandboxStatus:
         """See :class:`crow.tools.Workspace`. Commands in the editor's terminals are not confined."""
-        status = await self._disk.sandbox_status()
+        status = await self.disk.sandbox_status()
         if not self._in_terminals:
             return status
         problem = "Commands run in the editor's terminals (`editor.terminals`), which nothing confines."
@@ -172,17 +179,17 @@ class EditorWorkspace:
         """See :class:`crow.tools.Workspace`."""
         if self._in_terminals:
             return await self._terminals.run(command, cwd=str(self.cwd), timeout_s=timeout_s, on_output=on_output)
-        return await self._disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded)
+        return await self.disk.run(command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded)
 
     @property
     def has_leftovers(self) -> bool:
         """See :class:`crow.tools.Workspace`."""
-        return self._disk.has_leftovers or self._terminals.has_leftovers
+        return self.disk.has_leftovers or self._terminals.has_leftovers
 
     async def reap(self) -> None:
         """See :class:`crow.tools.Workspace`."""
         await self._terminals.reap()
-        await self._disk.reap()
+        await self.disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
         """Sends a write request. Returns when the editor answers, or when the disk already contains the text."""
@@ -228,14 +235,14 @@ class EditorWorkspace:
         buffer = await self._buffer(path)
         if buffer and buffer != saved:
             return _in_format_of(text, buffer)
-        if saved is not None and await self._disk.stat(path) != before:
+        if saved is not None and await self.disk.stat(path) != before:
             return saved
-        return await self._disk.write_text(path, text)
+        return await self.disk.write_text(path, text)
 
     async def _saved(self, path: Path) -> str | None:
         """The text on disk; None if there is no file."""
         with suppress(FileNotFoundError):
-            return await self._disk.read_text(path)
+            return await self.disk.read_text(path)
         return None
 
     async def _buffer(self, path: Path) -> str | None:
@@ -259,33 +266,18 @@ class EditorWorkspace:
         return content if isinstance(content, str) else None
 
 
-class SharedWorkspace:
+class SharedWorkspace(DiskBackedWorkspace):
     """See :class:`crow.tools.Workspace`. The workspace of a session that several clients may use.
 
-    The client whose prompt runs serves files and runs commands, as far as it offers that. If there
-    is no such client, or its connection breaks, `disk` does.
+    The client whose prompt runs serves files and runs commands, as far as it offers that. If there is no such client,
+    or its connection breaks, `disk` does.
     """
 
     def __init__(self, disk: Workspace) -> None:
-        self.disk = disk
+        super().__init__(disk)
         self.editor: EditorWorkspace | None = None
         """The workspace as the prompting client serves it."""
         self._with_leftovers: list[EditorWorkspace] = []
-        self.is_bounded = disk.is_bounded
-        self.cwd = disk.cwd
-        self.directories = disk.directories
-        self.resolve = disk.resolve
-        self.contains = disk.contains
-        self.protection = disk.protection
-        self.read_protection = disk.read_protection
-        self.find_names = disk.find_names
-        self.stat = disk.stat
-        self.read_bytes = disk.read_bytes
-        self.spawn = disk.spawn
-        self.run_program = disk.run_program
-        self.start_confined = disk.start_confined
-        self.end_confined = disk.end_confined
-        self.close = disk.close
 
     def use(self, editor: EditorWorkspace | None) -> None:
         """Uses another client's files and terminals from now on, or none."""

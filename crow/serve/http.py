@@ -1,4 +1,4 @@
-"""The HTTP endpoints: `/acp` for clients, `/healthz`, `/readyz` and `/metrics` for those who run the server."""
+"""The HTTP endpoints: `/acp` for clients, and `/healthz`, `/readyz` and `/metrics` for operators."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
+from websockets.frames import CloseCode
 
 from crow import __version__
 from crow.domain.errors import StoreError
@@ -31,8 +32,6 @@ from crow.serve.listen import is_known_host
 from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
-    CLOSE_GOING_AWAY,
-    CLOSE_POLICY,
     ConnectionLimits,
     End,
     PendingHandshakes,
@@ -43,17 +42,20 @@ from crow.store import Store
 
 CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"
-"""The header of a client that understands cursors but passes on the `initialize` of an editor that may not."""
+"""A client sends this header if it understands cursors, but forwards the `initialize` of an editor that may not."""
 
 REMEMBERED_S = 300.0
-"""How long a client may come back with its connection id."""
+"""For this many seconds after a connection ends, the client can connect again with the same connection id."""
 
 MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
 
+MIN_HANDSHAKES = 64
+"""The smallest limit for connections without a complete request. The limit is a quarter of `max_connections`."""
+
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
-"""Requests that are refused while the server drains."""
+"""Methods that start new work. The server refuses them while it shuts down."""
 
 UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -64,7 +66,10 @@ logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """The request is refused with this status; the message tells the client why."""
+    """The error for an HTTP request that the server refuses.
+
+    `status` is the HTTP status, and the message tells the client why. `reason` is the label in the metrics.
+    """
 
     def __init__(self, status: int, message: str, reason: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -73,7 +78,7 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
     def response(self) -> Response:
-        """The HTTP response."""
+        """Return the HTTP response for this refusal."""
         headers = {"WWW-Authenticate": 'Bearer realm="crow"'} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
@@ -84,27 +89,37 @@ class AccessControl(Protocol):
     """Decides who may connect."""
 
     async def admit(self, token: str | None, address: str) -> Grant | None:
-        """The grant of a bearer token; None if this server has no tokens. :raises Refused: with 401 or 429."""
+        """Return what a bearer token grants, or None if this server needs no tokens.
+
+        :raises Refused: the token is missing, wrong or cannot be checked.
+        """
         ...
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
-        """A context manager around a connection. `close` is called with a reason if the grant ends meanwhile."""
+        """Return a context manager to enclose a connection. If the grant ends before the connection does, `close` is
+        called with the reason."""
         ...
 
 
 class TokenAccess:
-    """Checks bearer tokens. If `is_required` is false, none is needed until the first token was added."""
+    """Checks bearer tokens. If `is_required` is false, clients need a token only once somebody has added one.
 
-    def __init__(self, authenticator: Authenticator, store: Store, *, is_required: bool) -> None:
+    The server of one user (`is_resident`) never needs one: that user may read the whole store without the server.
+    """
+
+    def __init__(
+        self, authenticator: Authenticator, store: Store, *, is_required: bool, is_resident: bool = False
+    ) -> None:
         self._authenticator = authenticator
         self._store = store
+        self._is_resident = is_resident
         self.is_required = is_required
-        """Whether clients need a token, as far as is known."""
+        """Whether clients need a token, as of the last look into the store."""
 
     async def needs_tokens(self) -> bool:
         """Whether clients need a token. :raises StoreError: the store cannot be read."""
-        if not self.is_required:
-            # Revoked tokens count, too: revoking the last one must not open the server to everybody.
+        if not self.is_required and not self._is_resident:
+            # Revoked tokens count too: if they did not, revoking the last token would open the server to everybody.
             self.is_required = bool(await self._store.tokens())
         return self.is_required
 
@@ -118,7 +133,7 @@ class TokenAccess:
             raise Refused(429, str(error), "failures", retry_after_s=error.retry_after_s) from error
         except StoreError as error:
             logger.warning("Tokens cannot be checked: %s", error)
-            problem = "The store cannot be used now. Connect again in a moment."
+            problem = "The server cannot read its database now, so it cannot check tokens. Try again in a moment."
             raise Refused(503, problem, "store", retry_after_s=RETRY_AFTER_S) from error
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
@@ -126,20 +141,8 @@ class TokenAccess:
         return nullcontext() if grant is None else self._authenticator.connected(grant, close)
 
 
-class NoAccessControl:
-    """A server without tokens: whoever can reach it may connect."""
-
-    async def admit(self, token: str | None, address: str) -> Grant | None:  # noqa: ARG002 - see AccessControl
-        """See `AccessControl`."""
-        return None
-
-    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:  # noqa: ARG002
-        """See `AccessControl`."""
-        return nullcontext()
-
-
 class ServedConnection(EditorConnection):
-    """A connection of one client. It refuses new work while the server drains."""
+    """The connection of one client. It refuses new work while the server shuts down."""
 
     def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
         super().__init__(transport, ends_on_signals=False)
@@ -158,7 +161,7 @@ class ServedConnection(EditorConnection):
             ask_for_cursors(params)
         service.metrics.requests.add(method=method if method in KNOWN_METHODS else "other")
         if service.is_draining and method in START_WORK:
-            problem = "This server is shutting down and starts nothing new. Connect again in a moment and repeat this."
+            problem = "This server is shutting down. Connect again in a moment and repeat this request."
             raise request_error(INTERNAL_ERROR, problem, reason="draining")
         if method not in PROMPTING:
             return await handle(method, params, is_notification)
@@ -170,7 +173,7 @@ class ServedConnection(EditorConnection):
 
 
 def ask_for_cursors(params: dict[str, Any]) -> None:
-    """Changes the parameters of `initialize` as if the editor had asked for cursors itself."""
+    """Change the parameters of `initialize` so that they ask for cursors, as if the editor had done so."""
     key = "capabilities" if params.get("protocolVersion") == 2 else "clientCapabilities"
     offered = params.get(key)
     offered = {} if offered is None else offered
@@ -184,12 +187,13 @@ KNOWN_METHODS = START_WORK | {
     *("session/set_config_option", "session/set_title", "session/archive", "session/unarchive", "session/status"),
     *("auth/status", "providers/list", "providers/set", "providers/disable"),
 }
-"""Methods with their own label in the metrics. A client could invent any number of others."""
+"""Methods with a label of their own in the metrics. All others share one label, because a client could invent any
+number of them."""
 
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
-    """A connected client."""
+    """A connected client. `id` is its connection id, and `since` the monotonic time when it connected, in seconds."""
 
     id: str
     address: str
@@ -199,11 +203,11 @@ class ConnectedClient:
 
 
 ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
-"""Serves a connection with this id for the principal of the grant, until the client is gone."""
+"""Serves a connection until the client is gone. Gets the connection, its id, and the grant of the client's token."""
 
 
 class AcpService:
-    """Receives clients: checks who they are, connects them and knows who is connected."""
+    """Accepts clients, checks their tokens, and keeps a list of those that are connected."""
 
     def __init__(
         self,
@@ -233,14 +237,14 @@ class AcpService:
         self._remembered: dict[str, tuple[str | None, float]] = {}
         self.metrics = metrics or Metrics()
         self.traffic = Traffic()
-        self.handshakes = PendingHandshakes(places=max(64, max_connections // 4), limits=limits)
+        self.handshakes = PendingHandshakes(places=max(MIN_HANDSHAKES, max_connections // 4), limits=limits)
         self.clients: dict[str, ConnectedClient] = {}
         self.prompts = 0
-        """How many prompts clients wait for."""
+        """The number of prompt requests that have no response yet."""
         self.is_draining = False
 
     def app(self) -> ASGIApp:
-        """The ASGI application."""
+        """Return the ASGI application."""
         routes = [
             WebSocketRoute("/acp", self._acp),
             Route("/acp", _refuse_http, methods=["GET", "POST", "DELETE", "HEAD"]),
@@ -251,16 +255,17 @@ class AcpService:
         return partial(self._check_host, Starlette(routes=routes))
 
     def close_all(self, end: End) -> None:
-        """Ends all connections; what waits for the clients is still sent."""
+        """End all connections, after the messages that wait for the clients have been sent."""
         for client in self.clients.values():
             client.transport.finish(end)
 
     async def _check_host(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuses requests for unknown hosts, for all endpoints."""
+        """Refuse a request to any endpoint if its Host header does not name this server."""
         if scope["type"] in {"http", "websocket"}:
             host = Headers(scope=scope).get("host")
             if not is_known_host(host, self._hosts):
-                problem = f'This server is not known as "{(host or "")[:100]}". Its owner can add names to serve.hosts.'
+                name = (host or "")[:100]
+                problem = f'"{name}" is not a name of this server. The operator can add the name to serve.hosts.'
                 refused = Refused(403, problem, "host")
                 self._note_refused(refused, _address(HTTPConnection(scope)))
                 if scope["type"] == "websocket":
@@ -280,7 +285,7 @@ class AcpService:
             return
         principal = None if grant is None else grant.principal
         id_ = self._connection_id(websocket.headers.get(CONNECTION_ID), principal)
-        # From here to the next await, the place is counted and taken.
+        # There is no await between the check of the limits and this line, so no other client can take the place.
         headers = [(CONNECTION_ID.encode(), id_.encode()), (b"crow-version", __version__.encode())]
         transport = WebSocketTransport(websocket, self._limits, self.traffic)
         client = ConnectedClient(id_, address, principal, transport, time.monotonic())
@@ -290,7 +295,9 @@ class AcpService:
             self.metrics.connections.add()
             details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
-            with self._access.connected(grant, lambda why: transport.drop(End(CLOSE_POLICY, why, "revoked"))):
+            with self._access.connected(
+                grant, lambda why: transport.drop(End(CloseCode.POLICY_VIOLATION, why, "revoked"))
+            ):
                 wants_cursors = websocket.headers.get(CURSORS) is not None
                 await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
         finally:
@@ -307,29 +314,33 @@ class AcpService:
         origin = websocket.headers.get("origin")
         if origin is not None and origin.rstrip("/").lower() not in self._origins:
             problem = (
-                f'Pages of "{origin[:200]}" may not connect. The owner of this server can add it to serve.origins.'
+                f'Web pages of "{origin[:200]}" may not connect. The operator of this server can add the origin to '
+                "serve.origins."
             )
             raise Refused(403, problem, "origin")
         if self.is_draining:
             problem = "This server is shutting down. Connect again in a moment."
             raise Refused(503, problem, "draining", retry_after_s=RETRY_AFTER_S)
         if len(self.clients) >= self._max_connections:
-            problem = f"{self._max_connections} clients are connected, the most that this server allows."
+            problem = (
+                f"{self._max_connections} clients are connected, and this server allows no more. Connect again later."
+            )
             raise Refused(503, problem, "full", retry_after_s=RETRY_AFTER_S)
         grant = await self._access.admit(_bearer_token(websocket.headers), address)
         if grant is not None:
             connected = sum(client.principal == grant.principal for client in self.clients.values())
             if connected >= self._max_connections_each:
-                problem = f"You have {connected} connections, the most that this server allows each principal."
+                problem = f"You have {connected} connections, and this server allows no more. Close one of them."
                 raise Refused(503, problem, "full_each", retry_after_s=RETRY_AFTER_S)
         return grant
 
     def _connection_id(self, wanted: str | None, principal: str | None) -> str:
-        """The id that a client comes back with, if it was its own; else a new one."""
+        """Return the id of the new connection: `wanted` if an earlier connection of this principal had it, else a new
+        id."""
         client = self.clients.get(wanted or "")
         if client is not None and client.principal == principal:
-            # The client has noticed the end of its old connection before the server has.
-            client.transport.drop(End(CLOSE_POLICY, "This client has connected again.", "replaced"))
+            # The old connection of the client is broken, and the server has not noticed it yet.
+            client.transport.drop(End(CloseCode.POLICY_VIOLATION, "This client has connected again.", "replaced"))
             return client.id
         owner, until = self._remembered.get(wanted or "", (None, 0.0))
         if wanted is not None and client is None and until > time.monotonic() and owner == principal:
@@ -361,9 +372,13 @@ class AcpService:
         return Response(self.metrics.render(self._all_gauges()), media_type=CONTENT_TYPE)
 
     def _check_operator(self, grant: Grant | None) -> None:
-        """:raises Refused: the metrics count the work of all, and this principal may not see them."""
+        """Check that the client may read the metrics, which count the work of everybody.
+
+        :raises Refused: the principal is not an operator.
+        """
         if grant is not None and grant.principal not in self._operators:
-            raise Refused(403, f"{grant.principal} is not in serve.operators, which may read this.", "operator")
+            problem = f"{grant.principal} may not read the metrics, because serve.operators does not list this name."
+            raise Refused(403, problem, "operator")
 
     def _all_gauges(self) -> Iterable[Family]:
         yield gauge("crow_build_info", "The version of crow.", 1, version=__version__)
@@ -382,7 +397,7 @@ class AcpService:
         sizes.add(self.traffic.bytes_in, direction="in")
         sizes.add(self.traffic.bytes_out, direction="out")
         yield sizes
-        yield gauge("crow_prompts", "Prompts that clients wait for.", self.prompts)
+        yield gauge("crow_prompts", "Prompts without a response yet.", self.prompts)
         yield from self._gauges()
         yield from process_metrics()
 
@@ -392,7 +407,7 @@ class AcpService:
         logger.info("A connection was refused", extra=details)
 
 
-SHUTDOWN = End(CLOSE_GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
+SHUTDOWN = End(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
 async def _refuse_http(_request: Request) -> Response:
@@ -404,11 +419,11 @@ async def _healthz(_request: Request) -> Response:
 
 
 def _bearer_token(headers: Headers) -> str | None:
-    """The token of the Authorization header, if there is one."""
+    """Return the token in the Authorization header, or None."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _address(connection: HTTPConnection) -> str:
-    """The address of the client, or "local" for a Unix socket."""
+    """Return the IP address of the client, or "local" for a Unix socket."""
     return connection.client.host if connection.client is not None and connection.client.host else "local"

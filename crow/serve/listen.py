@@ -1,4 +1,4 @@
-"""The sockets and the certificate that the server listens with, checked before anything is served."""
+"""Opens the server's sockets and reads its TLS certificate. Checks both before anything is served."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from pathlib import Path
 from crow.domain.errors import ConfigError
 
 BACKLOG = 2048
-_SYSTEMD_FIRST_FD = 3
 
-EXAMPLES = 'expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a Unix socket, or "systemd"'
+PROBE_S = 1.0
+"""How long to try whether a server still listens on an old Unix socket."""
+
+_SYSTEMD_FIRST_FD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,9 @@ class TcpAddress:
 
 
 def parse_address(text: str) -> TcpAddress | Path | None:
-    """The address to listen on: TCP, the path of a Unix socket, or None for the sockets that systemd has opened.
+    """Parse the address to listen on. A path means a Unix socket, and None the sockets that systemd has opened.
 
-    :raises ConfigError: it is none of these.
+    :raises ConfigError: `text` is not such an address.
     """
     if text == "systemd":
         return None
@@ -41,16 +43,19 @@ def parse_address(text: str) -> TcpAddress | Path | None:
         return Path(text)
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not host or not port.isdecimal() or int(port) > 65_535 or "/" in host or "]" in host:
-        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
-    if ":" in host and not _is_address(host):
-        raise ConfigError(f'crow serve cannot listen on "{text}"; {EXAMPLES}.')
+    is_port = port.isdecimal() and int(port) <= 65_535
+    is_host = host and "/" not in host and "]" not in host and (":" not in host or _is_address(host))
+    if not colon or not is_port or not is_host:
+        raise ConfigError(
+            f'crow serve cannot listen on "{text}"; expected HOST:PORT, such as 127.0.0.1:7431, the absolute path of a '
+            'Unix socket, or "systemd".'
+        )
     return TcpAddress(host, int(port))
 
 
 @contextmanager
 def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
-    """Opens the sockets, and closes them at the end. :raises ConfigError: this is not possible."""
+    """Open the sockets to listen on, and close them at the end. :raises ConfigError: they cannot be opened."""
     if isinstance(address, Path):
         with _unix_socket(address) as opened:
             yield [opened]
@@ -69,7 +74,7 @@ def is_private(sockets: list[socket.socket]) -> bool:
 
 
 def describe(opened: socket.socket, *, is_tls: bool) -> str:
-    """The address of a socket as clients write it."""
+    """Return the address of a socket as a client writes it, such as `ws://127.0.0.1:7431/acp`."""
     name = opened.getsockname()
     if opened.family == socket.AF_UNIX:
         return f"unix:{name}"
@@ -78,9 +83,10 @@ def describe(opened: socket.socket, *, is_tls: bool) -> str:
 
 
 def is_known_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether the Host header names this server: an address, localhost, or one of `names`.
+    """Whether the Host header names this server: an IP address, localhost, or one of `names`.
 
-    A web page of an attacker can make a browser connect to any address, but only under the attacker's own name.
+    This stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser then
+    sends the attacker's host name.
     """
     if header is None:
         return False
@@ -90,7 +96,10 @@ def is_known_host(header: str | None, names: frozenset[str]) -> bool:
 
 
 def tls_context(cert: Path, key: Path) -> Callable[..., ssl.SSLContext]:
-    """Reads the certificate. Returns a factory for uvicorn. :raises ConfigError: it cannot be used."""
+    """Read the certificate, and return the function that makes uvicorn's TLS context.
+
+    :raises ConfigError: the certificate or its key cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -115,7 +124,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
-    """One socket for each address of the host."""
+    """Open one socket for each IP address of the host."""
     try:
         found = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -143,7 +152,7 @@ def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
 
 @contextmanager
 def _unix_socket(path: Path) -> Iterator[socket.socket]:
-    """A socket with mode 0600. A lock file beside it keeps two servers from taking the same path."""
+    """Open a socket with mode 0600. A lock file beside it prevents two servers from using the same path."""
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_directory(path.parent)
@@ -190,15 +199,15 @@ def _check_directory(directory: Path) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the socket of a server that has ended. :raises ConfigError: the path is in use."""
+    """Remove the socket of a server that has ended. :raises ConfigError: the path is in use."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
         return
     if not is_socket:
-        raise ConfigError(f"crow serve cannot listen on {path}: a file that is no socket is there.")
+        raise ConfigError(f"crow serve cannot listen on {path}, because a file that is not a socket is there.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1)
+        probe.settimeout(PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -210,7 +219,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _systemd_sockets() -> list[socket.socket]:
-    """The sockets that systemd passed to this process."""
+    """Return the sockets that systemd passed to this process. :raises ConfigError: systemd passed none."""
     count = os.environ.get("LISTEN_FDS", "")
     if os.environ.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal() or int(count) < 1:
         raise ConfigError("crow serve --listen systemd works only in a service that a systemd socket unit starts.")
@@ -224,7 +233,7 @@ def _systemd_sockets() -> list[socket.socket]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tells systemd the state of the service, such as `READY=1`, if systemd wants to know."""
+    """Tell systemd the state of the service, such as `READY=1`. Without NOTIFY_SOCKET this does nothing."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:

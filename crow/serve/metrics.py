@@ -1,4 +1,4 @@
-"""Counts what the server does, and writes it in the text format of Prometheus."""
+"""The server's metrics, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from crow.store import Store
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""The upper bounds of the histogram of store latencies."""
+"""The upper bounds of the histogram of store latencies, in seconds."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -25,7 +25,7 @@ Samples: TypeAlias = Mapping[Labels, float]
 
 
 class Family:
-    """All samples of one metric, by their labels."""
+    """A metric with all its samples. Each sample has its own set of labels."""
 
     def __init__(self, name: str, kind: Kind, words: str) -> None:
         self.name = name
@@ -34,11 +34,11 @@ class Family:
         self.samples: dict[Labels, float] = defaultdict(float)
 
     def add(self, amount: float = 1.0, /, **labels: str) -> None:
-        """Adds to the sample with these labels."""
+        """Add `amount` to the sample with these labels."""
         self.samples[tuple(labels.items())] += amount
 
     def lines(self) -> Iterable[str]:
-        """The family in the text format."""
+        """Yield the lines of this metric in the text format."""
         yield f"# HELP {self.name} {self.words}"
         yield f"# TYPE {self.name} {self.kind}"
         for labels, value in self.samples.items():
@@ -46,7 +46,7 @@ class Family:
 
 
 class Histogram(Family):
-    """How long something took, in seconds."""
+    """A histogram of durations in seconds."""
 
     def __init__(self, name: str, words: str) -> None:
         super().__init__(name, "histogram", words)
@@ -54,7 +54,7 @@ class Histogram(Family):
         self._sums: dict[Labels, float] = defaultdict(float)
 
     def observe(self, seconds: float, /, **labels: str) -> None:
-        """Adds one duration."""
+        """Add one duration."""
         key = tuple(labels.items())
         counts = self._counts.setdefault(key, [0] * (len(BUCKETS_S) + 1))
         counts[bisect_left(BUCKETS_S, seconds)] += 1
@@ -73,7 +73,7 @@ class Histogram(Family):
 
 
 class Metrics:
-    """The metrics that are counted when something happens."""
+    """The counters and histograms that the server updates as it works."""
 
     def __init__(self) -> None:
         self.connections = Family("crow_connections_total", "counter", "WebSocket connections that were accepted.")
@@ -88,12 +88,12 @@ class Metrics:
         self.store_errors = Family("crow_store_errors_total", "counter", "Store operations that failed, by method.")
 
     def render(self, gauges: Iterable[Family]) -> str:
-        """All metrics, followed by `gauges`, in the text format."""
+        """Return all metrics, followed by `gauges`, in the text format."""
         families = (*(each for each in vars(self).values() if isinstance(each, Family)), *gauges)
         return "\n".join(line for family in families for line in family.lines()) + "\n"
 
     def note_entries(self, entries: Iterable[NewEntry]) -> None:
-        """Counts the usage and the ends of turns in stored entries."""
+        """Count the tokens, costs and ended turns that these stored entries report."""
         for entry in entries:
             if isinstance(entry.body, TurnEnd):
                 self.turns_ended.add(stop=entry.body.stop)
@@ -106,7 +106,7 @@ class Metrics:
 
 
 class MeteredStore:
-    """A store that measures each call of another store."""
+    """Wraps a store, and measures how long each of its methods takes."""
 
     def __init__(self, inner: Store, metrics: Metrics) -> None:
         self._inner = inner
@@ -142,19 +142,22 @@ class MeteredStore:
 
 
 def metered(store: Store, metrics: Metrics) -> Store:
-    """The store, with its calls measured."""
+    """Return the store wrapped in a `MeteredStore`."""
     return cast(Store, MeteredStore(store, metrics))
 
 
 def gauge(name: str, words: str, value: float, /, **labels: str) -> Family:
-    """A metric with one sample that is known now."""
+    """Return a gauge with one sample."""
     family = Family(name, "gauge", words)
     family.add(value, **labels)
     return family
 
 
 def process_metrics() -> Iterable[Family]:
-    """CPU time, memory and open files of this process, under the usual names. Memory and files on Linux only."""
+    """Yield CPU time, memory and open files of this process, under Prometheus' usual names.
+
+    Memory and open files are known on Linux only.
+    """
     cpu = Family("process_cpu_seconds_total", "counter", "CPU time of this process.")
     cpu.add(time.process_time())
     yield cpu

@@ -1,4 +1,4 @@
-"""What a server with tokens demands of its settings and of its clients' requests."""
+"""The rules of a server with tokens: which settings it needs, and which requests its clients may send."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, ConfigError
+from crow.frontend.agent import OPENING
 from crow.frontend.frames import describe
 from crow.frontend.params import OpenRequest
 from crow.settings.values import PRINCIPAL_PART, ServeSettings, static_part
@@ -17,12 +18,12 @@ from crow.store import Store
 from crow.store.principals import PrincipalStore, check_principal
 from crow.tools import SandboxStatus
 
-NAME_DIRECTORIES = frozenset({"session/new", "session/load", "session/resume", "session/fork"})
-"""Requests whose parameters name directories that crow would open."""
-
 
 def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> None:
-    """:raises ConfigError: the settings do not keep principals apart from each other and from this machine."""
+    """Check that the settings separate principals from each other and from the rest of this machine.
+
+    :raises ConfigError: they do not. The message says which setting to change.
+    """
     if not settings.roots:
         raise ConfigError(
             "A server with tokens needs serve.roots, the directories below which its users may work: write "
@@ -39,10 +40,10 @@ def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> 
 
 
 class ServePolicy:
-    """What one principal may ask for. `is_confining`: whether a sandbox works on this machine.
+    """The rules for the requests of one principal. `is_confining` means that a sandbox works on this machine.
 
-    Messages name only what the client has sent and the principal's own roots, and they are the same for paths that
-    exist and for others.
+    An error message contains only the client's own parameters and the principal's own roots. It does not show whether a
+    path exists.
     """
 
     def __init__(self, settings: ServeSettings, principal: str, *, is_confining: bool) -> None:
@@ -51,14 +52,14 @@ class ServePolicy:
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
     async def check_params(self, method: str, params: Any, store: Store) -> None:
-        """Check the raw parameters of a request, before anything looks at the paths in them.
+        """Check the raw parameters of a request, before crow uses any path in them.
 
-        :raises ArgumentError: the principal may not ask for this.
+        :raises ArgumentError: the principal may not send this request.
         """
         assert isinstance(store, PrincipalStore), "only principals have a policy"
         if not isinstance(params, Mapping):
             return
-        if method in NAME_DIRECTORIES:
+        if method in OPENING:
             await self._check_directories(method, params, store)
         asks_mode = {
             "session/set_mode": params.get("modeId"),
@@ -68,7 +69,7 @@ class ServePolicy:
             raise ArgumentError("Mode auto is not available: nothing confines commands on this server.")
 
     def check(self, request: OpenRequest) -> None:
-        """Check a request that opens a session. :raises ArgumentError: the principal may not ask for this."""
+        """Check a request that opens a session. :raises ArgumentError: the principal may not send this request."""
         if request.servers and not self._settings.client_servers:
             names = ", ".join(describe(server.name) for server in request.servers[:5])
             raise ArgumentError(
@@ -84,7 +85,7 @@ class ServePolicy:
         session_id: Any = params.get("sessionId")
         is_load = method in ("session/load", "session/resume") and isinstance(session_id, str)
         if is_load and await store.access(session_id) in ("read", "write"):
-            # Who does not own a session cannot move it: it stays where it is.
+            # With a shared session, these paths open nothing new: only the owner can move a session elsewhere.
             row = await store.session(session_id)
             known = {row.cwd, *row.additional_directories}
             paths = [(name, path) for name, path in paths if path not in known]
@@ -94,7 +95,7 @@ class ServePolicy:
                 raise ArgumentError(f"{name} is {describe(path)}; on this server, expected a directory below {below}.")
 
     def contains(self, path: str) -> bool:
-        """Whether a path is below one of the principal's roots, with links resolved. Blocks."""
+        """Whether a path is in one of the principal's roots, after links are resolved. Blocks."""
         if not os.path.isabs(path) or "\0" in path:
             return False
         try:

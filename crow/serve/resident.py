@@ -1,4 +1,4 @@
-"""Starts, stops and describes the resident server of this user: `crow serve --user`."""
+"""Starts, stops and describes the user's resident server, `crow serve --user`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
 
 START_S = 60.0
-"""How long a server may take to start, or to end. Importing everything takes a second, on a busy machine ten."""
+"""A server may take this many seconds to start or to end. Its imports take one second, or ten on a busy machine."""
 
 POLL_S = 0.02
 ANSWER_S = 5.0
@@ -29,12 +29,12 @@ MAX_REASON_BYTES = 4096
 
 
 class ResidentError(CrowError):
-    """The resident server does not do what it should."""
+    """The resident server cannot be started, reached or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A running server. `figures` are the samples of its metrics."""
+    """A running server. `path` is its socket. `figures` has the values of its metrics that have no labels."""
 
     path: Path
     pid: int | None
@@ -42,7 +42,7 @@ class Resident:
     figures: Mapping[str, float]
 
     def describe(self) -> str:
-        """A sentence about it."""
+        """Return a sentence with the server's version, process, socket, clients and sessions."""
         counts = [int(self.figures.get(name, 0)) for name in ("crow_connections", "crow_sessions_open")]
         busy = int(self.figures.get("crow_sessions_busy", 0))
         process = f"process {self.pid}" if self.pid is not None else "a process"
@@ -54,22 +54,25 @@ class Resident:
 
 
 def own_socket(env: Mapping[str, str]) -> Path:
-    """The path for this user's server, in a directory that is made if necessary.
+    """Return the path of the socket of this user's server. Creates its directory if there is none.
 
-    :raises ConfigError: others can write to the directory.
+    :raises ConfigError: the directory cannot be created, or other users can write to it.
     """
     path = Path(socket_path(env))
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be made: {error.strerror}.") from error
+        raise ConfigError(f"The directory {path.parent} cannot be created: {error.strerror}.") from error
     if not is_private(str(path.parent)):
-        raise ConfigError(f"{path.parent} does not belong to you alone, so crow makes no socket there; remove it.")
+        raise ConfigError(
+            f"Other users can write to the directory {path.parent}, so crow creates no socket in it. Remove the "
+            "directory; crow will create it again."
+        )
     return path
 
 
 def find(env: Mapping[str, str]) -> Resident | None:
-    """The running server, if there is one."""
+    """Return the running server, or None. :raises CrowError: it does not answer, or its directory is not safe."""
     path = own_socket(env)
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
@@ -95,9 +98,9 @@ def find(env: Mapping[str, str]) -> Resident | None:
 
 
 def start(env: Mapping[str, str]) -> None:
-    """Start the server in a process of its own, unless it runs. Returns when it can be reached.
+    """Start the server in a process of its own, unless one is running. Returns when clients can connect to it.
 
-    :raises ResidentError: it does not start.
+    :raises ResidentError: the server does not start.
     """
     path = own_socket(env)
     with _only_one(path):
@@ -106,30 +109,34 @@ def start(env: Mapping[str, str]) -> None:
         # -P: the server must not import anything from the directory in which it starts.
         command = [sys.executable, "-P", "-m", "crow", "serve", "--user"]
         with tempfile.TemporaryFile() as errors:
-            # The server keeps nothing of the editor that starts it: no terminal, no process group, no directory.
+            # The server must outlive the editor that starts it, so it shares no terminal, process group or directory.
             null = subprocess.DEVNULL
             places = {name: absolute(env[name]) for name in PLACES if env.get(name)}
             server = subprocess.Popen(  # noqa: S603  our own program
                 command, stdin=null, stdout=null, stderr=errors, cwd="/", start_new_session=True, env={**env, **places}
             )
-            _wait(lambda: _answers(path) or server.poll() is not None)
-            if not _answers(path):
+            _wait(lambda: _serves(path) or server.poll() is not None)
+            if server.poll() is not None or not _serves(path):
                 errors.seek(0)
                 reason = errors.read(MAX_REASON_BYTES).decode(errors="replace").strip()
                 raise ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
-            server.returncode = 0  # it goes on without this process
+            server.returncode = 0  # so that Popen does not warn about a process that still runs
 
 
 def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
-    """Ask the server to end, and wait until it has. Running turns get their time. Returns it; None if none ran.
+    """Ask the server to end, wait until it has ended, and return what it was. Returns None if no server was running.
 
-    :raises ResidentError: it still runs after `timeout_s`.
+    The server first lets running turns finish.
+
+    :raises ResidentError: the server still runs after `timeout_s`.
     """
     running = find(env)
     if running is None:
         return None
     if running.pid is None:
-        raise ResidentError(f"This system does not tell which process listens on {running.path}; end it by hand.")
+        raise ResidentError(
+            f"Crow cannot find out on this system which process listens on {running.path}. End the server by hand."
+        )
     os.kill(running.pid, signal.SIGTERM)
     if not _wait(lambda: not _answers(running.path), timeout_s):
         raise ResidentError(f"The server (process {running.pid}) still runs after {timeout_s:g} s.")
@@ -138,7 +145,7 @@ def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Lets one process at a time start the server; the others then find it running."""
+    """Hold a lock, so that only one process starts the server. The processes that wait then find it running."""
     lock = os.open(path.with_name(f"{path.name}.start"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not _wait(lambda: _locks(lock)):
@@ -157,6 +164,7 @@ def _locks(lock: int) -> bool:
 
 
 def _answers(path: Path) -> bool:
+    """Whether a process listens. It may still be starting, or about to fail."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
         try:
@@ -164,6 +172,17 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def _serves(path: Path) -> bool:
+    """Whether a server answers requests."""
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.settimeout(ANSWER_S)
+        try:
+            opened.connect(str(path))
+            return bool(_get(opened, "/healthz"))
+        except OSError:
+            return False
 
 
 def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:
@@ -176,7 +195,7 @@ def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:
 
 
 def _get(opened: socket.socket, resource: str) -> str:
-    """The body of the answer to an HTTP request."""
+    """Send an HTTP request and return the body of the response."""
     opened.sendall(f"GET {resource} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     data = b""
     while more := opened.recv(65536):

@@ -1,4 +1,4 @@
-"""Runs the server: sockets, signals, draining, and what it logs."""
+"""Runs the server: opens its sockets, handles signals, shuts it down and starts its log."""
 
 from __future__ import annotations
 
@@ -37,11 +37,17 @@ from crow.store import Store
 from crow.store.principals import PrincipalStore, session_view
 
 CLOSE_S = 5.0
-"""After the drain, cancelled turns get this long to end, and clients to read what waits for them."""
+"""After the drain, cancelled turns have this many seconds to end. Then clients have as long again to read their
+remaining messages."""
 
+POLL_S = 0.02
 IDLE_CHECK_S = 10.0
-READY_S = 1.0
+
+READY_REUSED_S = 1.0
+"""/readyz asks the store at most once in this many seconds, and otherwise repeats its last answer."""
+
 READY_TIMEOUT_S = 3.0
+"""The store has this many seconds to answer for /readyz."""
 
 REQUEST_HEAD_BYTES = 16 * 1024
 
@@ -59,10 +65,10 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, and return the exit code.
 
-    `on_listening` gets each address when the server can be reached there. A resident server serves only this user, and
-    ends when nobody has needed it for `serve.idle_timeout_s`.
+    `on_listening` gets each address as soon as clients can connect to it. With `is_resident`, the server serves only
+    this user, and ends after `serve.idle_timeout_s` without a client or a running turn.
 
-    :raises ConfigError: the server cannot listen as the settings say.
+    :raises ConfigError: the server cannot listen on its address, or a setting does not keep its users apart.
     """
     if loaded.problem is not None:
         raise loaded.problem
@@ -76,7 +82,7 @@ async def serve(
             limits=limits or ConnectionLimits(),
             tell=on_listening,
         )
-    except BaseExceptionGroup as group:  # the task groups wrap what is raised inside
+    except BaseExceptionGroup as group:  # task groups wrap every exception in a group
         raise _only_error(group) from None
     logger.info("The server has ended")
     return 0
@@ -100,7 +106,9 @@ async def _serve(
         is_private = listen.is_private(sockets)
         async with (
             adapters.orphans_ended(),
-            share_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            open_server(
+                wiring, settings, limits, is_private=is_private, is_resident=is_resident, offers_v2=offers_v2
+            ) as server,
             anyio.create_task_group() as tasks,
         ):
             http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
@@ -127,7 +135,7 @@ async def _serve(
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error in a group, or the group."""
+    """Return the error if the group holds exactly one, else the group."""
     while len(group.exceptions) == 1:
         (error,) = group.exceptions
         if not isinstance(error, BaseExceptionGroup):
@@ -137,7 +145,7 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Server:
-    """What the process serves to all clients: the shared host of the sessions, and the service that clients reach."""
+    """The server of one process: it accepts clients, and all of them share one session host."""
 
     def __init__(
         self,
@@ -172,7 +180,7 @@ class Server:
         )
 
     async def warm(self) -> None:
-        """Prepares the first prompt."""
+        """Import the packages that the first prompt needs."""
         try:
             await self._host.warm()
         except Exception:
@@ -180,11 +188,11 @@ class Server:
 
     @property
     def busy_sessions(self) -> int:
-        """How many sessions run a turn, or a sub-agent in the background."""
+        """The number of sessions that run a turn, or a sub-agent in the background."""
         return sum(hosted.session.busy for hosted in self._host.open.values())
 
     async def end_when_idle(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
-        """Ends the server like SIGTERM when there was no client and no running turn for this long."""
+        """End the server as SIGTERM would, once there has been no client and no running turn for `timeout_s`."""
         used_at = time.monotonic()
         while (idle_s := time.monotonic() - used_at) < timeout_s:
             await anyio.sleep(min(timeout_s - idle_s, IDLE_CHECK_S))
@@ -194,8 +202,10 @@ class Server:
         signals.put_nowait(signal.SIGTERM)
 
     async def drain(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
-        """Lets running turns end; then cancels what still runs, stores it and tells the clients. The next signal ends
-        the wait."""
+        """Shut the server down: let running turns end, cancel those that still run, and disconnect the clients.
+
+        The turns have `timeout_s` seconds. A further signal ends this wait at once.
+        """
         service = self.service
         service.is_draining = True
         logger.info("The server drains", extra={"clients": len(service.clients), "sessions": self.busy_sessions})
@@ -211,12 +221,12 @@ class Server:
         service.close_all(SHUTDOWN)
         with anyio.move_on_after(CLOSE_S):
             while service.clients:  # noqa: ASYNC110 - they end in any order
-                await anyio.sleep(0.02)
+                await anyio.sleep(POLL_S)
 
     async def _work_ends(self, timeout_s: float) -> None:
         with anyio.move_on_after(timeout_s):
             while self.busy_sessions or self.service.prompts:  # noqa: ASYNC110 - turns end in many places
-                await anyio.sleep(0.05)
+                await anyio.sleep(POLL_S)
 
     async def _serve(self, connection: ServedConnection, connection_id: str, grant: Grant | None) -> None:
         requester = self._requester(grant, connection_id)
@@ -225,7 +235,7 @@ class Server:
         )
 
     def _requester(self, grant: Grant | None, connection_id: str) -> Requester:
-        """What a client may do. Without tokens it may do everything."""
+        """Return the rights of a client. On a server without tokens, a client may do everything."""
         if grant is None:
             return Requester(connection_id=connection_id)
         policy = ServePolicy(self._settings, grant.principal, is_confining=self._is_confining)
@@ -238,9 +248,9 @@ class Server:
         )
 
     async def _problem(self) -> str:
-        """Why no prompt could be stored now; empty if it could. Asks the store at most once a second."""
+        """Return why the server is not ready, or an empty string if it is."""
         asked_at, problem = self._checked
-        if time.monotonic() - asked_at < READY_S:
+        if time.monotonic() - asked_at < READY_REUSED_S:
             return problem
         problem = ""
         try:
@@ -263,14 +273,22 @@ class Server:
 
 
 @asynccontextmanager
-async def share_server(
-    wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
+async def open_server(
+    wiring: Wiring,
+    settings: ServeSettings,
+    limits: ConnectionLimits,
+    *,
+    is_private: bool,
+    is_resident: bool,
+    offers_v2: bool,
 ) -> AsyncIterator[Server]:
-    """Opens the store and the host of the sessions, and closes both at the end.
+    """Open the store and the session host, and close both at the end.
 
-    Unless only programs on this machine can connect (`is_private`), every client needs a token.
+    `is_private` means that only programs on this machine can connect. If it is false, every client needs a token. A
+    resident server serves one user, who sees every session of the store, as with `crow acp`.
 
-    :raises ConfigError: tokens are needed, and there is none. :raises StoreError: the store cannot be used.
+    :raises ConfigError: clients need a token, and no token exists.
+    :raises StoreError: the store cannot be used.
     """
     metrics = Metrics()
     dependencies = wiring.dependencies()
@@ -289,7 +307,7 @@ async def share_server(
                     'one with "crow serve token add NAME", or listen on 127.0.0.1 or on a Unix socket.'
                 )
         authenticator = Authenticator(store)
-        access = TokenAccess(authenticator, store, is_required=not is_private)
+        access = TokenAccess(authenticator, store, is_required=not is_private, is_resident=is_resident)
         wiring.is_bounded = lambda: access.is_required
         sandbox = await wiring.sandbox_status()
         if await access.needs_tokens():
@@ -307,7 +325,7 @@ async def share_server(
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn, without its own signal handlers."""
+    """A uvicorn server without signal handlers of its own."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -316,25 +334,25 @@ class UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Does nothing: the drain begins before uvicorn stops."""
+        """Do nothing. `Server.drain` must run before uvicorn stops, so crow handles the signals itself."""
         yield
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
-        """Starts to accept connections."""
+        """Start to accept connections."""
         await super().startup(sockets)
         self._started.set()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """Closes what is still connected."""
+        """Close the connections that are still open."""
         await super().shutdown(sockets)
         self._ended.set()
 
     async def has_started(self) -> None:
-        """Returns when connections are accepted."""
+        """Wait until the server accepts connections."""
         await self._started.wait()
 
     async def has_ended(self) -> None:
-        """Returns when all connections are closed."""
+        """Wait until all connections are closed."""
         await self._ended.wait()
 
 
@@ -346,7 +364,7 @@ def uvicorn_server(
     *,
     is_resident: bool = False,
 ) -> UvicornServer:
-    """The HTTP server."""
+    """Return the HTTP server, which is not started yet."""
     http: Any = partial(HttpProtocol, service.handshakes, only_this_user=is_resident)
     ws: Any = partial(SocketProtocol, limits)
     config = uvicorn.Config(
@@ -356,7 +374,7 @@ def uvicorn_server(
         ws_max_size=limits.message_bytes,
         ws_ping_interval=limits.ping_s,
         ws_ping_timeout=None,  # SocketProtocol decides when a client is silent
-        ws_per_message_deflate=False,  # small frames could inflate to large messages, and each connection needs 300 kB
+        ws_per_message_deflate=False,  # it takes 300 kB per connection, and lets small frames inflate to huge messages
         h11_max_incomplete_event_size=REQUEST_HEAD_BYTES,
         interface="asgi3",
         lifespan="off",
@@ -373,7 +391,10 @@ def uvicorn_server(
 
 
 def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
-    """The options of uvicorn for TLS; empty without a certificate. :raises ConfigError: it cannot be used."""
+    """Return uvicorn's options for TLS, or an empty dict if the settings name no certificate.
+
+    :raises ConfigError: the certificate or its key cannot be used.
+    """
     if settings.tls_cert is None and settings.tls_key is None:
         return {}
     if settings.tls_cert is None or settings.tls_key is None:
@@ -383,7 +404,7 @@ def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
 
 
 def start_server_log(loaded: Loaded) -> None:
-    """Logs as JSON, at `info` unless the user chose a level."""
+    """Start a log in JSON. Its level is `info` unless the user chose another."""
     level = "info" if loaded.sources["log.level"] == "default" else loaded.settings.log.level
     file = loaded.settings.serve.log_file
     path = None if file is None else loaded.paths.config_file.parent / file
@@ -391,7 +412,7 @@ def start_server_log(loaded: Loaded) -> None:
 
 
 def raise_file_limit() -> None:
-    """Allows as many open files as the system permits: each client needs one."""
+    """Raise the limit for open files as far as the system permits, because each client needs one."""
     with suppress(ImportError, OSError, ValueError):
         import resource  # Windows has no such module
 
@@ -401,7 +422,7 @@ def raise_file_limit() -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
-    """Puts each SIGTERM, SIGINT and SIGHUP into a queue, instead of ending the process."""
+    """Put each SIGTERM, SIGINT and SIGHUP into a queue. The signals do not end the process meanwhile."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -415,7 +436,7 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
 
 
 async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
-    """Runs a task of the server. An unexpected error is logged and ends neither the task nor the server."""
+    """Call `run` again and again until this task is cancelled. Log any error of `run`, and continue after `pause_s`."""
     while True:
         try:
             await run()

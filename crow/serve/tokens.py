@@ -1,7 +1,7 @@
-"""Bearer tokens: makes them, checks them, and ends the connections of those that are revoked.
+"""Makes and checks bearer tokens, and ends the connections of revoked ones.
 
-A token is `crow_`, the token's id, a secret and a check number. The store holds the sha256 of the secret. A slow hash
-protects passwords, because people choose from few; nobody can try the 2**256 secrets, however fast the hash is.
+A token consists of `crow_`, its id, a random secret and a check number. The store holds the sha256 of the secret. That
+is safe without the slow hash that passwords need, because nobody can guess a secret of 256 random bits.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ _NO_HASH = hashlib.sha256(b"").hexdigest()
 MAX_LABEL_CHARS = 100
 
 FAILURES = 10
-"""How many wrong tokens an address may send at once."""
+"""An address may send this many wrong tokens in a row before it is limited."""
 
 FAILURES_PER_S = 0.1
-"""How many more it may send each second after that."""
+"""After that, an address may send this many wrong tokens per second."""
 
 MAX_ADDRESSES = 4096
-"""At most this many addresses are remembered. Those that failed longest ago are forgotten first."""
+"""Failures are counted for at most this many addresses. The address whose last failure is oldest is forgotten first."""
 
 WATCH_S = 1.0
-"""A revoked token's connections end after at most about this long."""
+"""The tokens of open connections are checked again after this many seconds."""
 
 USED_MS = 60_000
-"""The time of a token's last use is stored at most this often."""
+"""The time of a token's last use is stored at most once in this many milliseconds."""
 
 
 class BadToken(Exception):
-    """No token, or one that is unknown, revoked or expired. The message does not tell which."""
+    """The token is missing, unknown, revoked or expired. The message is the same for all four."""
 
     def __init__(self) -> None:
-        super().__init__("A valid token is needed: Authorization: Bearer crow_...")
+        super().__init__("This server needs a valid token in the header: Authorization: Bearer crow_...")
 
 
 class TooManyFailures(Exception):
     """This address has sent too many wrong tokens."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__("Too many wrong tokens came from this address; try again later.")
+        super().__init__("This address has sent too many wrong tokens. Try again later.")
         self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a valid token allows: to act as its principal."""
+    """The permission that a valid token gives its client: to act as the token's principal."""
 
     principal: str
     token_id: str
@@ -80,15 +80,17 @@ class Grant:
 def new_token(
     principal: str, *, label: str = "", expires_ms: int | None = None, now_ms: int | None = None
 ) -> tuple[str, Token]:
-    """Return the text of a new token, which is stored nowhere, and what the store keeps of it.
+    """Make a token. Return its text, which is stored nowhere, and the record of it for the store.
 
-    :raises ArgumentError: the name, the label or the time cannot be used.
+    `expires_ms` and `now_ms` are Unix times in milliseconds.
+
+    :raises ArgumentError: the principal's name or the label is not valid, or `expires_ms` is in the past.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     if len(label) > MAX_LABEL_CHARS or not label.isprintable():
         raise ArgumentError(f"--label: expected at most {MAX_LABEL_CHARS} printable characters.")
     if expires_ms is not None and expires_ms <= now_ms:
-        raise ArgumentError("--expires: that time is already past.")
+        raise ArgumentError("--expires: expected a time in the future, but this one is in the past.")
     token_id = _base32(secrets.token_bytes(7))[:_ID_CHARS]
     secret = _base32(secrets.token_bytes(_SECRET_BYTES))
     token = Token(
@@ -104,12 +106,12 @@ def new_token(
 
 
 def is_valid(token: Token, now_ms: int) -> bool:
-    """Whether a token is neither revoked nor expired."""
+    """Whether a token is neither revoked nor expired at `now_ms`, a Unix time in milliseconds."""
     return token.revoked_ms is None and (token.expires_ms is None or now_ms < token.expires_ms)
 
 
 class Authenticator:
-    """Checks tokens for a server. `run` is a task of the server."""
+    """Checks the tokens of a server's clients. The server must run `run` as a background task."""
 
     def __init__(
         self,
@@ -125,18 +127,18 @@ class Authenticator:
         self._used: dict[str, int] = {}
 
     async def authenticate(self, token: str | None, address: str) -> Grant:
-        """Return what a token grants. `address` is that of the client, empty for a Unix socket.
+        """Return what a token grants. `address` is the client's address, or empty for a Unix socket.
 
-        A valid token is accepted even from an address with too many failures: others behind the same proxy must not be
-        locked out, and nobody can guess a token.
+        A valid token is accepted even from an address with too many failures. Otherwise one client could lock out all
+        others behind the same proxy.
 
-        :raises BadToken: it grants nothing.
-        :raises TooManyFailures: it grants nothing, and this address has sent too many of this kind.
+        :raises BadToken: the token is missing or not valid.
+        :raises TooManyFailures: the token is not valid, and this address has sent too many such tokens.
         :raises ~crow.domain.errors.StoreError: the store cannot be read.
         """
         found = await self._find(token)
         if found is None:
-            # A request without a token guesses nothing: browsers and health checks send them.
+            # Requests without a token are not counted: they guess nothing, and browsers and health checks send them.
             if token is not None and (retry_after_s := self._failures.count(address)) > 0:
                 raise TooManyFailures(retry_after_s)
             raise BadToken
@@ -145,7 +147,7 @@ class Authenticator:
 
     @contextmanager
     def connected(self, grant: Grant, close: Callable[[str], None]) -> Iterator[None]:
-        """Surround a connection. `close` is called once with a reason if the token is revoked or expires."""
+        """Enclose a connection. If its token is revoked or expires meanwhile, call `close` once with the reason."""
         each = self._connected.setdefault(grant.token_id, [])
         each.append(close)
         try:
@@ -157,19 +159,19 @@ class Authenticator:
                 del self._connected[grant.token_id]
 
     async def run(self) -> None:
-        """End the connections of tokens that are revoked or expire. Runs until it is cancelled."""
+        """End the connections whose tokens are revoked or expire. Runs until it is cancelled."""
         while True:
             await anyio.sleep(WATCH_S)
             await self.check()
 
     async def check(self) -> None:
-        """Look once for tokens that are no longer valid. Without connections this reads nothing."""
+        """Check the tokens of all open connections once. Without connections, the store is not read."""
         if not self._connected:
             return
         try:
             valid = {token.id: token for token in await self._store.tokens() if is_valid(token, self._now_ms())}
         except StoreError as error:
-            logger.warning("Revoked tokens cannot be noticed now: %s", error)
+            logger.warning("The tokens of open connections could not be checked: %s", error)
             return
         for token_id in tuple(self._connected):
             if token_id in valid:
@@ -183,7 +185,7 @@ class Authenticator:
         if text is None or parts is None or not hmac.compare_digest(_check(text[:-_CHECK_CHARS]), parts[3]):
             return None
         token = await self._store.token(parts[1])
-        # The same work for an unknown id as for a wrong secret.
+        # An unknown id takes as long as a wrong secret, so the time does not show which ids exist.
         is_right = hmac.compare_digest(_hash(parts[2]), _NO_HASH if token is None else token.hash)
         return token if token is not None and is_right and is_valid(token, self._now_ms()) else None
 
@@ -195,18 +197,19 @@ class Authenticator:
         try:
             await self._store.note_token_use(token.id, now)
         except StoreError as error:
-            logger.warning("The use of token %s could not be stored: %s", token.id, error)
+            logger.warning("The time of the last use of token %s could not be stored: %s", token.id, error)
 
 
 class FailureLimit:
-    """Counts wrong tokens for each address, in bounded memory. An IPv6 network of 64 bits counts as one address."""
+    """Counts wrong tokens for each address, in bounded memory. An IPv6 network with a prefix of 64 bits counts as one
+    address."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def count(self, address: str) -> float:
-        """Count a failure. Return after how many seconds the next one is free; 0 if the limit is not reached."""
+        """Count a failure. Return 0 if the address is below the limit, else the seconds until it may fail again."""
         key, now = _network(address), self._monotonic()
         count, at = self._known.pop(key, (0.0, now))
         count = max(0.0, count - (now - at) * FAILURES_PER_S)
@@ -237,7 +240,7 @@ def _hash(secret: str) -> str:
 
 
 def _check(body: str) -> str:
-    """A number that tells a mistyped token, or another text, from a token without asking the store."""
+    """Return the check number of a token. With it, a mistyped token is noticed without asking the store."""
     return _base32(zlib.crc32(body.encode()).to_bytes(4, "big"))
 
 

@@ -1,4 +1,4 @@
-"""The SDK's transport over a WebSocket, and uvicorn's protocols with limits against hostile peers."""
+"""A transport for the protocol's SDK over WebSocket, and limits that protect uvicorn from hostile clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from starlette.websockets import WebSocket
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from crow.bridge.wire import peer
@@ -23,42 +23,36 @@ from crow.frontend.transport import FairSending, Wire
 MIB = 1024 * 1024
 
 FRAME_OVERHEAD_BYTES = 512
-"""A waiting frame counts as this many bytes more than its text, because the objects that hold it take memory too."""
+"""Added to the size of each waiting message, because the objects that hold it take memory too."""
 
 MAX_PONG_BYTES = MIB
-"""No ping is answered while more bytes than this wait for the client. Otherwise a client that sends pings and reads
-nothing could fill the memory."""
+"""While more bytes than this wait for a client, its pings get no answer. Otherwise a client that sends pings and reads
+nothing could fill the server's memory."""
 
 MAX_REASON_BYTES = 123
-"""A close frame has room for this much text."""
-
-CLOSE_NORMAL = 1000
-CLOSE_GOING_AWAY = 1001
-CLOSE_PROTOCOL_ERROR = 1002
-CLOSE_NOT_UTF8 = 1007
-CLOSE_POLICY = 1008
-CLOSE_TRY_AGAIN = 1013
+"""The longest text that fits into a close frame."""
 
 EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
 ]
-"""Why a connection ended, for logs and metrics. `client` means that the client closed it or was lost."""
+"""Why a connection ended, for logs and metrics. `client` means that the client closed the connection or lost it."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """What one connection may take.
+    """The limits of one connection, in bytes and seconds.
 
-    - `handshake_s`: from the connection to the complete request head, and again from there to `initialize`.
-    - `message_bytes`: the size of one message of the client.
-    - `buffered_bytes`: how much may wait for the client to read it. A client that is further behind is dropped.
-    - `pause_bytes`: while more than this waits, replays wait, and further messages of this client are not handled.
-    - `stall_s`: a client that reads nothing for this long, although something waits for it, is dropped.
-    - `ping_s`: the time between pings. A client of which nothing was heard for `silent_s` is dropped.
-    - `unanswered`: how many requests of the client may be unanswered.
-    - `goodbye_s`: how long the client may take to read the rest and the close frame.
+    - `handshake_s`: the client has this long to send its HTTP request, and then again to send `initialize`.
+    - `message_bytes`: the largest message that the client may send.
+    - `buffered_bytes`: a client is disconnected when more than this waits for it to read.
+    - `pause_bytes`: while more than this waits for the client, replays pause and its new messages are not read.
+    - `stall_s`: a client is disconnected if messages wait for it and it reads nothing for this long.
+    - `ping_s`: the server sends a ping this often.
+    - `silent_s`: a client is disconnected if it sends nothing, not even the answer to a ping, for this long.
+    - `unanswered`: the client may have this many requests without a response.
+    - `goodbye_s`: at the end, the client has this long to read the remaining messages and the close frame.
     """
 
     handshake_s: float = 10.0
@@ -74,7 +68,7 @@ class ConnectionLimits:
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts the messages and bytes of all connections."""
+    """Counters for the messages and bytes of all connections."""
 
     messages_in: int = 0
     messages_out: int = 0
@@ -84,17 +78,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How the server ends a connection: the code and the text of the close frame, and the name of the reason."""
+    """The way in which a connection ends. `code` and `text` go into the close frame, and `reason` into the log."""
 
-    code: int
+    code: CloseCode
     text: str
     reason: EndReason
 
 
 class WebSocketTransport:
-    """See :class:`crow.frontend.transport.Transport`. Each message is one text frame; the first is `initialize`.
+    """A :class:`crow.frontend.transport.Transport` over a WebSocket.
 
-    `send` waits while the client is far behind; `post` never waits.
+    Each message is one text frame. The client's first message must be `initialize`. If the client reads slowly, `send`
+    waits until the client has caught up, but `post` never waits.
     """
 
     def __init__(self, websocket: WebSocket, limits: ConnectionLimits, traffic: Traffic) -> None:
@@ -118,13 +113,13 @@ class WebSocketTransport:
         self._is_empty: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_gone = False
-        self.end = End(CLOSE_NORMAL, "", "client")
-        """How this connection ends."""
+        self.end = End(CloseCode.NORMAL_CLOSURE, "", "client")
+        """The way in which this connection ends. It stays the default if the client ends the connection."""
         self._socket.attach(self)
 
     @property
     def buffered_bytes(self) -> int:
-        """How many bytes wait for the client to read them."""
+        """The number of bytes that wait for the client to read them."""
         return self._waiting_bytes + self._socket.unsent_bytes
 
     async def receive(self) -> Message | None:
@@ -137,7 +132,7 @@ class WebSocketTransport:
                 async with asyncio.timeout_at(self._initialize_by):
                     event = await self._websocket.receive()
             except TimeoutError:
-                self.drop(End(CLOSE_POLICY, "No initialize came in time.", "no_initialize"))
+                self.drop(End(CloseCode.POLICY_VIOLATION, "No initialize came in time.", "no_initialize"))
                 return None
             if event["type"] == "websocket.disconnect":
                 return None
@@ -154,9 +149,9 @@ class WebSocketTransport:
             await self._has_room.wait()
 
     def post(self, message: Message) -> None:
-        """Sends a message without waiting. If too much waits for the client, it is dropped.
+        """Send a message without waiting. If more than `buffered_bytes` then wait for the client, disconnect it.
 
-        :raises ConnectionError: see `Transport.send`.
+        :raises ConnectionError: the connection has ended.
         """
         if self._is_gone:
             if "method" in message and "id" in message:
@@ -172,31 +167,31 @@ class WebSocketTransport:
         self.write_waiting()
         if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
             text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
 
     def stop(self, reason: str = "") -> None:
         """See `Transport`."""
         if reason:
-            self.drop(End(CLOSE_TRY_AGAIN, reason, "too_slow"))
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, reason, "too_slow"))
         self._is_stopped = True
         self._has_room.set()
         self._socket.wake_reader()
 
     def finish(self, end: End) -> None:
-        """Ends the connection after everything that waits has been sent. Only the first call counts."""
+        """End the connection after all waiting messages have been sent. Only the first call has an effect."""
         if not self._is_stopped:
             self.end = end
             self.stop()
 
     def drop(self, end: End) -> None:
-        """Ends the connection at once, without sending what still waits."""
+        """End the connection at once. Discard the waiting messages."""
         if not self._is_gone:
             self.finish(end)
             self.lose()
             self._socket.say_goodbye(self.end)
 
     async def close(self) -> None:
-        """Sends what waits, at most for `goodbye_s`; then closes."""
+        """Send the waiting messages for at most `goodbye_s` seconds, then close the connection."""
         if self._is_gone:
             return
         self._is_stopped = True
@@ -206,12 +201,12 @@ class WebSocketTransport:
         self.drop(self.end)
 
     def note_mistake(self) -> None:
-        """Notes that the client has broken the rules of WebSocket. It gets the close frame from the library."""
+        """Note that the client has violated the WebSocket protocol. The WebSocket library sends the close frame."""
         if not self._is_stopped:
-            self.end = End(CLOSE_PROTOCOL_ERROR, "", "invalid")
+            self.end = End(CloseCode.PROTOCOL_ERROR, "", "invalid")
 
     def lose(self) -> None:
-        """Notes that nothing more can be sent."""
+        """Note that the connection is lost. Discard the waiting messages."""
         self._is_gone = True
         self._waiting.clear()
         self._waiting_bytes = 0
@@ -222,7 +217,7 @@ class WebSocketTransport:
             self._stall_check.cancel()
 
     def write_waiting(self) -> None:
-        """Writes as many frames as the client takes."""
+        """Write as many of the waiting messages as the client takes."""
         while self._waiting and self._socket.is_writable:
             line = self._waiting.popleft()
             self._waiting_bytes -= len(line) + FRAME_OVERHEAD_BYTES
@@ -239,9 +234,9 @@ class WebSocketTransport:
             self._check_progress()
 
     def _message(self, text: str | None) -> Message | None:
-        """The message in a frame, or None if it needs no handling."""
+        """Return the message in a frame, or None if there is nothing to handle. An invalid frame gets an error here."""
         if text is None:
-            # The protocol says that binary frames are ignored; the client's author still wants to know.
+            # The protocol says that binary frames are ignored. The error helps the client's author to find the mistake.
             problem = "Binary frames are ignored; send each message as a text frame."
             self.post(FrameError(frames.INVALID_REQUEST, problem).response())
             return None
@@ -258,22 +253,22 @@ class WebSocketTransport:
         return None
 
     def _problem_with(self, message: Message) -> str:
-        """Why the message cannot be handled now; empty if it can."""
+        """Return why the message cannot be handled now, or an empty string if it can."""
         is_request = "method" in message and "id" in message
         if self._initialize_by is not None:
             if not is_request or message["method"] != "initialize":
                 problem = "The first message of a connection must be an initialize request."
-                self.finish(End(CLOSE_PROTOCOL_ERROR, problem, "invalid"))
+                self.finish(End(CloseCode.PROTOCOL_ERROR, problem, "invalid"))
                 return problem
             self._initialize_by = None
         if is_request:
             if len(self._unanswered) >= self._limits.unanswered:
-                return f"{self._limits.unanswered} requests are not answered yet; wait for some of the responses."
+                return f"{self._limits.unanswered} requests have no response yet. Wait for some of the responses."
             self._unanswered.add(message["id"])
         return ""
 
     def _check_progress(self) -> None:
-        """Drops a client that reads nothing, and checks again as long as something waits for it."""
+        """Disconnect the client if it has read nothing for `stall_s`. Check again while messages wait for it."""
         self._stall_check = None
         if self._is_gone or not self.buffered_bytes:
             return
@@ -281,8 +276,8 @@ class WebSocketTransport:
         if progress != self._progress:
             self._progress, self._progress_at = progress, now
         if now - self._progress_at >= self._limits.stall_s:
-            text = f"This client read nothing for {self._limits.stall_s:g} s, although something waited for it."
-            self.drop(End(CLOSE_TRY_AGAIN, text, "stalled"))
+            text = f"This client read nothing for {self._limits.stall_s:g} s, although messages waited for it."
+            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "stalled"))
             return
         self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
 
@@ -292,7 +287,7 @@ SOCKET = "crow.socket"
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol. It bounds what a hostile client can make it store."""
+    """uvicorn's WebSocket protocol, with bounds on the memory that a hostile client can make it use."""
 
     def __init__(self, limits: ConnectionLimits, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -300,33 +295,33 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._heard_at = self.loop.time()
         self._crow: WebSocketTransport | None = None
         self.has_bad_text = False
-        """Whether the client has sent a text that is not UTF-8."""
+        """Whether the client has sent text that is not UTF-8."""
 
     def attach(self, transport: WebSocketTransport) -> None:
-        """Names the transport that uses this socket."""
+        """Set the transport that uses this socket."""
         self._crow = transport
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes the system has not taken yet."""
+        """The number of written bytes that the operating system has not accepted yet."""
         return self.transport.get_write_buffer_size()
 
     @property
     def is_writable(self) -> bool:
-        """Whether few bytes wait, so that more may be written."""
+        """Whether so few bytes are unsent that more may be written."""
         return self.writable.is_set() and not self.close_sent and not self.disconnected
 
     def write_text(self, text: bytes) -> None:
-        """Writes a text frame."""
+        """Write a text frame."""
         self.conn.send_text(text)
         self._flush()
 
     def wake_reader(self) -> None:
-        """Makes `receive` return, as if the client had disconnected."""
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": CLOSE_GOING_AWAY})
+        """Make `receive` return as if the client had disconnected."""
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.GOING_AWAY})
 
     def say_goodbye(self, end: End) -> None:
-        """Sends a close frame. Aborts the connection if the client does not answer it in time."""
+        """Send a close frame. Abort the connection if the client does not answer the frame within `goodbye_s`."""
         if not (self.close_sent or self.disconnected or self.transport.is_closing()):
             self.conn.send_close(end.code, end.text.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
             self._flush()
@@ -338,7 +333,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Notes that the client is alive, or that it has closed the connection or broken the protocol."""
+        """Handle bytes from the client. Also note the time, and whether the client closed the connection or violated
+        the protocol."""
         self._heard_at = self.loop.time()
         super().data_received(data)
         if self._crow is not None and self.conn.state is not State.OPEN:
@@ -347,19 +343,19 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._crow.lose()
 
     def resume_writing(self) -> None:
-        """Continues to write."""
+        """Continue to write."""
         super().resume_writing()
         if self._crow is not None:
             self._crow.write_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells the transport."""
+        """Tell the transport that the connection is lost."""
         super().connection_lost(exc)
         if self._crow is not None:
             self._crow.lose()
 
     async def run_asgi(self) -> None:
-        """Runs the application, then makes sure that the connection ends."""
+        """Run the application, then make sure that the connection ends."""
         scope: Any = self.scope
         scope[SOCKET] = self
         try:
@@ -369,13 +365,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
     async def send(self, message: Any) -> None:
-        """Sends an event of the application. A refusal completes the handshake: uvicorn would log it as an error."""
+        """Send an event of the application. If it refuses the connection, mark the handshake as complete, so that
+        uvicorn does not log an error."""
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True
 
     def handle_text(self, event: Frame) -> None:
-        """Collects a message of many fragments in one buffer: a list of tiny fragments would take far more memory."""
+        """Collect the fragments of a message in one buffer. A list of tiny fragments would take far more memory."""
         super().handle_text(event)
         self._collect(event)
 
@@ -395,9 +392,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Hands over a complete message. One that is not UTF-8 ends the connection; uvicorn would log a traceback."""
+        """Pass a complete message to the application, or end the connection if the message is not UTF-8. Without this
+        check, uvicorn would log a traceback."""
         if self.conn.state is not State.OPEN:
-            self.frames = []  # the client goes on after its mistake, or after a close frame
+            self.frames = []  # the client continues to send after its mistake or after a close frame
             return
         if self.curr_msg_data_type == "text":
             try:
@@ -405,26 +403,26 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                     part.decode()
             except UnicodeDecodeError:
                 self.has_bad_text = True
-                self.conn.send_close(CLOSE_NOT_UTF8)
+                self.conn.send_close(CloseCode.INVALID_DATA)
                 self.handle_parser_exception()
                 return
         super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answers, unless the client does not read the answers."""
+        """Answer a ping, unless the client leaves too many bytes unread."""
         if self.unsent_bytes > MAX_PONG_BYTES:
             self.conn.data_to_send()
         else:
             super().handle_ping()
 
     def send_keepalive_ping(self) -> None:
-        """Pings, unless nothing was heard of the client for too long."""
-        # If something waits for the client, its answers to pings wait too: the transport watches whether it reads.
+        """Send a ping, or disconnect the client if it has sent nothing for `silent_s`."""
+        # While bytes are unsent, a ping would wait behind them. The transport then checks that the client reads.
         if self._crow is not None and not self.unsent_bytes:
             silent_s = self.loop.time() - self._heard_at
             if silent_s > self._limits.silent_s:
                 self._crow.drop(
-                    End(CLOSE_TRY_AGAIN, f"Nothing was heard of this client for {silent_s:.0f} s.", "silent")
+                    End(CloseCode.TRY_AGAIN_LATER, f"This client sent nothing for {silent_s:.0f} s.", "silent")
                 )
                 return
         super().send_keepalive_ping()
@@ -434,9 +432,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class PendingHandshakes:
-    """The connections that have not sent a complete request yet, oldest first.
+    """The connections that have not sent a complete HTTP request yet, oldest first.
 
-    When it is full, the oldest one has to go: it has had the most time, and is the one that dawdles.
+    At most `places` are kept. A further one replaces the oldest, which has had the most time to send its request.
     """
 
     def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
@@ -444,10 +442,10 @@ class PendingHandshakes:
         self._waiting: dict[HttpProtocol, None] = {}
         self.limits = limits
         self.expired = 0
-        """How many connections were closed because they took too long or the handshakes was full."""
+        """The number of connections that were closed because they took too long, or because there were too many."""
 
     def enter(self, connection: HttpProtocol) -> None:
-        """Adds a connection."""
+        """Add a connection."""
         if len(self._waiting) >= self._places:
             self.expired += 1
             oldest = next(iter(self._waiting))
@@ -456,14 +454,14 @@ class PendingHandshakes:
         self._waiting[connection] = None
 
     def leave(self, connection: HttpProtocol) -> None:
-        """Removes a connection."""
+        """Remove a connection."""
         self._waiting.pop(connection, None)
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP protocol. It ends a connection that is not upgraded in time, however slowly it sends.
+    """uvicorn's HTTP protocol, with a time limit: a connection ends if it does not become a WebSocket in time.
 
-    With `only_this_user`, it ends connections of other users, where the system tells whose they are.
+    With `only_this_user`, connections of other users end too, if the system tells which user connected.
     """
 
     def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:
@@ -473,7 +471,7 @@ class HttpProtocol(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the clock."""
+        """Start the time limit. Refuse other users if `only_this_user` is set."""
         super().connection_made(transport)
         self._handshakes.enter(self)
         self._deadline = self.loop.call_later(self._handshakes.limits.handshake_s, self._expire)
@@ -482,12 +480,12 @@ class HttpProtocol(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
+        """Stop the time limit."""
         self._leave()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """Stops the clock: from here on, the application watches it."""
+        """Stop the time limit. From now on, the transport has its own limits."""
         self._leave()
         super().handle_websocket_upgrade(event)
 

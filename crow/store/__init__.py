@@ -77,6 +77,17 @@ class SessionRow:
     principal: str | None = None
 
 
+NODE_KEY = "node"
+"""The member of a session's configuration with the name of the machine that last ran the session."""
+
+
+def node_of(row: SessionRow) -> str:
+    """Return the name of the machine that last ran the session. It is empty if it is unknown or if the store is a
+    file."""
+    name = row.config.get(NODE_KEY)
+    return name if isinstance(name, str) else ""
+
+
 class SessionChanges(TypedDict, total=False):
     """Columns to set in a session's row. Columns that are left out stay as they are."""
 
@@ -226,6 +237,12 @@ class Scan:
     stopped_at: int | None
 
 
+Group: TypeAlias = Literal["session", "model", "day"]
+"""A key by which usage can be grouped."""
+
+GROUPS: tuple[Group, ...] = ("session", "model", "day")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageTotal:
     """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
@@ -292,6 +309,11 @@ class Store(Protocol):
     @property
     def warning(self) -> str:
         """A warning for the user about the database file. It is empty if all is well."""
+
+    @property
+    def notifies(self) -> bool:
+        """Whether processes notify each other of changes. Such a store is also a `crow.store.watching.Watcher`. While
+        nothing changes, watching it takes almost no time."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. Unless the session is a fork, also insert a conversation for it.
@@ -447,6 +469,10 @@ class Store(Protocol):
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        """Ask the other store that runs a turn of this session to cancel the turn. Return false if no other store runs
+        a turn of the session, or if stores on this database cannot notify each other."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least

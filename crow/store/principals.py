@@ -91,6 +91,10 @@ class PrincipalStore(Store, Watcher):
     def warning(self) -> str:
         return self.inner.warning
 
+    @property
+    def notifies(self) -> bool:
+        return self.inner.notifies
+
     async def access(self, session_id: str) -> Access | None:
         """Return what the principal may do with a session, or None if the session is unknown or hidden."""
         if session_id in self._family:
@@ -315,6 +319,9 @@ class PrincipalStore(Store, Watcher):
         if release:
             self._turns.discard(session_id)
         return stored
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        return await self._guarded(session_id, "write", self.inner.cancel_turn)
 
     async def renew_lease(self, session_id: str) -> None:
         await self._guarded(session_id, "write", self.inner.renew_lease)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -29,16 +29,20 @@ class Draft:
 class News:
     """What has changed in a session.
 
-    `entries` are those that the session has stored since the last news, in the order in which they were stored. The
-    parent of the first of them is not the last entry of the news before if the session was moved to another leaf in
-    between; a move that stored no entry shows only in `row.leaf`. `draft` is None while no answer is streaming. If
-    `is_orphaned`, the row says that a turn is running, but its owner is dead; `open_session` repairs that.
+    `entries` are the entries that the session has stored since the last news, in their order. If the session was moved
+    to another leaf meanwhile, the parent of the first of them is not the last entry of the previous news. A move
+    without new entries shows only in `row.leaf`. `draft` is None while no answer is streaming.
+
+    If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, that store is dead,
+    and `open_session` repairs the turn. If `is_cancelled` is true, another store has asked to cancel the running turn.
     """
 
     row: SessionRow
     entries: tuple[Entry, ...]
     draft: Draft | None
+    is_elsewhere: bool
     is_orphaned: bool
+    is_cancelled: bool
 
 
 class Watcher(Protocol):
@@ -76,7 +80,9 @@ class Look:
     has_more: bool
     pieces: Sequence[Piece]
     has_draft: bool
+    is_elsewhere: bool
     is_orphaned: bool
+    is_cancelled: bool
 
 
 async def follow(
@@ -91,7 +97,7 @@ async def follow(
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0
-    told: tuple[object, ...] | None = None
+    told: News | None = None
     while True:
         try:
             found = await look(after, last_piece)
@@ -108,10 +114,17 @@ async def follow(
             if draft is not None and draft.message_id == piece.message_id:
                 text, thought = draft.text + text, draft.thought + thought
             draft = Draft(message_id=piece.message_id, text=text, thought=thought)
-        news = News(row=found.row, entries=found.entries, draft=draft, is_orphaned=found.is_orphaned)
+        news = News(
+            row=found.row,
+            entries=found.entries,
+            draft=draft,
+            is_elsewhere=found.is_elsewhere,
+            is_orphaned=found.is_orphaned,
+            is_cancelled=found.is_cancelled,
+        )
         if found.entries:
             after = found.entries[-1].id
-        state = (news.row, news.draft, news.is_orphaned)
+        state = replace(news, entries=())
         if news.entries or state != told:
             told = state
             yield news

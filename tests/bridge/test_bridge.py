@@ -78,6 +78,25 @@ async def test_a_cut_connection_loses_nothing_and_shows_nothing_twice(server: Fa
         assert {connection.id for connection in server.connections} == {server.last.id}
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_connection_that_breaks_before_the_second_answer_is_restored(
+    server: FakeServer, *, is_asked: bool
+) -> None:
+    async with BridgedEditor(server.path) as editor:
+        assert "result" in await editor.request("initialize", protocolVersion=1)
+        if is_asked:
+            server.last.send = lambda message: None  # type: ignore[method-assign]
+            opened = await editor.start("session/new", cwd="/", mcpServers=[])
+            await server.until(lambda: server.received[-1]["method"] == "session/new")
+            server.drop()
+        else:
+            server.drop()
+            opened = await editor.start("session/new", cwd="/", mcpServers=[])
+        session = (await opened)["result"]["sessionId"]
+        assert "result" in await editor.prompt(session, "1 twig")
+        assert [each["method"] for each in server.received[-3:]] == ["initialize", "session/new", "session/prompt"]
+
+
 async def test_what_the_editor_sends_meanwhile_waits_for_the_server(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         session = await editor.new_session()
@@ -119,7 +138,7 @@ async def test_a_request_whose_effect_is_unknown_is_answered_with_an_error(serve
         listed = await editor.start("session/list")
         await server.until(lambda: server.received[-1]["method"] == "session/list")
         server.drop()
-        assert "session/fork was answered" in (await lost)["error"]["message"]
+        assert "before the server answered session/fork" in (await lost)["error"]["message"]
         assert "result" in await listed
 
 
@@ -201,7 +220,7 @@ async def test_a_gap_is_said(server: FakeServer) -> None:
         server.loses_cursors = True
         server.drop()
         assert "result" in await answer
-        assert editor.text(session).count("could not be fetched") == 1
+        assert editor.text(session).count("are missing here") == 1
 
 
 @pytest.mark.parametrize("status", ["401 Unauthorized", "403 Forbidden", "404 Not Found", "200 OK"])
@@ -247,7 +266,7 @@ async def test_a_server_that_stays_away_ends_the_bridge_with_an_error_for_each_r
         (b"\x88\x01x", "invalid code"),
         (b"\x88\x02\x03\xee", "invalid code"),
         (b"\x88\x09\x03\xf0revoked", "revoked"),
-        (b"\x88\x02\x03\xf0", "for good"),
+        (b"\x88\x02\x03\xf0", "so crow does not connect again"),
     ],
 )
 async def test_a_broken_or_final_server_ends_the_bridge_with_words(server: FakeServer, sent: bytes, words: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import pytest
@@ -21,6 +21,7 @@ from crow.frontend.sessions import Requester
 from crow.frontend.updates import LiveUpdates
 from crow.frontend.v2 import NegotiatingAgent
 from crow.store import Store
+from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared, transcript
 
@@ -304,24 +305,21 @@ async def test_a_client_that_may_have_missed_updates_of_a_sub_agent_is_told(tmp_
         assert "Looking." in [text for kind, _, text in transcript(own) if kind == "agent_message_chunk"]
 
 
-class SlowStore:
+class SlowStore(PrincipalStore):
     """The store, which gives what was missed only after `go_on` has returned, and reads the history only then."""
 
     def __init__(self, store: Store, go_on: Callable[[], Awaitable[None]]) -> None:
-        self._store = store
+        super().__init__(store, None)
         self._go_on = go_on
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
     async def left_behind(self, leaf: int | None, to: int | None, kinds: Collection[str]) -> tuple[Entry, ...]:
-        found = await self._store.left_behind(leaf, to, kinds)
+        found = await super().left_behind(leaf, to, kinds)
         await self._go_on()
         return found
 
     async def history(self, session_id: str, **more: Any) -> AsyncIterator[Sequence[Entry]]:
         await self._go_on()
-        async for batch in self._store.history(session_id, **more):
+        async for batch in super().history(session_id, **more):
             yield batch
 
 
@@ -335,7 +333,7 @@ async def test_a_turn_that_runs_while_a_client_loads_the_session_is_shown_once(t
         async def run_turn() -> None:
             await writer.prompt(session, "b")
 
-        client = await host.client(requester=Requester(view=lambda store: cast(Store, SlowStore(store, run_turn))))
+        client = await host.client(requester=Requester(view=lambda store: SlowStore(store, run_turn)))
         await client.open("session/load", session)
         await client.until_kind("session_info_update", "end_turn")
         assert client.text() == "One Two three."
@@ -357,7 +355,7 @@ async def test_a_turn_that_ends_while_a_client_comes_back_loses_nothing(tmp_path
             hold.set()
             await asyncio.wait([turn])
 
-        requester = Requester(view=lambda store: cast(Store, SlowStore(store, end_turn)))
+        requester = Requester(view=lambda store: SlowStore(store, end_turn))
         client = await back(host, session, cursor_of(opened), requester=requester)
         await client.until_kind("session_info_update", "end_turn")
         assert client.text() == "Hello"

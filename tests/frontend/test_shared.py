@@ -6,20 +6,21 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from crow.domain.errors import NoSuchSession
 from crow.domain.events import FormQuestion
 from crow.frontend import attached
+from crow.frontend import host as host_module
 from crow.frontend.frames import RequestError
 from crow.frontend.host import ServerDependencies
 from crow.frontend.sessions import Requester
 from crow.frontend.v2 import NegotiatingAgent
-from crow.store import Store
+from crow.store import Access, Store
+from crow.store.principals import PrincipalStore
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import shared, transcript
 
@@ -318,6 +319,23 @@ async def test_a_prompt_that_is_sent_again_after_a_broken_connection_runs_once(t
         assert len(host.model.requests) == 1
 
 
+async def test_only_the_oldest_results_are_dropped_if_there_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "MAX_KEPT", 2)
+    async with shared(tmp_path, *(Say(text=("Hi.",)) for _ in range(4))) as host:
+        ann = await host.client(requester=Requester(connection_id="c1"))
+        session = await ann.new()
+        for _ in range(4):  # requests 3 to 6
+            await ann.prompt(session, "go")
+        await ann.drop()
+        again = await host.client(requester=Requester(connection_id="c1"))
+        await again.open("session/resume", session)
+        await again.call("session/list")  # request 3
+        assert (await again.prompt(session, "go"))["stopReason"] == "end_turn"  # request 4 again
+        assert len(host.model.requests) == 4
+
+
 async def test_a_session_that_nobody_has_open_is_closed_after_its_turn(tmp_path: Path) -> None:
     def hasty(dependencies: ServerDependencies) -> ServerDependencies:
         return replace(dependencies, unattended_s=0.0)
@@ -513,27 +531,23 @@ async def test_a_client_for_which_too_much_waits_is_dropped(tmp_path: Path, monk
             await bob.prompt(session, "too late")
 
 
-class Revocable:
+class Revocable(PrincipalStore):
     """The store, as a user sees it whose access can be taken away."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store, None)
         self.is_revoked = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def require(self, session_id: str, _access: str) -> None:
-        if self.is_revoked:
-            raise NoSuchSession(session_id)
+    async def access(self, session_id: str) -> Access | None:
+        return None if self.is_revoked else await super().access(session_id)
 
 
 async def test_a_client_whose_access_is_taken_away_sees_and_answers_nothing_more(tmp_path: Path) -> None:
     views: list[Revocable] = []
 
-    def view(store: Store) -> Store:
+    def view(store: Store) -> Revocable:
         views.append(Revocable(store))
-        return cast(Store, views[-1])
+        return views[-1]
 
     async with shared(tmp_path, write("a.txt"), Say(text=("Secret.",))) as host:
         ann, eve = await host.client(), await host.client(requester=Requester(view=view))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from crow.serve.http import AcpService, NoAccessControl, ServedConnection
+from crow.serve.http import AcpService, ServedConnection
 from crow.serve.server import uvicorn_server
 from crow.serve.tokens import Grant
 from crow.serve.websocket import ConnectionLimits
@@ -43,6 +43,18 @@ def place(tmp_path: Path) -> Path:
     return directory
 
 
+class Everybody:
+    """Lets everybody connect."""
+
+    async def admit(self, token: str | None, address: str) -> Grant | None:
+        """See `AccessControl`."""
+        return None
+
+    def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
+        """See `AccessControl`."""
+        return nullcontext()
+
+
 class Service:
     """A service in this process. It answers `echo` with its parameters, and `flood` with that many notifications."""
 
@@ -51,7 +63,7 @@ class Service:
         self.methods: list[str] = []
         self.acp = AcpService(
             self._serve,
-            access=NoAccessControl(),
+            access=Everybody(),
             limits=limits,
             max_connections=max_connections,
             max_connections_each=max_connections,

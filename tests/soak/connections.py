@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from crow.serve.server import raise_file_limit
 from tests.support.server import ServerProcess, WebSocketClient, server_environment
 
 AT_ONCE = 50
@@ -22,8 +22,7 @@ MAX_PROMPT_S = 30.0
 
 async def main(count: int) -> None:
     """Prints what each step took."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     with tempfile.TemporaryDirectory() as directory:
         home, place = prepare(Path(directory), count)
         fresh = [sys.executable, "-m", "crow"]

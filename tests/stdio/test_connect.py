@@ -145,10 +145,10 @@ async def test_the_token_comes_from_a_private_file_or_the_environment(server: Fa
     [
         (["--connect", "/nowhere/crow.sock"], "no such socket"),
         (["--connect", "http://localhost/acp"], "expected ws://, wss:// or the path of a socket"),
-        (["--connect", "wss://me:secret@localhost/acp"], "put the token into CROW_TOKEN"),
-        (["--connect", "ws://localhost:x"], "has no host and port"),
+        (["--connect", "wss://me:secret@localhost/acp"], "a token goes into CROW_TOKEN"),
+        (["--connect", "ws://localhost:x"], "has no valid host and port"),
         (["--connect", "ws://127.0.0.1:1/acp"], "Cannot reach ws://127.0.0.1:1/acp"),
-        (["--connect", "ws://crow.example.org/acp"], "would send the token unencrypted"),
+        (["--connect", "ws://crow.example.org/acp"], "unencrypted. Use wss://"),
         (["--connect", "/nowhere", "--token-file", "/nowhere/token"], "cannot be read"),
         (["--connect", "/nowhere", "--mode", "auto"], "--mode has no effect with --connect"),
     ],

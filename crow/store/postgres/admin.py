@@ -15,15 +15,13 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store import Scope, SessionRow, UsageTotal
+from crow.store import GROUPS, Group, Scope, SessionRow, UsageTotal
 from crow.store.admin import (
-    GROUPS,
     Admin,
     Backup,
     ConversationState,
     Damage,
     DiskUse,
-    Group,
     ImportDefaults,
     Imported,
     ListedSession,

@@ -287,6 +287,15 @@ class TurnMethods(PathMethods):
             query = "UPDATE crow.sessions SET owner = $3 WHERE id = $1 AND owner = $2"
             await sql.execute(query, session_id, self.owner, dead_twin(self.owner))
 
+    @transaction
+    async def cancel_turn(self, sql: Sql, session_id: str) -> bool:
+        await session_values(sql, session_id, "1")
+        query = (
+            "UPDATE crow.sessions SET cancelled_epoch = epoch WHERE id = $1 AND state = 'running' AND owner <> $2"
+            " RETURNING id"
+        )
+        return await sql.fetchval(query, session_id, self.owner) is not None
+
     async def renew_lease(self, session_id: str) -> None:
         """Do nothing, because the store renews one lease for all its turns."""
 

@@ -134,7 +134,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
-        *values, owner = await session_values(sql, session_id, f"{SESSION_COLUMNS}, owner")
+        more = "owner, state = 'running' AND cancelled_epoch IS NOT DISTINCT FROM epoch"
+        *values, owner, is_cancelled = await session_values(sql, session_id, f"{SESSION_COLUMNS}, {more}")
         row = session_of(values)
         ids: list[int] = []
         if row.newest_entry > after:
@@ -160,7 +161,9 @@ class PathMethods(UsesDatabase):
             has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
             pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
             has_draft=bool(pieces),
+            is_elsewhere=is_elsewhere,
             is_orphaned=is_elsewhere and not await sql.fetchval("SELECT crow.is_alive($1)", owner),
+            is_cancelled=is_cancelled,
         )
 
     @snapshot

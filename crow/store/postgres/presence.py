@@ -42,13 +42,14 @@ _ANSWER_TIMEOUT_S = 5.0
 _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
 
+KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+"""Settings with which a server closes a connection 11 seconds (5 + 3 * 2) after it last heard from the client's
+machine."""
+
 _SETTINGS = {
     "application_name": "crow",
     "synchronous_commit": "off",  # leases and notifications need not survive a crash of the server
-    # If a machine cannot be reached any more, the server ends its connection after 5 + 3 * 2 seconds.
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
+    **KEEPALIVES,
 }
 
 _END_OLD = """
@@ -66,7 +67,7 @@ _SIGN = """
 
 _LOOK = """
     WITH seen AS MATERIALIZED (
-        SELECT id, state, owner, epoch, leaf, newest_entry, updated_ms, deleted_ms FROM crow.sessions
+        SELECT id, state, owner, epoch, leaf, newest_entry, updated_ms, deleted_ms, cancelled_epoch FROM crow.sessions
         WHERE id = ANY ($1::text[])
     ), dead AS MATERIALIZED (
         SELECT owner FROM (SELECT DISTINCT owner FROM seen WHERE state = 'running' AND owner <> $2) AS o

@@ -42,6 +42,10 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
     def warning(self) -> str:
         return ""
 
+    @property
+    def notifies(self) -> bool:
+        return True
+
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)
         if tail.row.leaf is None:

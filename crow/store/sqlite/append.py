@@ -208,6 +208,11 @@ class TurnMethods(PathMethods):
             dead = dead_twin(self.owner)
             sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
 
+    @snapshot()
+    def cancel_turn(self, sql: Connection, session_id: str) -> bool:
+        session_values(sql, session_id, "1")
+        return False  # a file carries no requests to other processes
+
     @transaction()
     def renew_lease(self, sql: Connection, session_id: str) -> None:
         self._renew_lease(sql, session_id)

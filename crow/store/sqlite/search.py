@@ -15,8 +15,7 @@ from itertools import chain, islice
 from sqlite3 import Connection
 
 from crow.domain.entries import Entry
-from crow.store import Hit, Scan, Scope, UsageTotal
-from crow.store.admin import GROUPS, Group
+from crow.store import GROUPS, Group, Hit, Scan, Scope, UsageTotal
 from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
 from crow.store.search import (
     LAST_MS,

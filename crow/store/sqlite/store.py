@@ -87,6 +87,10 @@ class SqliteStore(
     def warning(self) -> str:
         return self.database.warning
 
+    @property
+    def notifies(self) -> bool:
+        return False
+
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)
         if tail.row.leaf is None and not self.database.is_read_only:

@@ -1,4 +1,4 @@
-"""Watches a session in the file, whichever process writes it."""
+"""Follows a session in the database file, even if another process changes it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from sqlite3 import Connection
 
 import anyio
 
-from crow.store import SessionRow
 from crow.store.owner import is_alive
+from crow.store.rows import SESSION_COLUMNS, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
-from crow.store.sqlite.paths import entries_of, session_row
+from crow.store.sqlite.paths import entries_of, session_values
 from crow.store.watching import Look, News, Piece, follow
 
 _POLL_S = 0.05
@@ -24,6 +24,8 @@ _MOST_ENTRIES = 256
 
 class WatchMethods(UsesDatabase):
     """Methods of the store that follow a session."""
+
+    owner: str
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
         # SQLite does not notify other processes of changes. A query for changes takes about 0.1 ms.
@@ -49,7 +51,8 @@ class WatchMethods(UsesDatabase):
 
     @snapshot()
     def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[Look, tuple[int, int]]:
-        row = session_row(sql, session_id)
+        *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
+        row = session_of(values)
         query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
         found = sql.execute(query, (session_id, after, _MOST_ENTRIES))
         ids = [entry_id for (entry_id,) in found]
@@ -59,13 +62,16 @@ class WatchMethods(UsesDatabase):
             " WHERE session = ?1 AND after_leaf IS ?2 ORDER BY seq",
             (session_id, row.leaf, piece),
         ).fetchall()
+        is_running = row.state == "running"
         look = Look(
             row=row,
             entries=entries,
             has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
             pieces=[Piece(*one) for one in pieces if one[0] > piece],
             has_draft=bool(pieces),
-            is_orphaned=row.state == "running" and not _is_owner_alive(sql, row),
+            is_elsewhere=is_running and owner != self.owner,
+            is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
+            is_cancelled=False,
         )
         return look, version_of(sql)
 
@@ -73,8 +79,3 @@ class WatchMethods(UsesDatabase):
 def version_of(sql: Connection) -> tuple[int, int]:
     """Return numbers that change when another connection or this one changes the file."""
     return pragma(sql, "data_version"), sql.total_changes
-
-
-def _is_owner_alive(sql: Connection, row: SessionRow) -> bool:
-    owner, lease_ms = sql.execute("SELECT owner, lease_ms FROM sessions WHERE id = ?", (row.id,)).fetchone()
-    return is_alive(owner, lease_age_ms=now_ms() - lease_ms)
