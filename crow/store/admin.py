@@ -25,7 +25,7 @@ _NAMED_IN_ERROR = 5
 class SessionFilter:
     """Which sessions to list. None, an empty text and empty `tags` mean no limit. A session's directory must be one of
     `directories`. Its title must contain `title`. The name of a model that the session uses or has used must contain
-    `model`. Upper and lower case are equal in both. A session must have all of `tags`. Its newest entry must be from
+    `model`. Case does not matter in these names. A session must have all of `tags`. Its newest entry must be from
     `since_ms` up to but not including `before_ms` (Unix milliseconds). If `archived` is true, only archived sessions
     are listed; otherwise only the others."""
 

@@ -39,7 +39,7 @@ class SessionTaken(ArgumentError):
 
 
 class ImportRemoved(StoreUnavailable):
-    """Other stores took this one for dead, and removed what an import had written."""
+    """Other stores counted this one as dead, and removed what its import had written."""
 
     def __init__(self) -> None:
         super().__init__("The import was interrupted for too long and has been removed. Import the file again.")
@@ -126,7 +126,8 @@ def by_conversation(rows: Iterable[tuple[int, str]]) -> dict[int, tuple[str, ...
 
 
 def number_of(ids: array[int], entry: int) -> int:
-    """Return an entry's number in the file, or 0 if the entry is not exported."""
+    """Return the number of the entry with this id in the file, or 0 if the entry is not exported. `ids` are the ids of
+    the exported entries, ascending."""
     at = _bound(ids, entry)
     return at if at <= len(ids) and ids[at - 1] == entry else 0
 

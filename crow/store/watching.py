@@ -1,4 +1,4 @@
-"""How a caller follows a session that another process writes."""
+"""Follows a session that any process may change."""
 
 from __future__ import annotations
 

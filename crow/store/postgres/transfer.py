@@ -278,7 +278,7 @@ class Importer:
     async def add(self, sql: Sql, here: str, piece: Piece) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
         """
         owned = await sql.fetch(
             "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
@@ -337,7 +337,7 @@ class Importer:
     async def show(self, sql: Sql) -> None:
         """Make the sessions visible, after the whole file was imported.
 
-        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
         """
         for record in self._rows:
             counts = self._counts.get(record.id, SessionCounts())

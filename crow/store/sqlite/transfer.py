@@ -226,7 +226,7 @@ class Importer:
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other processes took this process for dead and removed what it had written.
+        :raises ImportRemoved: other processes counted this process as dead and removed what it had written.
         """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
