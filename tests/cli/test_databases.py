@@ -170,7 +170,7 @@ def test_what_only_a_file_can_do_says_what_to_do_instead(both: BothDatabases, tm
     assert "PostgreSQL frees the space of removed sessions by itself (autovacuum)." in err
     code, out, err = both.crow("doctor", "--repair", in_postgres=True)
     assert (code, out) == (2, "")
-    assert "Only SQLite files can be repaired, but sessions are in postgresql://" in err
+    assert "Crow can repair only SQLite files, but the sessions are in postgresql://" in err
     code, out, err = both.crow("sessions", "stats", "--disk", "--json", in_postgres=True)
     rows = {row["what"]: row for row in map(json.loads, out.splitlines())}
     assert (code, err, rows["entries: user"]["number"]) == (0, "", 3)

@@ -109,8 +109,8 @@ def test_the_secret_of_a_client_needs_its_authorization_server(tmp_path: Path) -
     text = '[mcp_servers.web]\nurl = "https://x"\noauth_client_id = "me"\noauth_client_secret = "s"\n'
     (server,) = configured_servers(load(tmp_path, text))
     assert server.options.problem == (
-        "oauth_client_secret needs oauth_client_id and oauth_issuer, because crow sends the secret only to that authorization server"
-        " only"
+        "oauth_client_secret needs oauth_client_id and oauth_issuer, because crow sends the secret only to "
+        "that authorization server"
     )
 
 
