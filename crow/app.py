@@ -7,6 +7,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -165,6 +166,7 @@ class Wiring:
             settings=self._settings_of_sessions,
             user_instructions=self._loaded.paths.config_file.parent / INSTRUCTION_FILE,
             hooks=self._hooks,
+            node=(self._settings.serve.node or socket.gethostname()) if store.notifies else "",
         )
 
     async def finish_imports(self) -> None:

@@ -143,7 +143,8 @@ class Adapters:
     model that answers while the given model's endpoint is down, or an empty string. `models` holds the names to choose
     from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
     `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
-    user's own AGENTS.md, which need not exist.
+    user's own AGENTS.md, which need not exist. `node` is the name of this machine, or empty if no other machine uses
+    the store.
     """
 
     store: Store
@@ -158,6 +159,7 @@ class Adapters:
     templates: Callable[[], Sequence[Template]] = tuple
     user_instructions: Path | None = None
     hooks: Hooks | None = None
+    node: str = ""
 
 
 SUBAGENT_ROLE = (

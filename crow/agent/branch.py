@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Literal, TypeAlias
@@ -19,6 +19,7 @@ from crow.domain.events import ContextMeasured, EntryStored, Event, ModeChanged,
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.llm import THOUGHT_LEVELS, ModelInfo, ThoughtLevel
 from crow.store import SessionChanges, SessionRow, Store, Tail
+from crow.store.watching import News
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,14 @@ class Branch:
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
         self._left_out: dict[str, frozenset[str]] = {}
+        self._known_to = 0
+        self._own: set[int] | None = None
+        self.claimed_to: int | None = None
+        """The newest entry of the session when this process claimed the turn that it runs. None while it runs none."""
+        self.must_catch_up = False
+        """Whether other processes have stored entries that were not published when the turn was claimed."""
+        self.on_release: Callable[[], object] = lambda: None
+        """Called when the turn has been released."""
         self.turn = tail.entries[-1].turn if tail.entries else 0
         self.told_cost: float | None = None
         """The last cost that was sent to the client, in USD. None if no cost was sent."""
@@ -59,6 +68,7 @@ class Branch:
         self.leaf = tail.row.leaf
         """The newest entry in memory. Another process may have moved the stored leaf."""
         self.projection = Projection(tail.entries)
+        self._known_to = max(self._known_to, tail.row.newest_entry, self.leaf or 0)
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -145,6 +155,9 @@ class Branch:
             )
             self._pending_requests = self._pending_requests[len(requests) :]
             self._extend(stored)
+            self._note_own(stored)
+            if release:
+                self._release()
             self._count(stored)
             if not self.projection.complete:  # after a restore, some needed entries are not in memory
                 self._stand_on(await self._store.tail(self.row.id))
@@ -194,6 +207,7 @@ class Branch:
         for entry in stored:
             self.projection.add(entry)
             self.leaf = entry.id
+            self._known_to = max(self._known_to, entry.id)
 
     async def _publish_stored(self, stored: Sequence[Entry]) -> None:
         for entry in stored:
@@ -208,15 +222,64 @@ class Branch:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn, known = start.turn, self.leaf
             self.turn_usage, self._idle_usage = self._idle_usage, None
+            # The entries before the prompt end the turn of a process that died. Followers publish them.
+            repaired = start.entries if message_id is None else start.entries[:-1]
+            self._note_own(start.entries[len(repaired) :])
+            self.must_catch_up = start.moved or bool(repaired)
             if not start.moved:
                 self._extend(start.entries)
+                self.claimed_to = self._known_to
                 return False
             self._stand_on(await self._store.tail(self.row.id))
+            self.claimed_to = self._known_to
             # Do not tell the user if another process only added notes (such as a new thought level) and request counts.
             own = {entry.id for entry in start.entries}
             added = [entry for entry in self.entries if known is not None and entry.id > known and entry.id not in own]
             is_behind = any(entry.id == known for entry in self.entries)
             return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
+
+    def be_followed(self) -> None:
+        """Called before `follow` is called for the first time."""
+        self._own = set()
+
+    async def follow(self, news: News) -> tuple[tuple[Entry, ...], SessionRow]:
+        """Take over what other processes have changed. `news` are those of :class:`crow.store.watching.Watcher`, in
+        order. Returns their entries that another process has stored, and the session's row before.
+
+        :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
+        """
+        assert self._own is not None, "be_followed was called"
+        async with self._lock:
+            foreign = tuple(entry for entry in news.entries if entry.id not in self._own)
+            self._own.difference_update(entry.id for entry in news.entries)
+            if not foreign and news.row.leaf == self.leaf and _settings_of(news.row) == _settings_of(self.row):
+                return (), self.row
+            # The row in the news may be older than what this process has done since.
+            before, self.row = self.row, await self._store.session(self.row.id)
+            if self.claimed_to is None:
+                await self._advance([entry for entry in foreign if entry.id > self._known_to])
+        return foreign, before
+
+    async def _advance(self, entries: Sequence[Entry]) -> None:
+        """Stand on the session's leaf. `entries` are new; more of them may come later."""
+        for entry in entries:
+            if entry.parent != self.leaf:
+                break
+            self._extend([entry])
+            self.turn = max(self.turn, entry.turn)
+        is_behind = bool(entries) and self.leaf != entries[-1].id
+        has_moved = self.row.leaf != self.leaf and self.row.newest_entry <= self._known_to
+        if is_behind or has_moved or not self.projection.complete:
+            self._stand_on(await self._store.tail(self.row.id))
+            self.turn = max(self.turn, self.entries[-1].turn if self.entries else 0)
+
+    def _note_own(self, stored: Sequence[Entry]) -> None:
+        if self._own is not None:
+            self._own.update(entry.id for entry in stored)
+
+    def _release(self) -> None:
+        self.claimed_to = None
+        self.on_release()
 
     def store_at_end(self, entries: Sequence[NewEntry]) -> None:
         """Store these entries in the transaction that ends the turn."""
@@ -256,6 +319,7 @@ class Branch:
                     stored = await self._append(self._pending_end, release=True)
                 except (LeafMoved, SessionBusy, NoSuchSession):
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
+                    self._release()
                 self._pending_end = ()
             while self._rejected_prompts:
                 await self._store.drop_prompt(self.row.id, self._rejected_prompts[0])
@@ -296,7 +360,8 @@ class Branch:
 
     async def change(self, changes: SessionChanges) -> None:
         """Change only the session's row."""
-        self.row = await self._store.update_session(self.row.id, changes)
+        async with self._lock:  # `follow` reads the row, too
+            self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
         """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: the result is too
@@ -421,6 +486,11 @@ def option_changes(row: SessionRow, options: Options) -> SessionChanges:
     if "thought_level" in options:
         changes["config"] = {**row.config, "thought_level": options["thought_level"]}
     return changes
+
+
+def _settings_of(row: SessionRow) -> tuple[object, ...]:
+    """What users set in a session."""
+    return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
 
 
 def _option(row: SessionRow, about: Literal["model", "thought_level"]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 
 from crow.agent import Adapters, Client, commands, new_message_id, new_remark
 from crow.agent.background import BackgroundTask, after_delay
@@ -25,12 +27,12 @@ from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, NoSuchSession, StoreError
+from crow.domain.errors import CrowError, FilesElsewhere, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
 from crow.domain.trace_context import current_trace_context, use_trace_context
-from crow.store import SessionChanges, Tail
+from crow.store import NODE_KEY, SessionChanges, Tail, node_of
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, ServerPrompt
 
@@ -104,6 +106,16 @@ class TurnListener(Protocol):
         """Called when the turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
 
 
+class SessionFollower(Protocol):
+    """Takes over what other processes do with the session."""
+
+    async def until_free(self) -> None:
+        """Wait until no other process runs a turn. May return early."""
+
+    async def reached(self, entry_id: int) -> None:
+        """Wait until everything up to this entry was published."""
+
+
 class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
@@ -125,6 +137,10 @@ class Session:
         self.tools_wanted = anyio.Event()
         self.closing = False
         self.listener: TurnListener | None = None
+        self.follower: SessionFollower | None = None
+        """Set if other processes may use the session, too, and notify this one."""
+        self.runs_elsewhere = False
+        """Whether another process runs a turn, as far as is known."""
         self.ended_before = tail.waiting
         """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
@@ -137,6 +153,7 @@ class Session:
         self._ended = anyio.Event()
         self._ending: BackgroundTask | None = None
         self._runner: TurnRunner | None = None
+        self._is_warm = False
 
     @property
     def prompts(self) -> tuple[ServerPrompt, ...]:
@@ -147,6 +164,11 @@ class Session:
     def has_turn(self) -> bool:
         """Whether a prompt runs or waits."""
         return bool(self._queue)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a turn runs here or in another process, or its end is not stored yet."""
+        return self.has_turn or self.owes or self.runs_elsewhere
 
     @property
     def waiting_prompts(self) -> int:
@@ -210,6 +232,8 @@ class Session:
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
         try:
+            if prompt.command is None or prompt.command.name == "retry":
+                await self._check_files()
             if prompt.metadata:
                 await self.branch.merge_metadata(prompt.metadata)
             if prompt.command is None:
@@ -233,6 +257,18 @@ class Session:
         if prompt.error is not None:
             raise prompt.error
         return prompt.stop
+
+    async def files_elsewhere(self) -> FilesElsewhere | None:
+        """An error if the session's directory does not exist here, and another machine has run the session."""
+        node, cwd = node_of(self.branch.row), self._place[0]
+        if not self.adapters.node or node in ("", self.adapters.node):
+            return None
+        return None if await anyio.to_thread.run_sync(os.path.isdir, cwd) else FilesElsewhere(node, cwd)
+
+    async def _check_files(self) -> None:
+        """:raises FilesElsewhere: see `files_elsewhere`."""
+        if problem := await self.files_elsewhere():
+            raise problem
 
     def _mentions(self, parts: Sequence[Part]) -> tuple[Mention, ...]:
         return find_mentions(parts, [server.name for server in self.servers])
@@ -314,6 +350,13 @@ class Session:
         if self._runner is not None:
             self._runner.subagents.cancel_background()
 
+    async def cancel_elsewhere(self) -> None:
+        """Ask the process that runs a turn of this session to cancel it."""
+        try:
+            await self.adapters.store.cancel_turn(self.id)
+        except StoreError as error:
+            logger.warning("Session %s: the turn of another process could not be cancelled: %s", self.id, error)
+
     def _cancel(self, prompt: PendingPrompt) -> None:
         turn = self._turn if prompt is self._queue[0] and self._ending is None else None
         if turn is not None and turn.mute():
@@ -344,7 +387,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Start the MCP servers before the first prompt needs them."""
+        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
 
@@ -458,12 +502,13 @@ class Session:
 
     async def _run_turn(self, prompt: PendingPrompt) -> None:
         """Claim the turn, run it, and end it even if it is cancelled or fails."""
-        if self._runner is not None and prompt.command is None:
-            self._runner.prefetch(self._tasks)
-        with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
-            moved = await self._claim(prompt)
+        if prompt.command is None and (self._runner is not None or self._is_warm):
+            self._turn_runner().prefetch(self._tasks)
+        moved = await self._claim_when_free(prompt)
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()
+            if self.follower is not None and self.branch.must_catch_up:
+                await self.follower.reached(self.branch.claimed_to or 0)
             if self.listener is not None:
                 await self.listener.turn_began(prompt)
             await self._begin_turn(moved=moved)
@@ -483,6 +528,29 @@ class Session:
             raise
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
+    async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
+        """Claim the turn (see `_claim`). If another process runs one, wait for its end."""
+        follower = self.follower
+        while True:
+            with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
+                try:
+                    return await self._claim(prompt)
+                except SessionBusy:
+                    if follower is None:
+                        raise
+                    if prompt.command is None and not prompt.in_inbox:
+                        await self.adapters.store.enqueue(self.id, prompt.parts, prompt.message_id)
+                        prompt.in_inbox = True
+            assert follower is not None
+            try:
+                await follower.until_free()
+            except anyio.get_cancelled_exc_class():
+                prompt.stop = "cancelled"
+                if prompt.in_inbox:
+                    with anyio.CancelScope(shield=True):
+                        await self.branch.reject_prompt(prompt.message_id)
+                raise
+
     async def _claim(self, prompt: PendingPrompt) -> bool:
         """Claim the turn. Store the prompt, unless it is a command or calls a server's prompt. Returns True if another
         process has moved the session's leaf."""
@@ -498,8 +566,9 @@ class Session:
             else:
                 parts = None if prompt.in_inbox else prompt.parts
                 moved = await branch.claim(prompt.message_id, parts=parts, cut=await self.cut_for(prompt.parts))
-        except StoreError:
-            if prompt.in_inbox:  # the sender gets an error and can send the prompt again
+        except StoreError as error:
+            is_waiting = isinstance(error, SessionBusy) and self.follower is not None
+            if prompt.in_inbox and not is_waiting:  # the sender gets an error and can send the prompt again
                 await branch.reject_prompt(prompt.message_id)
             raise
         if moved:
@@ -517,10 +586,12 @@ class Session:
         if (branch.row.cwd, branch.row.additional_directories) != self._place:
             cwd, directories = self._place
             await branch.change(SessionChanges(cwd=cwd, additional_directories=directories))
+        if self.adapters.node and node_of(branch.row) != self.adapters.node:
+            await branch.change(SessionChanges(config={**branch.row.config, NODE_KEY: self.adapters.node}))
         if self._remarks:
             remarks, self._remarks = self._remarks, []
             await branch.record([new_remark(text) for text in remarks])
-        if moved:
+        if moved and self.follower is None:
             await branch.record([new_remark("Another process added messages to this session; they are included now.")])
         await branch.set_default_title()
 

@@ -61,6 +61,12 @@ class Pending:
         """The id of the session that the request names."""
         return _object(self.message.get("params")).get("sessionId")
 
+    @property
+    def is_load(self) -> bool:
+        """Whether the request asks for the whole history. In version 2, `session/resume` can do that."""
+        method, params = self.message["method"], _object(self.message.get("params"))
+        return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
+
 
 class Ask:
     """A request from the server to the editor. It is kept until the server has certainly received the answer.
@@ -103,6 +109,7 @@ class Journal:
         self._pending: dict[Any, Pending] = {}
         self._notices: list[tuple[int, bytes]] = []
         self._initialize: Message | None = None
+        self._is_v2 = False
         self._login: Message | None = None
         self._providers: dict[str, Message] = {}
         self._sessions: dict[str, Message] = {}
@@ -235,7 +242,7 @@ class Journal:
         self._pending[request_id] = Pending(line, message, self._number)
         if method == "initialize":
             self._initialize = message
-        elif method == "session/load" and isinstance(session := self._pending[request_id].session, str):
+        elif self._pending[request_id].is_load and isinstance(session := self._pending[request_id].session, str):
             self._cursors.pop(session, None)
             self._unseen.add(session)
         return line
@@ -272,7 +279,8 @@ class Journal:
         server_id = message["id"]
         if not _is_id(server_id):
             return text
-        call = _object(params.get("toolCall")).get("toolCallId")
+        # Version 2 has the call in `subject`.
+        call = _object(params.get("toolCall", _object(params.get("subject")).get("toolCall"))).get("toolCallId")
         key = (method, str(params.get("sessionId")), str(call)) if call is not None else None
         for ask in self._asks.values():
             if key is not None and ask.key == key and ask.generation < self._generation:
@@ -312,7 +320,7 @@ class Journal:
             for pending in prompts:
                 if _is_part_of(pending, update):
                     pending.is_received = True
-                    return b""  # the editor already shows the prompt, because it sent the prompt itself
+                    return text if self._is_v2 else b""  # in version 1, the editor shows the prompt that it sent
         elif self.is_live:
             for pending in prompts:
                 pending.is_received = True
@@ -349,6 +357,7 @@ class Journal:
         if method == "session/prompt" and isinstance(session, str):
             self._drop_answers(session)
         if method == "initialize":
+            self._is_v2 = result.get("protocolVersion") == 2
             if not self.is_live:
                 self._go_live()
         elif method in LOGIN:
@@ -397,19 +406,24 @@ class Journal:
             return
         for session in self._sessions:
             cursor = self._cursors.get(session)
-            is_unseen = cursor is None and session in self._unseen
-            self._resume(session, cursor, "session/load" if is_unseen else "session/resume")
+            self._resume(session, cursor, is_unseen=cursor is None and session in self._unseen)
 
-    def _resume(self, session: str, cursor: str | None, method: str = "session/resume") -> None:
+    def _resume(self, session: str, cursor: str | None, *, is_unseen: bool = False) -> None:
         params: Message = {"mcpServers": []}
         params |= self._sessions[session] | {"sessionId": session}
+        method = "session/load" if is_unseen and not self._is_v2 else "session/resume"
+        if is_unseen and self._is_v2:
+            params["replayFrom"] = {"type": "start"}
         self._request({"jsonrpc": "2.0", "method": method, "params": _at_cursor(params, cursor)})
 
     def _resumed(self, params: Message, error: Message, message: Message) -> None:
         session = params["sessionId"]
         if error and "acp/cursor" in _object(params.get("_meta")) and error.get("code") != NOT_FOUND:
             self._cursors.pop(session, None)
-            update: Message = {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": GAP}}
+            content = {"type": "text", "text": GAP}
+            update: Message = {"sessionUpdate": "agent_message_chunk", "content": content}
+            if self._is_v2:
+                update["messageId"] = f"crow-bridge-{self._own_count}"
             notice: Message = {"jsonrpc": "2.0", "method": "session/update"}
             self.to_editor.append(_encode(notice | {"params": {"sessionId": session, "update": update}}))
             self._resume(session, None)
@@ -441,9 +455,10 @@ class Journal:
         """Return the request to repeat. If a part of a `session/load` has been shown, ask only for the rest."""
         session = pending.session
         cursor = self._cursors.get(session) if isinstance(session, str) else None
-        if pending.message["method"] != "session/load" or cursor is None:
+        if not pending.is_load or cursor is None:
             return pending.line
         params = _at_cursor(_object(pending.message.get("params")), cursor)
+        params.pop("replayFrom", None)
         return _encode(pending.message | {"method": "session/resume", "params": params})
 
     def _refuse(self, pending: Pending, problem: str) -> None:

@@ -62,6 +62,9 @@ class Times:
     """After the editor has closed stdin, the bridge waits this long for responses and unsent messages."""
     ask_again = 5.0
     """On a new connection, the server has this long to repeat its permission requests."""
+    load_journal = 0.02
+    """After its first response, the bridge waits this long for a message. Then it imports the journal, while the server
+    works on the next message."""
 
 
 class Bridge:
@@ -101,6 +104,7 @@ class Bridge:
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._ask_again_at = 0.0
+        self._load_journal_at: float | None = None
         self._acked_number = 0
         self._line: list[bytes] = []
         self._line_bytes = 0
@@ -213,6 +217,8 @@ class Bridge:
                 self._editor_sent(b"".join(self._line), self._line_bytes)
             self._is_at_end = True
         self._send()
+        if self._load_journal_at is not None:
+            self._load_journal()
 
     def _add(self, part: bytes) -> None:
         self._line_bytes += len(part)
@@ -242,7 +248,9 @@ class Bridge:
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
 
     def _load_journal(self) -> Journal:
-        """Return the journal. It is imported after the editor's first response, because the import takes 5 ms."""
+        """Return the journal. It is imported after the editor's first response, while the server works on the next
+        message. The import takes 5 ms."""
+        self._load_journal_at = None
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -313,7 +321,10 @@ class Bridge:
                 self._write(payload)
                 self._write_editor()
                 self._unnoted.append((lambda journal, message: journal.server_sent(message), payload))
-                self._load_journal()
+                if self._load_journal_at is None:
+                    self._load_journal_at = time.monotonic() + self.times.load_journal
+                else:
+                    self._load_journal()
             else:
                 self._journal.server_sent(payload)
         elif opcode == PING:
@@ -461,7 +472,7 @@ class Bridge:
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
-        times = [at for at in (self._end_at, self._ask_again_at or None) if at is not None]
+        times = [at for at in (self._end_at, self._ask_again_at or None, self._load_journal_at) if at is not None]
         if self._wire is None:
             is_waiting = self._connections > 0 and not self._has_begun
             times += [] if self._is_connecting or is_waiting else [self._next_attempt_at]
@@ -490,6 +501,8 @@ class Bridge:
             assert self._wire is not None
             self._wire.send(PING, b"")
             self._flush()
+        if self._load_journal_at is not None and now >= self._load_journal_at:
+            self._load_journal()
         if self._ask_again_at and now >= self._ask_again_at and self._journal is not None:
             self._ask_again_at = 0.0
             self._journal.withdraw_old()

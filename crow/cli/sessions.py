@@ -35,8 +35,8 @@ from crow.domain.rendering import safe
 from crow.llm.dialect import Dialect
 from crow.llm.encode import Encoder
 from crow.settings import Loaded
-from crow.store import Scope, SessionRow, Store, UsageTotal, hits_by_session
-from crow.store.admin import GROUPS, Admin, Group, ListedSession, SessionFilter
+from crow.store import GROUPS, Group, Scope, SessionRow, Store, UsageTotal, hits_by_session, node_of
+from crow.store.admin import Admin, ListedSession, SessionFilter
 from crow.store.codec import encode, tag_name, tags_of
 from crow.store.transcript import Transcript, message_text, time_text
 
@@ -450,6 +450,7 @@ def _listed_values(one: ListedSession) -> Mapping[str, object]:
         "alias": row.alias,
         "principal": row.principal,
         "cwd": row.cwd,
+        "node": node_of(row) or None,
         "created": time_text(row.created_ms, "seconds"),
         "used": time_text(one.used_ms, "seconds"),
         "updated": time_text(row.updated_ms, "seconds"),

@@ -4,7 +4,8 @@
     ├── UserError                   configuration, arguments
     │   ├── ConfigError             a setting that cannot be used
     │   ├── ArgumentError           a parameter of a command or request that cannot be used
-    │   └── NoSuchSession           no session has this id
+    │   ├── NoSuchSession           no session has this id
+    │   └── FilesElsewhere          the session's files are on another machine
     ├── PeerError                   another program
     │   ├── ModelError              the endpoint
     │   │   ├── AuthError           no key, or a refused key
@@ -58,6 +59,16 @@ class NoSuchSession(UserError):
     def __init__(self, session_id: str) -> None:
         super().__init__(f'Session not found: {session_id}. Run "crow sessions" to list them.')
         self.session_id = session_id
+
+
+class FilesElsewhere(UserError):
+    """The session's directory does not exist on this machine. `node` last ran the session."""
+
+    def __init__(self, node: str, cwd: str) -> None:
+        super().__init__(
+            f"The files of this session are on node {node}, in {cwd}. That directory does not exist here. Connect to "
+            f"{node} to prompt, or load the session with a directory that exists here."
+        )
 
 
 class PeerError(CrowError):

@@ -10,6 +10,7 @@ from crow.domain.events import (
     CallAnnounced,
     CallEnded,
     CallProgressed,
+    CompactionChanged,
     EntryStored,
     Event,
     SubagentLinked,
@@ -108,6 +109,69 @@ class Replay:
             events += result_events(earliest.call, earliest.result)
             del self._waiting[ref]
         return tuple(events)
+
+
+class RemoteTurn:
+    """Turns what another process stores into the events that it shows to its own clients.
+
+    Feed the entries in the order in which they were stored, and the unfinished answer whenever it has grown.
+    """
+
+    def __init__(self) -> None:
+        self._message_id = self._text = self._thought = ""
+        self._calls: dict[entries.CallRef, WaitingCall] = {}
+
+    def grow(self, message_id: str, text: str, thought: str) -> tuple[Event, ...]:
+        """Return what is new in the unfinished answer. `text` and `thought` are all of it."""
+        if message_id != self._message_id:
+            self._message_id, self._text, self._thought = message_id, "", ""
+        events: list[Event] = []
+        if len(thought) > len(self._thought) and thought.startswith(self._thought):
+            events.append(ThoughtShown(message_id=message_id, text=thought[len(self._thought) :]))
+            self._thought = thought
+        if len(text) > len(self._text) and text.startswith(self._text):
+            events.append(TextShown(message_id=message_id, text=text[len(self._text) :]))
+            self._text = text
+        return tuple(events)
+
+    def feed(self, entry: entries.Entry) -> tuple[Event, ...]:
+        """Return the events that `entry` adds."""
+        body, stored = entry.body, EntryStored(entry=entry)
+        match body:
+            case entries.User() if not self._calls:
+                return (stored,)
+            case entries.Assistant():
+                shown = answer_events(body)
+                text = next((each.text for each in shown if isinstance(each, TextShown)), "")
+                events = (*self._end_calls(), *self.grow(body.message_id, text, body.thought), stored)
+                announcements = dict(enumerate(body.announcements))
+                for index, call in enumerate(body.calls):
+                    ref = entries.CallRef(assistant=entry.id, index=index)
+                    waiting = WaitingCall(call, announcements.get(index, entries.Announcement(title=call.name)))
+                    self._calls[ref] = waiting
+                    assert waiting.announcement is not None
+                    events += (announced(ref, call, waiting.announcement),)
+                return events
+            case entries.Started(call=ref) if ref in self._calls:
+                self._calls[ref].is_started = True
+                return (stored,)
+            case entries.ToolResult(call=ref):
+                self._calls.pop(ref, None)
+                return (stored,)
+            case entries.TurnEnd():
+                return (*self._end_calls(), stored)
+            case entries.Checkpoint(compaction_id=compaction_id, summary=summary):
+                return (CompactionChanged(compaction_id=compaction_id, status="completed", detail=summary), stored)
+            case _:
+                return (stored,)
+
+    def _end_calls(self) -> tuple[Event, ...]:
+        ended = tuple(
+            CallEnded(call=ref, text=EFFECTS_UNKNOWN if waiting.is_started else NOT_RUN)
+            for ref, waiting in self._calls.items()
+        )
+        self._calls = {}
+        return ended
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import anyio.abc
 from crow import __version__
 from crow.agent import new_message_id
 from crow.domain.entries import Entry
-from crow.domain.errors import ArgumentError, AuthError, CrowError, NoSuchSession, StoreError
+from crow.domain.errors import ArgumentError, AuthError, CrowError, FilesElsewhere, NoSuchSession, StoreError
 from crow.domain.trace_context import use_trace_context
 from crow.frontend.client import ClientConnection, RequestParams, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
@@ -373,7 +373,7 @@ class AcpAgent:
         return {"sessionId": opened.session.id, **self._sessions.introduce(opened)}
 
     async def _load(self, params: RequestParams) -> dict[str, Any]:
-        async with self._loaded(params, open_request_from(params)) as opened:
+        async with self._loaded(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -390,7 +390,7 @@ class AcpAgent:
                     if family is not None:
                         await opened.client.replay_subagents(store, family, limits)
                     history = load.watch(store.history(session.id, result_bytes=limits.result_bytes))
-                    is_running = session.has_turn or session.owes
+                    is_running = session.is_running
                     await opened.client.replay(history, is_running=is_running, limits=limits, family=family)
                 except BaseException:
                     opened.client.release_subagents()
@@ -400,7 +400,7 @@ class AcpAgent:
             del self._loading[params.request_id]
 
     async def _resume(self, params: RequestParams) -> dict[str, Any]:
-        async with self._resumed(params, open_request_from(params)) as opened:
+        async with self._resumed(params, open_request_from(params, may_be_missing=True)) as opened:
             return self._sessions.introduce(opened)
 
     @asynccontextmanager
@@ -411,9 +411,9 @@ class AcpAgent:
             if cursor is not None:
                 store, session = await self._sessions.store(), opened.session
                 # A turn may end while the store is read. The updates of that turn must be sent all the same.
-                is_running = session.has_turn or session.owes
+                is_running = session.is_running
                 missed = await missed_since(cursor, store, session.id, session.branch.entries)
-                is_running = is_running or session.has_turn or session.owes
+                is_running = is_running or session.is_running
                 await opened.client.resume(missed, is_running=is_running, is_own=opened.has_sent)
             yield opened
 
@@ -579,6 +579,8 @@ def error_response(error: CrowError) -> RequestError:
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
         case CursorGap():
             return request_error(INVALID_PARAMS, str(error), reason="cursor_gap")
+        case FilesElsewhere():
+            return request_error(INVALID_PARAMS, str(error), reason="files_elsewhere")
         case ArgumentError():
             return request_error(INVALID_PARAMS, str(error))
         case AuthError():

@@ -15,8 +15,7 @@ import anyio
 import anyio.abc
 
 from crow.agent import PermissionAnswer, PermissionQuestion
-from crow.agent.branch import Branch
-from crow.agent.session import PendingPrompt
+from crow.agent.session import PendingPrompt, Session
 from crow.domain.entries import Assistant, CallRef, Entry, ToolResult, User
 from crow.domain.errors import ArgumentError, NoSuchSession
 from crow.domain.events import (
@@ -444,6 +443,7 @@ class AttachedClients(ClientGroup):
         self._turn_origin: Origin | None = None
         self._turn_id = ""
         self.leaf: Callable[[], int | None] = lambda: None
+        self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.place = CursorTracker()
         """The place in the session's log up to which everything was published."""
 
@@ -451,9 +451,11 @@ class AttachedClients(ClientGroup):
         """See `ClientGroup`."""
         return attachment.client
 
-    def follow(self, branch: Branch) -> None:
-        """Learns the session's branch, which is made after this object. Called before the session runs."""
+    def follow(self, session: Session) -> None:
+        """Learns the session, which is made after this object. Called before the session runs."""
+        branch = session.branch
         self.leaf = lambda: branch.leaf
+        self.runs_elsewhere = lambda: session.runs_elsewhere
         self.place.pass_prompt(entry=branch.leaf)
 
     def attach(
@@ -509,6 +511,10 @@ class AttachedClients(ClientGroup):
         """Whether this client has sent the prompt, as far as crow remembers."""
         return self._origins.get(message_id) == origin
 
+    def has_begun(self, prompt: PendingPrompt) -> bool:
+        """Whether the prompt's turn runs, and its clients have been shown the prompt."""
+        return self._turn_id == prompt.message_id and not prompt.needs_servers
+
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
         return self._origins.get(message_id, self._turn_origin) == attachment.origin
@@ -531,7 +537,10 @@ class AttachedClients(ClientGroup):
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
-        leaf = self.leaf()
+        self.show_turn(prompt, self.leaf())
+
+    def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
+        """Shows that a turn has begun, here or in another process. `leaf` is its prompt if that is stored."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)
@@ -544,6 +553,13 @@ class AttachedClients(ClientGroup):
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """See :class:`crow.agent.session.TurnListener`."""
+        if self.runs_elsewhere() and prompt.message_id != self._turn_id:  # it was cancelled while it waited
+            self._senders.pop(prompt.message_id, None)
+        else:
+            await self.show_turn_end(prompt)
+
+    async def show_turn_end(self, prompt: PendingPrompt) -> None:
+        """Shows that a turn has ended, here or in another process."""
         sender = self._senders.pop(prompt.message_id, None)
         stop = {"stopReason": prompt.stop} if prompt.error is None else {"stopReason": "error"}
         self.last_turn = {"state": "idle", **stop}

@@ -12,15 +12,18 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import acp
 import anyio
-from acp import schema
-from acp.connection import Connection
 from pydantic import BaseModel, Field, ValidationError
 
 from crow.frontend.client import Handler, RequestParams, request_error
 from crow.frontend.frames import INVALID_PARAMS, INVALID_REQUEST, FrameError, Message, RequestError, RequestId
 from crow.frontend.transport import Transport
+from crow.runtime import models_built_on_use
+
+with models_built_on_use():
+    import acp
+    from acp import schema
+    from acp.connection import Connection
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 """Values that replace null in these parameters before validation, since the SDK's models reject null."""

@@ -30,6 +30,7 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.attached import AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.endpoints import Endpoints
+from crow.frontend.following import SessionFollower
 from crow.frontend.frames import RequestId
 from crow.frontend.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
@@ -107,6 +108,7 @@ class HostedSession:
     session: Session
     client: SessionClient | AttachedClients
     request: OpenRequest
+    follower: SessionFollower | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -386,10 +388,19 @@ class SessionHost:
     async def _run(self, hosted: HostedSession) -> None:
         use_trace_context({})  # the session outlives the request that opened it
         try:
-            await hosted.session.run()
+            if hosted.follower is None:
+                await hosted.session.run()
+            else:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(hosted.follower.run, partial(self._close_deleted, hosted))
+                    await hosted.session.run()
+                    tasks.cancel_scope.cancel()
         except Exception:
             logger.exception("Session %s failed", hosted.session.id)
             self._forget(hosted)
+
+    def _close_deleted(self, hosted: HostedSession) -> None:
+        self.tasks.start_soon(self._close, hosted)
 
     def _forget(self, hosted: HostedSession) -> None:
         if self.open.get(hosted.session.id) is hosted:

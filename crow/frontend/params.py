@@ -87,7 +87,8 @@ class OpenRequest:
 
     If `model` is None, the session keeps its stored model, and a new session gets the default model. `config` changes
     the session's stored configuration, and `metadata` its stored metadata; in both, None removes a member. `is_watcher`
-    means that the client only wants to watch the session.
+    means that the client only wants to watch the session. `missing` is an error message if `cwd` does not exist, else
+    it is empty.
     """
 
     cwd: str
@@ -97,10 +98,13 @@ class OpenRequest:
     config: JsonObject = field(default_factory=dict)
     metadata: JsonObject = field(default_factory=dict)
     is_watcher: bool = False
+    missing: str = ""
 
 
-def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
+def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
+
+    With `may_be_missing`, a `cwd` that does not exist raises no error, but sets `missing` in the result.
 
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
@@ -109,9 +113,16 @@ def open_request_from(params: Mapping[str, Any]) -> OpenRequest:
         raise ArgumentError(f"additionalDirectories: expected a list of at most {MAX_DIRECTORIES} absolute paths.")
     meta = _object(params, "_meta")
     options = _object(_object(meta, "claudeCode"), "options")
+    cwd, missing = _absolute_path("cwd", params["cwd"]), ""
+    if not os.path.isdir(cwd):
+        missing = f'cwd is "{cwd}", which is not an existing directory.'
+        if not may_be_missing:
+            raise ArgumentError(missing)
+    check = _absolute_path if missing else _existing_directory
     return OpenRequest(
-        cwd=_existing_directory("cwd", params["cwd"]),
-        directories=tuple(_existing_directory("additionalDirectories", path) for path in directories),
+        cwd=cwd,
+        missing=missing,
+        directories=tuple(check("additionalDirectories", path) for path in directories),
         servers=mcp_servers_from(params.get("mcpServers")),
         model=_model("_meta.model", meta) or _model("_meta.claudeCode.options.model", options),
         config={
@@ -277,14 +288,19 @@ def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, s
     return tuple(pairs)
 
 
-def _existing_directory(name: str, path: object) -> str:
+def _absolute_path(name: str, path: object) -> str:
     if not isinstance(path, str):
         raise ArgumentError(f"{name}: expected an absolute path as a string.")
     if not os.path.isabs(path):
         raise ArgumentError(f'{name} is "{path}"; expected an absolute path, such as "/home/me/project".')
-    if not os.path.isdir(path):
-        raise ArgumentError(f'{name} is "{path}", which is not an existing directory.')
     return path
+
+
+def _existing_directory(name: str, path: object) -> str:
+    directory = _absolute_path(name, path)
+    if not os.path.isdir(directory):
+        raise ArgumentError(f'{name} is "{directory}", which is not an existing directory.')
+    return directory
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:

@@ -33,13 +33,15 @@ from crow.domain.rendering import title_line
 from crow.frontend.attached import AttachedClients, Attachment, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.cursors import CURSOR_KEY
+from crow.frontend.following import SessionFollower, draft_of
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
 from crow.frontend.updates import usage_update
 from crow.frontend.workspace import EditorRequests, EditorWorkspace, SharedWorkspace
-from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail
+from crow.store import Access, NewSession, SessionChanges, SessionRow, Store, Tail, node_of
 from crow.store.codec import merged_metadata
+from crow.store.watching import Draft
 from crow.tools import Workspace
 from crow.tools.servers import McpServer, StdioServer
 
@@ -196,6 +198,8 @@ class OpenSessions:
                 return
         if self._may_write(opened := self.opened(session_id)):
             opened.session.cancel()
+            if opened.session.runs_elsewhere:
+                self.host.tasks.start_soon(opened.session.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
         """Checks that this connection may change the session. :raises ArgumentError: it only watches the session."""
@@ -284,6 +288,8 @@ class OpenSessions:
         await self.require(session_id, "read")
         async with host.lock(session_id):
             host.refuse_if_running(session_id)
+            if request.missing:
+                await self._check_missing(store, session_id, request)
             hosted = host.open.get(session_id)
             if hosted is not None and host.is_shared and hosted.session.closing:
                 await hosted.closed.wait()
@@ -313,19 +319,22 @@ class OpenSessions:
             elif not stays_open():
                 contents = await self._inspect_if_new(store, request)
                 tail = await self._update(store, await store.open_session(session_id), request)
+            draft = None if stays_open() else await draft_of(host.adapters_for(tail.row).store, tail)
             if hosted is not None and stays_open():  # a prompt may have arrived during the awaits above
                 async with self._joined(hosted, is_watcher=is_watcher) as opened:
                     yield opened
                 self._warn_about_cwd(opened, request)
+                await self._warn_about_files(opened)
                 return
             # Start the session before the next await: the next request may already be a prompt for this session.
             known = self._opened.get(session_id)
-            opened = self._start(tail, request, contents, is_watcher=is_watcher)
+            opened = self._start(tail, request, contents, draft=draft, is_watcher=is_watcher)
             if hosted is not None:
                 with anyio.CancelScope(shield=True):
                     await host.close(hosted)
             try:
                 yield opened
+                await self._warn_about_files(opened)
             except BaseException:
                 if known is None:
                     self._opened.pop(session_id, None)
@@ -333,6 +342,14 @@ class OpenSessions:
                 else:
                     opened.client.open()  # the client already knows the session and may get updates
                 raise
+
+    async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
+        """Checks a request with a directory that does not exist here. It is valid only if the session's files are on
+        another machine. :raises ArgumentError: they are not."""
+        row = await store.session(session_id)
+        is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
+        if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
+            raise ArgumentError(request.missing)
 
     @asynccontextmanager
     async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
@@ -495,9 +512,18 @@ class OpenSessions:
         )
 
     def _start(
-        self, tail: Tail, request: OpenRequest, contents: WorkspaceContents | None, *, is_watcher: bool = False
+        self,
+        tail: Tail,
+        request: OpenRequest,
+        contents: WorkspaceContents | None,
+        *,
+        draft: Draft | None = None,
+        is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait."""
+        """Opens a session in the host, and on this connection. Does not wait.
+
+        `draft` is the unfinished answer if another process runs a turn of the session, else None.
+        """
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
@@ -506,8 +532,12 @@ class OpenSessions:
             clients = AttachedClients(host.tasks, workspace, wait_s=dependencies.user_timeout_s)
             session = Session(host.adapters_for(row), clients, workspace, servers, tail)
             session.listener = clients
-            clients.follow(session.branch)
-            hosted = HostedSession(session=session, client=clients, request=request)
+            clients.follow(session)
+            follower = None
+            if session.adapters.store.notifies:
+                session.follower = follower = SessionFollower(session, clients)
+                follower.begin(tail, draft)
+            hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)
             workspace.use(None if opened.attachment is None else opened.attachment.editor)
         else:
@@ -616,6 +646,13 @@ class OpenSessions:
             notice = NoticeShown(severity="warning", title=title)
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
+    async def _warn_about_files(self, opened: OpenSession) -> None:
+        """After the response, tells the user if the session can only be read here, because its files are elsewhere."""
+        problem = await opened.session.files_elsewhere()
+        if problem is not None:
+            notice = NoticeShown(severity="warning", title=str(problem))
+            self._connection.after_response(lambda: self._tasks.start_soon(opened.client.publish, notice))
+
     async def _introduce(self, opened: OpenSession) -> None:
         client, session = opened.client, opened.session
         commands = self.host.commands(session)
@@ -653,8 +690,11 @@ def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, 
         info["title"] = title_line(row.title)
     if row.additional_directories:
         info["additionalDirectories"] = list(row.additional_directories)
-    if row.metadata:
-        info["_meta"] = {"crow": {"metadata": dict(row.metadata)}}
+    about: dict[str, Any] = {"metadata": dict(row.metadata)} if row.metadata else {}
+    if node := node_of(row):
+        about["node"] = node
+    if about:
+        info["_meta"] = {"crow": about}
     return info
 
 

@@ -49,6 +49,8 @@ REPLAY_RESULT_BYTES = 400
 
 REPLAY_ANSWER_BYTES = 10_000_000
 
+INTERRUPTED_TURN = "The turn was interrupted."
+
 PLAN_ID = "plan"
 """The id of a session's plan. A session has at most one plan."""
 
@@ -234,6 +236,8 @@ class LiveUpdates:
             case entries.Assistant():
                 self._message = _OpenMessage("")
                 return ()  # the text of the answer was streamed
+            case entries.TurnEnd(stop="interrupted", detail=detail):  # the process that ran the turn has died
+                return _remark_updates(f"turn_end_{entry.id}", f"({detail or INTERRUPTED_TURN})")
             case _:
                 return ()  # the client already shows the prompt of its user, and no other entry is shown
 
@@ -513,7 +517,7 @@ class ReplayUpdates:
         """
         match stop:
             case "interrupted":
-                words = detail or "The turn was interrupted."
+                words = detail or INTERRUPTED_TURN
             case "error":
                 words = detail or "The turn ended with an error."
             case _ if self._is_answered:

@@ -6,19 +6,20 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from crow import __version__
 from crow.agent.session import PendingPrompt, Session
-from crow.domain.entries import Command, Entry, User
+from crow.domain.entries import Command, Entry, TurnEnd, User
 from crow.domain.errors import ArgumentError, CrowError, NoSuchSession, StoreError
 from crow.domain.events import ElicitationKind, EntryStored, Event
 from crow.frontend.agent import REQUEST_CANCELLED, AcpAgent, Method, auth_methods, error_response
 from crow.frontend.client import ClientConnection, RequestParams, SessionClient, request_error
 from crow.frontend.content import parts_from, without_repeated_prompts
-from crow.frontend.cursors import CURSOR_KEY, CursorTracker
+from crow.frontend.cursors import CURSOR_KEY, PIECEMEAL, CursorTracker, Missed, cursor_in
 from crow.frontend.frames import INTERNAL_ERROR, INVALID_REQUEST, RequestError, describe
 from crow.frontend.host import PromptRun
 from crow.frontend.params import ClientCapabilities, OpenRequest, open_request_from, session_alias, session_metadata
@@ -73,7 +74,7 @@ class SessionClientV2(SessionClient):
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
         """See `SessionClient.learn`."""
         super().learn(running, place)
-        if self.session.has_turn:
+        if self.session.has_turn or self.session.runs_elsewhere:
             self._state = RUNNING
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
@@ -143,6 +144,21 @@ class SessionClientV2(SessionClient):
             return await super().replay(history, is_running=is_running, limits=limits, family=family)
         finally:
             self._wording.end_replay()
+
+    async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:  # noqa: ARG002
+        """See `SessionClient.resume`. In version 2, clients are shown their own prompts, too."""
+        first = next((entry.body for entry in missed.entries if isinstance(entry.body, PIECEMEAL)), None)
+        if isinstance(first, User):  # its first piece replaces what the client has of the message
+            missed = replace(missed, cursor=replace(missed.cursor, pieces=0))
+        await super().resume(missed, is_running=is_running, is_own=lambda _message_id: False)
+        ends = [entry.body for entry in missed.entries if isinstance(entry.body, TurnEnd)]
+        if ends and self._state is IDLE:
+            self._state = state_after(ends[-1])
+
+    def note_last_turn(self, state: Mapping[str, Any]) -> None:
+        """Takes over how the last turn of the session ended, if that is not known."""
+        if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
+            self._state = IDLE | {"stopReason": stop}
 
     async def send(self, update: Update, *, has_place: bool = True) -> None:
         """Converts an update of version 1 to version 2, and sends it."""
@@ -355,9 +371,12 @@ class NegotiatingAgent(AcpAgent):
 
     async def _resume_v2(self, params: RequestParams) -> dict[str, Any]:
         text_in(params, "sessionId")
-        request, is_replayed = open_request_v2(params), wants_replay(params)
+        request, is_replayed = open_request_v2(params, may_be_missing=True), wants_replay(params)
         async with self._resumed(params, request) if not is_replayed else self._loaded(params, request) as opened:
-            await client_of(opened).show_state()
+            client = client_of(opened)
+            if cursor_in(params) is not None and opened.attachment is not None:
+                client.note_last_turn(opened.hosted.clients.last_turn)
+            await client.show_state()
             return self._sessions.introduce(opened)
 
     async def _list_v2(self, params: RequestParams) -> dict[str, Any]:
@@ -414,17 +433,21 @@ class NegotiatingAgent(AcpAgent):
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(text_in(params, "sessionId"))
         key = (self._sessions.requester.connection_id, params.request_id)
-        known = self._host.prompt_again(self._connection, key)
-        if known is not None:
-            return {"messageId": known.prompt.message_id}
-        session, metadata = opened.session, session_metadata(params)
-        is_first = session.branch.prompt is None
-        parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
-        prompt = session.submit(parts, metadata)
-        inserted = client_of(opened).expect(prompt)
+        run = self._host.prompt_again(self._connection, key)
+        if run is None:
+            session, metadata = opened.session, session_metadata(params)
+            is_first = session.branch.prompt is None
+            parts = without_repeated_prompts(parts_from(params.get("prompt")), is_first=is_first)
+            prompt = session.submit(parts, metadata)
+            inserted = client_of(opened).expect(prompt)
+            run = PromptRun(session, prompt, self._connection)
+            self._host.run_prompt(run, key)
+        else:  # sent again, over a new connection
+            session, prompt = run.session, run.prompt
+            if opened.hosted.clients.has_begun(prompt) or is_stored(session, prompt):
+                return {"messageId": prompt.message_id}
+            inserted = client_of(opened).expect(prompt)
         self._cancel_by_id[params.request_id] = lambda: withdraw(session, prompt)
-        run = PromptRun(session, prompt, self._connection)
-        self._host.run_prompt(run, key)
         self._host.tasks.start_soon(self._follow, run, inserted)
         try:
             return {"messageId": await inserted}
@@ -459,11 +482,25 @@ def idle_state(prompt: PendingPrompt) -> Update:
     return IDLE | {"stopReason": "error", "error": {"code": error.code, "message": str(error), "data": error.data}}
 
 
+def state_after(end: TurnEnd) -> Update:
+    """Returns an update with the state after a turn that ended while the client was not connected."""
+    if end.stop not in ("interrupted", "error"):
+        return IDLE | {"stopReason": end.stop}
+    words = end.detail or "The turn was interrupted."
+    return IDLE | {"stopReason": "error", "error": {"code": INTERNAL_ERROR, "message": words}}
+
+
 def turn_error(error: Exception) -> RequestError:
     """Returns the error response for a turn that failed with `error`."""
     if isinstance(error, CrowError):
         return error_response(error)
     return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
+
+
+def is_stored(session: Session, prompt: PendingPrompt) -> bool:
+    """Whether a prompt is part of the conversation."""
+    bodies = (entry.body for entry in session.branch.entries)
+    return any(isinstance(body, User | Command) and body.message_id == prompt.message_id for body in bodies)
 
 
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
@@ -513,8 +550,11 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
     )
 
 
-def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
-    """Reads the parameters of `session/new` or `session/resume`. :raises ArgumentError: a parameter cannot be used."""
+def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
+    """Reads the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
+
+    :raises ArgumentError: a parameter cannot be used.
+    """
     text_in(params, "cwd")
     for key in ("additionalDirectories", "mcpServers"):
         if not isinstance(params.get(key), list | None):
@@ -524,7 +564,7 @@ def open_request_v2(params: Mapping[str, Any]) -> OpenRequest:
             raise ArgumentError(f"mcpServers[{index}].type is {describe(server.get('type'))}; expected stdio or http.")
     if params.get("systemPrompt") is not None:
         raise ArgumentError("Version 2 of the protocol has no systemPrompt; send _meta.systemPrompt instead.")
-    return open_request_from(params)
+    return open_request_from(params, may_be_missing=may_be_missing)
 
 
 def wants_replay(params: Mapping[str, Any]) -> bool:

@@ -102,17 +102,23 @@ class AccessControl(Protocol):
 
 
 class TokenAccess:
-    """Checks bearer tokens. If `is_required` is false, clients need a token only once somebody has added one."""
+    """Checks bearer tokens. If `is_required` is false, clients need a token only once somebody has added one.
 
-    def __init__(self, authenticator: Authenticator, store: Store, *, is_required: bool) -> None:
+    The server of one user (`is_resident`) never needs one: that user may read the whole store without the server.
+    """
+
+    def __init__(
+        self, authenticator: Authenticator, store: Store, *, is_required: bool, is_resident: bool = False
+    ) -> None:
         self._authenticator = authenticator
         self._store = store
+        self._is_resident = is_resident
         self.is_required = is_required
         """Whether clients need a token, as of the last look into the store."""
 
     async def needs_tokens(self) -> bool:
         """Whether clients need a token. :raises StoreError: the store cannot be read."""
-        if not self.is_required:
+        if not self.is_required and not self._is_resident:
             # Revoked tokens count too: if they did not, revoking the last token would open the server to everybody.
             self.is_required = bool(await self._store.tokens())
         return self.is_required

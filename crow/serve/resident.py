@@ -115,8 +115,8 @@ def start(env: Mapping[str, str]) -> None:
             server = subprocess.Popen(  # noqa: S603  our own program
                 command, stdin=null, stdout=null, stderr=errors, cwd="/", start_new_session=True, env={**env, **places}
             )
-            _wait(lambda: _answers(path) or server.poll() is not None)
-            if not _answers(path):
+            _wait(lambda: _serves(path) or server.poll() is not None)
+            if server.poll() is not None or not _serves(path):
                 errors.seek(0)
                 reason = errors.read(MAX_REASON_BYTES).decode(errors="replace").strip()
                 raise ResidentError(reason.removeprefix("crow: ") or f"The server did not start within {START_S:g} s.")
@@ -164,6 +164,7 @@ def _locks(lock: int) -> bool:
 
 
 def _answers(path: Path) -> bool:
+    """Whether a process listens. It may still be starting, or about to fail."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
         try:
@@ -171,6 +172,17 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def _serves(path: Path) -> bool:
+    """Whether a server answers requests."""
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.settimeout(ANSWER_S)
+        try:
+            opened.connect(str(path))
+            return bool(_get(opened, "/healthz"))
+        except OSError:
+            return False
 
 
 def _wait(is_done: Callable[[], bool], timeout_s: float = START_S) -> bool:

@@ -106,7 +106,9 @@ async def _serve(
         is_private = listen.is_private(sockets)
         async with (
             adapters.orphans_ended(),
-            open_server(wiring, settings, limits, is_private=is_private, offers_v2=offers_v2) as server,
+            open_server(
+                wiring, settings, limits, is_private=is_private, is_resident=is_resident, offers_v2=offers_v2
+            ) as server,
             anyio.create_task_group() as tasks,
         ):
             http = uvicorn_server(server.service, settings, limits, tls, is_resident=is_resident)
@@ -272,11 +274,18 @@ class Server:
 
 @asynccontextmanager
 async def open_server(
-    wiring: Wiring, settings: ServeSettings, limits: ConnectionLimits, *, is_private: bool, offers_v2: bool
+    wiring: Wiring,
+    settings: ServeSettings,
+    limits: ConnectionLimits,
+    *,
+    is_private: bool,
+    is_resident: bool,
+    offers_v2: bool,
 ) -> AsyncIterator[Server]:
     """Open the store and the session host, and close both at the end.
 
-    `is_private` means that only programs on this machine can connect. If it is false, every client needs a token.
+    `is_private` means that only programs on this machine can connect. If it is false, every client needs a token. A
+    resident server serves one user, who sees every session of the store, as with `crow acp`.
 
     :raises ConfigError: clients need a token, and no token exists.
     :raises StoreError: the store cannot be used.
@@ -298,7 +307,7 @@ async def open_server(
                     'one with "crow serve token add NAME", or listen on 127.0.0.1 or on a Unix socket.'
                 )
         authenticator = Authenticator(store)
-        access = TokenAccess(authenticator, store, is_required=not is_private)
+        access = TokenAccess(authenticator, store, is_required=not is_private, is_resident=is_resident)
         wiring.is_bounded = lambda: access.is_required
         sandbox = await wiring.sandbox_status()
         if await access.needs_tokens():

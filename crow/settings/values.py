@@ -489,6 +489,9 @@ class ServeSettings(Section):
         NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
     ] = "127.0.0.1:7431"
     """Where the server listens. `crow serve --listen` takes precedence."""
+    node: Annotated[NonEmpty, Expected('the name of this machine, such as "build-1"')] | None = None
+    """The name of this machine among those that use the same PostgreSQL database; by default its host name. A session
+    names the machine that last ran it."""
     tls_cert: Annotated[NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
     """The certificate for TLS. A relative path is resolved against the directory of config.toml."""
     tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None

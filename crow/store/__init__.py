@@ -1,8 +1,8 @@
 """The interface of the store, as the agent and the frontend use it.
 
-A session is one mutable row that points into a log of entries. Entries are only ever added to the log. Each method is
-one transaction. `append` is told which leaf the caller expects, and fails if the session has a different leaf
-(compare-and-set), so two writers cannot interleave.
+A session is one mutable row that points into a log of entries. Entries are added to the log and never change. Each
+method is one transaction. A caller of `append` names the leaf that it expects. If the session has another leaf,
+`append` fails, so that two writers cannot mix their entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from crow.domain.messages import JsonObject, Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork. A sub-agent gets the principal and the shares of its parent, whatever `principal` says."""
+    only for a fork. A sub-agent always gets its parent's principal and shares; its `principal` is ignored."""
 
     id: str
     cwd: str
@@ -40,9 +40,10 @@ class NewSession:
 class SessionRow:
     """A session's mutable row. Times are Unix milliseconds, `cost` is in US dollars.
 
-    Token estimates are multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`. `owner` names the
-    process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are listed. `principal` is
-    the user of `crow serve` to whom the session belongs, or None for the local user.
+    `leaf` is the id of the last entry of the session's path, or None if the path is empty. Token estimates are
+    multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`, the id of the session's newest entry.
+    `owner` names the process that runs a turn. It is empty if no turn runs. Only sessions with `has_prompt` are listed.
+    `principal` is the user of `crow serve` to whom the session belongs, or None for the local user.
     """
 
     id: str
@@ -76,6 +77,16 @@ class SessionRow:
     principal: str | None = None
 
 
+NODE_KEY = "node"
+"""The member of a session's configuration that names the machine which last ran the session."""
+
+
+def node_of(row: SessionRow) -> str:
+    """Return the name of the machine that last ran the session; empty if unknown, or if the store is a file."""
+    name = row.config.get(NODE_KEY)
+    return name if isinstance(name, str) else ""
+
+
 class SessionChanges(TypedDict, total=False):
     """Columns to set in a session's row. Columns that are left out stay as they are."""
 
@@ -103,7 +114,7 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedPrompt:
-    """A prompt in the inbox."""
+    """A prompt that waits in a session's inbox until it runs."""
 
     parts: tuple[Part, ...]
     message_id: str
@@ -111,7 +122,7 @@ class QueuedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """A session and the part of its path that `for_model` needs, oldest first.
+    """A session and the part of its path that `crow.domain.conversation.for_model` needs, oldest first.
 
     That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
     a checkpoint it is the whole path.
@@ -127,10 +138,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn, with the entries that the claim appended. The user entry is the last of them.
-
-    `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again.
-    """
+    """A claimed turn, with the entries that the claim appended. If there is a user entry, it is the last of them.
+    `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
 
     turn: int
     entries: tuple[Entry, ...]
@@ -177,7 +186,7 @@ class Outline:
     """All branches that a session has ever been on.
 
     `points` are sorted by id. The first of `tips` is the end of the current branch. The ends of the other branches
-    follow, beginning with the branch that the session left last. If no message lies between several tips, only one of
+    follow; the branch that the session left last comes first. If there is no message between several tips, only one of
     them is listed.
     """
 
@@ -201,7 +210,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry that a search found; `snippet` is the text around the match."""
+    """An entry that a search found. `snippet` is the text around the match."""
 
     entry: int
     session: str
@@ -211,7 +220,7 @@ class Hit:
 
 
 def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
-    """Group hits by session, in the order of each session's first hit."""
+    """Map sessions to their hits. The sessions are in the order of their first hits."""
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         groups.setdefault(hit.session, []).append(hit)
@@ -225,6 +234,12 @@ class Scan:
 
     hits: tuple[Hit, ...]
     stopped_at: int | None
+
+
+Group: TypeAlias = Literal["session", "model", "day"]
+"""What usage can be summed up by."""
+
+GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,14 +300,19 @@ class Token:
 class Store(Protocol):
     """Durable sessions and their conversations.
 
-    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that name a session raise
-    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. If a caller is cancelled, no transaction stays
-    open: the method's changes are written completely or not at all.
+    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that take the id of a session raise
+    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. If a caller is cancelled, the method's changes
+    are written completely or not at all.
     """
 
     @property
     def warning(self) -> str:
-        """A warning for the user about the database file, empty if all is well."""
+        """A warning for the user about the database file. It is empty if all is well."""
+
+    @property
+    def notifies(self) -> bool:
+        """Whether processes notify each other of changes. If so, the store is also a `Watcher` (crow.store.watching),
+        and watching costs next to nothing while nothing changes."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. Unless the session is a fork, also insert a conversation for it.
@@ -341,21 +361,21 @@ class Store(Protocol):
         archived: bool | None = False,
         seen_by: str | None = None,
     ) -> SessionPage:
-        """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first.
-        With `archived`, return only archived sessions, without it only the others, and with None both. With `seen_by`,
-        return only what that principal owns and what is shared with it.
+        """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first. If
+        `archived` is true, return only archived sessions; if it is false, only the others; if it is None, both. With
+        `seen_by`, return only the sessions that this principal owns or that are shared with it.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
         """
 
     async def subagents(self, session_id: str) -> tuple[SessionRow, ...]:
-        """Return the sub-agents of a session, oldest first. Archived ones are included. There are none if the session
-        does not exist."""
+        """Return the sub-agents of a session, oldest first, including archived ones. Return none if the session does
+        not exist."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
-        """Return whether the user has prompted in one of these directories, that is, whether one of them is the cwd of
-        a session with a prompt. Imported conversations do not count. With `principal`, only its own sessions count."""
+        """Return whether one of these directories is the working directory of a session with a prompt. Imported
+        conversations do not count. With `principal`, only sessions of this principal count."""
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
@@ -370,11 +390,11 @@ class Store(Protocol):
         """
 
     async def delete_session(self, session_id: str) -> None:
-        """Hide the session and its sub-agents at once; `tidy` removes their data later. An unknown id is ignored."""
+        """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """Repair the turn if a dead owner left one running, then return the row and the tail. A turn is repaired
-        exactly once. If the repair cannot be written, the next `take_turn` repairs the turn."""
+        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. Each turn is
+        repaired only once. If the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
         """Return the row and the tail, without repairing anything."""
@@ -392,13 +412,14 @@ class Store(Protocol):
         """Return one entry. With `session_id`, return it only if it is on that session's path."""
 
     async def result(self, session_id: str, call: CallRef) -> Entry | None:
-        """Return the whole result of a call, on any branch of the session's conversation; None if there is none."""
+        """Return the whole result of a call, from any branch of the session's conversation, or None if there is
+        none."""
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         """Put a prompt into the inbox under its message id.
 
-        An id that begins with `WAKE` marks a text that is no prompt. It stays there until an entry with the same id is
-        stored.
+        A message id that begins with `crow.domain.subagents.WAKE` marks a text that is not a prompt. Such a text stays
+        in the inbox until an entry with the same id is stored.
         """
 
     async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
@@ -442,11 +463,15 @@ class Store(Protocol):
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
         The usage of the entries is added to the session's row. Storing an answer removes its draft. Storing a user
-        entry, or a `Custom` entry with an id of the inbox, removes the text with this id from the inbox. With
-        `release`, the turn ends (the state becomes idle), and `entries` may be empty.
+        entry or a `Custom` entry removes what the inbox has under the same message id. With `release`, the turn ends:
+        the session's state becomes idle. Then `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        """Ask the other store that runs a turn of this session to cancel it. Return False if no other store runs one,
+        or if this store cannot reach others."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
@@ -467,10 +492,10 @@ class Store(Protocol):
         """
 
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
-        """Return the number of prompts and answers on each session's path; 0 for an unknown id."""
+        """Map each session id to the number of prompts and answers on the session's path. An unknown id has 0."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
-        """Sum up what the requests of a session and its sub-agents used, for each model."""
+        """Return one sum for each model that the session or its sub-agents used."""
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
         """Return the session's moves, newest first. If there are very many, only the newest ten thousand are
@@ -501,10 +526,10 @@ class Store(Protocol):
         limit: int = 20,
         seen_by: str | None = None,
     ) -> tuple[Hit, ...]:
-        """Search titles, prompts and answers in any script with the full-text index; all words must match. With
+        """Search titles, prompts and answers with the full-text index, in any script. All words must match. With
         `session_id`, search only that session's title and path. Without words, find all prompts and answers in the
-        period that `scope` sets, or nothing if it sets none. With `seen_by`, search only what that principal owns and
-        what is shared with it."""
+        period that `scope` sets, or nothing if it sets none. With `seen_by`, search only sessions that this principal
+        owns or that are shared with it."""
 
     async def scan(
         self,
@@ -523,38 +548,39 @@ class Store(Protocol):
         """
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return the known facts about an endpoint; empty if there are none. Facts that another process has learned are
-        included only after this store's next write transaction."""
+        """Return the known facts about an endpoint. Facts that another process has learned may be missing until this
+        store's next write transaction."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge new facts about an endpoint into the stored ones. A top-level key replaces the stored key of the same
-        name."""
+        """Store facts about an endpoint. They replace stored facts of the same name."""
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
-        """Return what a principal may do with a session. None if that is nothing, also if there is no such session:
-        both take the same statement."""
+        """Return what a principal may do with a session, or None if it may do nothing or if there is no such session.
+        Both cases run the same statement, so their duration does not tell them apart."""
 
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
-        """Return whether a principal sees all these entries. It sees what a session that it may read has written, and
-        all paths that such a session has or once had. With `session_id`, only that session counts; with the principal
-        None, every session counts. False for unknown entries."""
+        """Return whether a principal may see all these entries. A principal may see an entry if a session that it may
+        read wrote the entry, or if the entry is on a current or former path of such a session. With `session_id`, only
+        that session counts. If `principal` is None, every session may be read. Return false if an entry does not
+        exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
-        """Let a principal read a session, or read and write it; with None, neither. Its sub-agents follow.
+        """Let a principal read a session, or read and write it. If `access` is None, end the share. The same applies to
+        the session's sub-agents.
 
         :raises ~crow.domain.errors.ArgumentError: the session is a sub-agent, or belongs to this principal.
         """
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
-        """Return with whom a session is shared, sorted by name; empty if it does not exist."""
+        """Return a session's shares, sorted by principal. Return none if the session does not exist."""
 
     async def add_token(self, token: Token) -> None:
         """Store a new token. :raises ~crow.domain.errors.ArgumentError: its id is taken."""
 
     async def token(self, token_id: str) -> Token | None:
-        """Return a token, also one that has expired or is revoked."""
+        """Return a token, even if it has expired or was revoked. Return None if there is none with this id."""
 
     async def tokens(self) -> tuple[Token, ...]:
         """Return all tokens, oldest first."""
@@ -563,14 +589,14 @@ class Store(Protocol):
         """Store when a token was used. An unknown id is ignored."""
 
     async def revoke_token(self, token_id: str) -> bool:
-        """Revoke a token for good. Return false if there is none with this id, or if it was revoked before."""
+        """Revoke a token. Return false if there is none with this id, or if it was revoked before."""
 
     async def tidy(self) -> None:
         """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""
 
     def hurry(self) -> None:
-        """Announce that the process is about to end. From now on, a write waits for other programs only briefly. Never
-        fails."""
+        """Prepare for the end of the process. From now on, a write waits for other programs only briefly. This method
+        never fails."""
 
     async def close(self) -> None:
-        """Close the connections, within a few seconds. Safe to call twice."""
+        """Close the connections within a few seconds. A second call has no effect."""

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from crow.domain.errors import ArgumentError
-from crow.store import Scope, SessionRow, UsageTotal
+from crow.store import Group, Scope, SessionRow, UsageTotal
 from crow.store.codec import tags_of
-
-Group: TypeAlias = Literal["session", "model", "day"]
-
-GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
 FORMER_OWNER = "the process that ran it"
 """The owner of turns and queued prompts that were copied from another database. It is not alive anywhere."""

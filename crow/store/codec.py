@@ -427,6 +427,12 @@ def _as_blob(field: Field) -> Field:
     return Field(encode, lambda value, load: inner_decode(json.loads(_load_blob(value, load)), load))
 
 
+def check_blob(name: str, data: bytes) -> None:
+    """:raises Unreadable: the content of the blob does not match its name."""
+    if hashlib.sha256(data).hexdigest() != name:
+        raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")
+
+
 def _load_blob(reference: Any, load: Load) -> bytes:
     """Return the content of the blob that `reference` names."""
     name = reference.get("blob") if type(reference) is dict else None

@@ -86,6 +86,10 @@ class PrincipalStore(Store, Watcher):
     def warning(self) -> str:
         return self.inner.warning
 
+    @property
+    def notifies(self) -> bool:
+        return self.inner.notifies
+
     async def access(self, session_id: str) -> Access | None:
         """What the principal may do with a session; None if it is unknown or hidden."""
         if session_id in self._family:
@@ -310,6 +314,9 @@ class PrincipalStore(Store, Watcher):
         if release:
             self._turns.discard(session_id)
         return stored
+
+    async def cancel_turn(self, session_id: str) -> bool:
+        return await self._guarded(session_id, "write", self.inner.cancel_turn)
 
     async def renew_lease(self, session_id: str) -> None:
         await self._guarded(session_id, "write", self.inner.renew_lease)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -31,14 +31,18 @@ class News:
 
     `entries` are those that the session has stored since the last news, in the order in which they were stored. The
     parent of the first of them is not the last entry of the news before if the session was moved to another leaf in
-    between; a move that stored no entry shows only in `row.leaf`. `draft` is None while no answer is streaming. If
-    `is_orphaned`, the row says that a turn is running, but its owner is dead; `open_session` repairs that.
+    between; a move that stored no entry shows only in `row.leaf`. `draft` is None while no answer is streaming.
+
+    If `is_elsewhere`, another store runs a turn. If `is_orphaned`, that store is dead; `open_session` repairs that. If
+    `is_cancelled`, another store has asked to cancel the turn that is running.
     """
 
     row: SessionRow
     entries: tuple[Entry, ...]
     draft: Draft | None
+    is_elsewhere: bool
     is_orphaned: bool
+    is_cancelled: bool
 
 
 class Watcher(Protocol):
@@ -75,7 +79,9 @@ class Look:
     has_more: bool
     pieces: Sequence[Piece]
     has_draft: bool
+    is_elsewhere: bool
     is_orphaned: bool
+    is_cancelled: bool
 
 
 async def follow(
@@ -90,7 +96,7 @@ async def follow(
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0
-    told: tuple[object, ...] | None = None
+    told: News | None = None
     while True:
         try:
             found = await look(after, last_piece)
@@ -107,10 +113,17 @@ async def follow(
             if draft is not None and draft.message_id == piece.message_id:
                 text, thought = draft.text + text, draft.thought + thought
             draft = Draft(message_id=piece.message_id, text=text, thought=thought)
-        news = News(row=found.row, entries=found.entries, draft=draft, is_orphaned=found.is_orphaned)
+        news = News(
+            row=found.row,
+            entries=found.entries,
+            draft=draft,
+            is_elsewhere=found.is_elsewhere,
+            is_orphaned=found.is_orphaned,
+            is_cancelled=found.is_cancelled,
+        )
         if found.entries:
             after = found.entries[-1].id
-        state = (news.row, news.draft, news.is_orphaned)
+        state = replace(news, entries=())
         if news.entries or state != told:
             told = state
             yield news

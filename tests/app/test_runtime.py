@@ -1,4 +1,4 @@
-"""Protection of the process: what others see of its environment."""
+"""Protection of the process: what others see of its environment. When pydantic builds models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError
+
+from crow.runtime import models_built_on_use
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -62,3 +65,19 @@ def test_only_the_values_of_secret_variables_are_overwritten() -> None:
         "asked": 5,
         "core": 0,
     }
+
+
+def test_models_defined_in_the_block_are_built_when_they_are_first_used() -> None:
+    with models_built_on_use():
+
+        class Late(BaseModel):
+            number: int
+
+    class Early(BaseModel):
+        number: int
+
+    assert not Late.__pydantic_complete__
+    assert Early.__pydantic_complete__
+    assert Late.model_validate({"number": 1}).number == 1
+    with pytest.raises(ValidationError):
+        Late.model_validate({"number": "one"})

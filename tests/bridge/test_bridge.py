@@ -78,6 +78,25 @@ async def test_a_cut_connection_loses_nothing_and_shows_nothing_twice(server: Fa
         assert {connection.id for connection in server.connections} == {server.last.id}
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_connection_that_breaks_before_the_second_answer_is_restored(
+    server: FakeServer, *, is_asked: bool
+) -> None:
+    async with BridgedEditor(server.path) as editor:
+        assert "result" in await editor.request("initialize", protocolVersion=1)
+        if is_asked:
+            server.last.send = lambda message: None  # type: ignore[method-assign]
+            opened = await editor.start("session/new", cwd="/", mcpServers=[])
+            await server.until(lambda: server.received[-1]["method"] == "session/new")
+            server.drop()
+        else:
+            server.drop()
+            opened = await editor.start("session/new", cwd="/", mcpServers=[])
+        session = (await opened)["result"]["sessionId"]
+        assert "result" in await editor.prompt(session, "1 twig")
+        assert [each["method"] for each in server.received[-3:]] == ["initialize", "session/new", "session/prompt"]
+
+
 async def test_what_the_editor_sends_meanwhile_waits_for_the_server(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         session = await editor.new_session()

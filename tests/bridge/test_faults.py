@@ -6,14 +6,15 @@ import json
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.acp_v2 import SessionView
 from tests.support.bridged import BridgedEditor, QuickTimes
-from tests.support.fake_endpoint import FakeEndpoint, Recorded, Reply, calls, text
+from tests.support.fake_endpoint import FakeEndpoint, Gate, Recorded, Reply, calls, text
 from tests.support.fake_server import FakeServer
 from tests.support.fault_proxy import FaultProxy
 from tests.support.server import ServerProcess, server_environment
@@ -68,20 +69,26 @@ async def run_turns(path: Path, *, seed: int, faults: int) -> dict[str, int]:
     return dict(proxy.faults)
 
 
-async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, int]:
-    """The same with `crow serve`, whose model also runs commands. Each command leaves a line in a file."""
+async def run_real_turns(folder: Path, *, seed: int, faults: int, is_v2: bool = False) -> dict[str, int]:
+    """The same with `crow serve`, whose model also runs commands. Each command leaves a line in a file.
+
+    With `is_v2`, the editor speaks version 2 of the protocol.
+    """
     choice, path, ran = random.Random(seed), folder / "crow.sock", folder / "ran"
+    told: Callable[[BridgedEditor, str], object] = items if is_v2 else transcript
     async with FakeEndpoint(otherwise=answer_to) as endpoint:
         env = server_environment(
             folder / "home", CROW_SANDBOX="off", CROW_MODEL="fake-model", OPENAI_BASE_URL=endpoint.base_url
         )
-        async with ServerProcess("--listen", str(path), env=env, cwd=folder) as server:
+        options = ("--listen", str(path), *(["--experimental-v2"] if is_v2 else []))
+        async with ServerProcess(*options, env=env, cwd=folder) as server:
             async with (
                 FaultProxy(path, seed=seed, median_bytes=6000) as proxy,
                 BridgedEditor(proxy.url, times=PatientTimes) as editor,
             ):
                 proxy.is_hostile = False
-                sessions = [await editor.new_session(folder) for _ in range(2)]
+                open_session = editor.new_session_v2 if is_v2 else editor.new_session
+                sessions = [await open_session(folder) for _ in range(2)]
                 proxy.is_hostile = True
                 commands: list[str] = []
                 while proxy.faults.total() < faults:
@@ -91,16 +98,24 @@ async def run_real_turns(folder: Path, *, seed: int, faults: int) -> dict[str, i
                         words = f"{choice.randrange(1, 40)} w{number}-" if choice.random() < 0.6 else f"run r{number}"
                         commands += [words] if words.startswith("run") else [""]
                         running.append(await editor.start_prompt(session, words))
-                    for answer in running:
-                        assert (await answer).get("result", {}).get("stopReason") == "end_turn"
-                shown = {session: transcript(editor, session) for session in sessions}
+                    for session, answer in zip(sessions, running, strict=True):
+                        result = (await answer).get("result", {})
+                        if is_v2:
+                            result = await editor.turn_end(session, result["messageId"])
+                        assert result.get("stopReason") == "end_turn"
+                known = {session: told(editor, session) for session in sessions}
                 asked = len(editor.asks())
                 assert not [each for each in editor.log if kind_of(each) == "user_message_chunk"]
             async with BridgedEditor(path) as reader:
-                await reader.request("initialize", protocolVersion=1)
+                if is_v2:
+                    await reader.new_session_v2(folder)
+                else:
+                    await reader.request("initialize", protocolVersion=1)
+                load = {"replayFrom": {"type": "start"}} if is_v2 else {}
                 for session in sessions:
-                    await reader.request("session/load", sessionId=session, cwd=str(folder), mcpServers=[])
-                    assert shown[session] == transcript(reader, session)
+                    method = "session/resume" if is_v2 else "session/load"
+                    await reader.request(method, sessionId=session, cwd=str(folder), mcpServers=[], **load)
+                    assert known[session] == told(reader, session)
             server.is_checked = False
     expected = [command.removeprefix("run ") for command in commands if command]
     assert sorted(ran.read_text().split() if expected else ()) == sorted(expected)
@@ -131,6 +146,13 @@ def transcript(editor: BridgedEditor, session: str) -> tuple[str, list[str]]:
     return editor.text(session), [f"{call} {status}" for call, status in states.items()]
 
 
+def items(editor: BridgedEditor, session: str) -> dict[Any, Any]:
+    """What a client of version 2 knows of a session: the texts of the messages and the states of the calls."""
+    view = SessionView(editor.updates(session))
+    messages = {key: "".join(part["text"] for part in item) for key, item in view.items.items() if key[0] != "call"}
+    return messages | {key: item["status"] for key, item in view.items.items() if key[0] == "call"}
+
+
 def kind_of(message: dict[str, Any]) -> str | None:
     """The kind of an update; None for another message."""
     update = message.get("params", {}).get("update", {}) if message.get("method") == "session/update" else {}
@@ -142,5 +164,48 @@ async def test_any_fault_at_any_byte_leaves_the_transcript_equal_to_the_log(fold
     assert sum((await run_turns(folder / "crow.sock", seed=1, faults=60)).values()) >= 60
 
 
-async def test_a_server_runs_each_command_once_whatever_the_network_does(folder: Path) -> None:
-    assert sum((await run_real_turns(folder, seed=1, faults=25)).values()) >= 25
+@pytest.mark.parametrize(("is_v2", "faults"), [(False, 25), (True, 12)])
+async def test_a_server_runs_each_command_once_whatever_the_network_does(
+    folder: Path, *, is_v2: bool, faults: int
+) -> None:
+    assert sum((await run_real_turns(folder, seed=1, faults=faults, is_v2=is_v2)).values()) >= faults
+
+
+async def test_a_client_of_version_2_learns_how_a_turn_ended_and_is_asked_once(folder: Path) -> None:
+    path, gate = folder / "crow.sock", Gate()
+    async with FakeEndpoint() as endpoint:
+        endpoint.script(text("one ", "two", between=[gate]), calls(("shell", {"command": "echo nest"})), text("Built."))
+        env = server_environment(
+            folder / "home", CROW_SANDBOX="off", CROW_MODEL="fake-model", OPENAI_BASE_URL=endpoint.base_url
+        )
+        async with (
+            ServerProcess("--listen", str(path), "--experimental-v2", env=env, cwd=folder),
+            FaultProxy(path, seed=1) as proxy,
+            BridgedEditor(proxy.url, times=PatientTimes) as editor,
+            BridgedEditor(path) as watcher,
+        ):
+            proxy.is_hostile = editor.answers_asks = watcher.answers_asks = False
+            session = await editor.new_session_v2(folder)
+            await watcher.new_session_v2(folder)
+            await watcher.request("session/resume", sessionId=session, cwd=str(folder), mcpServers=[])
+            prompt = (await editor.prompt(session, "Count"))["result"]["messageId"]
+            await editor.until(lambda: "one " in editor.text(session))
+            proxy.go_away()
+            gate.open()
+            await watcher.turn_end(session, prompt)
+            proxy.come_back()
+            assert (await editor.turn_end(session, prompt))["stopReason"] == "end_turn"
+            assert editor.text(session) == "one two"
+
+            prompt = (await editor.prompt(session, "Build"))["result"]["messageId"]
+            await editor.until(editor.asks)
+            for _ in range(2):
+                proxy.go_away()
+                proxy.come_back()
+                await editor.request("session/list")
+            outcome = {"outcome": {"outcome": "selected", "optionId": "allow_once"}}
+            await editor.send({"id": editor.asks()[0]["id"], "result": outcome})
+            assert (await editor.turn_end(session, prompt))["stopReason"] == "end_turn"
+            assert len(editor.asks()) == 1
+            assert not [each for each in editor.log if each.get("method") == "$/cancel_request"]
+            assert items(editor, session) == items(watcher, session)

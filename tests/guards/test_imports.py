@@ -1,10 +1,11 @@
-"""Packages that may be imported before `initialize` is answered, and before the first request of `crow run`."""
+"""What may be imported and built before `initialize` is answered, and before the first request of `crow run`."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ ABSENT = {
     "crow.doctor",
     "crow.frontend.v2",
     "crow.llm.chat_completions",
+    "crow.store.admin",
     "crow.tools.builtin",
     "crow.tools.mcp.client",
     "crow.trace.schema",
@@ -31,12 +33,16 @@ ABSENT = {
 
 AT_THE_ANSWER = """
 import json, os, sys
+from pydantic import BaseModel
 from crow.cli import main
 from crow.frontend.transport import StdioTransport
 
 class Watched(StdioTransport):
     async def send(self, message):
-        print(json.dumps(list(sys.modules)), file=sys.stderr)
+        values = vars(sys.modules["acp.schema"]).values()
+        models = [value for value in values if isinstance(value, type) and issubclass(value, BaseModel)]
+        built = [model.__name__ for model in models if model.__pydantic_complete__]
+        print(json.dumps([list(sys.modules), len(models), built]), file=sys.stderr)
         await super().send(message)
 
 sys.modules["crow.frontend.transport"].StdioTransport = Watched
@@ -59,9 +65,17 @@ sys.exit(main(["run", "hi"]))
 INITIALIZE = '{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
 
 
+@dataclass(frozen=True)
+class AtTheAnswer:
+    """A real process when it writes its first answer: its modules, and the models of the protocol's SDK."""
+
+    modules: set[str]
+    models: int
+    built: list[str]
+
+
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The modules of a real process when it writes its first answer."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> AtTheAnswer:
     home = tmp_path_factory.mktemp("home")
     root = Path(__file__).parents[2]
     done = subprocess.run(
@@ -75,12 +89,20 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         check=True,
     )
     assert json.loads(done.stdout)["result"]["protocolVersion"] == 1
-    return set(json.loads(done.stderr))
+    modules, models, built = json.loads(done.stderr)
+    return AtTheAnswer(set(modules), models, built)
 
 
-def test_initialize_is_answered_before_anything_heavy_is_imported(loaded: set[str]) -> None:
-    assert "acp" in loaded
-    assert ABSENT & loaded == set()
+def test_initialize_is_answered_before_anything_heavy_is_imported(started: AtTheAnswer) -> None:
+    assert "acp" in started.modules
+    assert ABSENT & started.modules == set()
+
+
+def test_initialize_is_answered_before_the_models_of_other_requests_are_built(started: AtTheAnswer) -> None:
+    assert started.models > 200
+    assert "InitializeRequest" in started.built
+    assert "NewSessionRequest" not in started.built
+    assert len(started.built) < 20
 
 
 def test_crow_run_asks_the_model_before_it_imports_other_sdks(tmp_path: Path) -> None:

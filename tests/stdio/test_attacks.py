@@ -760,7 +760,10 @@ def uris(value: Any) -> Iterator[str]:
 async def test_a_server_cannot_send_the_user_to_a_page_that_is_not_https(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path, page: str
 ) -> None:
-    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
+    program = (
+        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "{page}"]\n'
+        "start_timeout_s = 300\n"
+    )
     configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
     endpoint.script(fake.calls(("nest__visit", {})), fake.text("ok"))
     async with crow(endpoint=endpoint) as agent:
@@ -858,7 +861,10 @@ async def test_three_hundred_sub_agents_in_one_answer_run_eight_at_once_and_fift
 async def test_two_thousand_questions_of_a_server_show_one_at_a_time_and_decline_most(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "2000"]\n'
+    program = (
+        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "asks", "2000"]\n'
+        "start_timeout_s = 300\n"
+    )
     configured(home, f'[mcp_servers.nest]\n{program}[permissions]\nallow = ["nest__*"]\n')
     endpoint.script(fake.calls(("nest__flood", {})), fake.text("ok"))
     shown_at_once = [0, 0]
@@ -931,7 +937,10 @@ async def test_sub_agents_ask_for_permission_one_at_a_time_and_a_cancel_ends_all
 async def test_values_that_nest_without_end_are_answered_and_harm_nothing(
     crow: StartCrow, endpoint: FakeEndpoint, home: Path, place: Path
 ) -> None:
-    program = f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "deep", "5000"]\n'
+    program = (
+        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / "various.py"}", "deep", "5000"]\n'
+        "start_timeout_s = 300\n"
+    )
     configured(home, f'[mcp_servers.srv]\n{program}[permissions]\nallow = ["srv__*"]\n')
     deep = '{"a":' * 5_000 + "1" + "}" * 5_000
     less_deep = '{"a":' * 700 + "1" + "}" * 700

@@ -428,7 +428,10 @@ def traces(values: dict[str, Any]) -> dict[str, Any]:
 async def test_the_trace_context_of_a_prompt_reaches_the_endpoint_servers_sub_agents_and_the_log(
     crow: StartCrow, place: Path, endpoint: FakeEndpoint, home: Path
 ) -> None:
-    servers = f"[mcp_servers.srv]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(['-c', SERVER])}\n"
+    servers = (
+        f"[mcp_servers.srv]\ncommand = {json.dumps(sys.executable)}\nargs = {json.dumps(['-c', SERVER])}\n"
+        "start_timeout_s = 300\n"
+    )
     servers += '[mcp_servers.gone]\ncommand = "/no/such/server"\n'
     configured(home, f'[permissions]\nallow = ["srv__*"]\n{servers}')
     task = {"description": "look", "prompt": "look around"}

@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,11 @@ import pytest
 
 from crow import __version__
 from crow.bridge.resident import config_file, socket_path, wants_autostart
+from crow.serve.tokens import new_token
 from crow.settings.load import find_paths
+from crow.store.sqlite.store import SqliteStore
 from tests.stdio.conftest import FRESH, ROOT, StartCrow
+from tests.store.scenes import converse, new_session
 from tests.support.acp_client import CrowProcess, allow_once
 from tests.support.fake_endpoint import FakeEndpoint, calls, text
 from tests.support.fake_server import FakeServer
@@ -96,9 +101,17 @@ async def test_a_session_of_one_editor_is_watched_and_answered_in_another(
         answers = {"session/request_permission": answer}
         return crow(endpoint=endpoint, argv=FRESH, env=runtime, answers=answers, client=Watcher)
 
+    # The user may read the whole database, so the user's own server asks for no token and hides nothing.
+    store = await SqliteStore.open(Path(user["CROW_HOME"]) / "crow.db")
+    await store.add_token(new_token("ann")[1])
+    await store.create_session(new_session("of-ann", cwd=str(place), principal="ann"))
+    await converse(store, "of-ann", "Fly")
+    await store.close()
+
     async with start(wait) as zed, start(allow_once) as neovim:
         # Both find no server. One of them starts it.
         await asyncio.gather(zed.initialize(), neovim.initialize())
+        await zed.load_session("of-ann", place)
         session = await zed.new_session(place)
         await neovim.load_session(session, place)
         assert await zed.prompt(session, "Build") == {"stopReason": "end_turn"}
@@ -138,6 +151,14 @@ async def test_a_server_of_another_version_is_not_used(user: dict[str, str]) -> 
         answer = await asyncio.to_thread(acp, user)
         assert answer["result"]["agentInfo"]["name"] == "fake"
     assert "another version" in (Path(user["CROW_HOME"]) / "crow.log").read_text()
+
+
+def test_a_server_that_ends_while_it_starts_is_an_error(user: dict[str, str]) -> None:
+    with closing(sqlite3.connect(Path(user["CROW_HOME"]) / "crow.db")) as database:
+        database.execute("PRAGMA user_version = 9999")
+    code, stdout, stderr = serve(user, "--start")
+    assert (code, stdout) == (1, "")
+    assert "is the database of another program" in stderr
 
 
 def test_the_server_ends_when_nobody_needs_it(user: dict[str, str]) -> None:

@@ -17,7 +17,10 @@ from tests.support.acp_client import CrowProcess, allow_once
 from tests.support.fake_endpoint import FakeEndpoint
 
 SERVER = Path(__file__).parents[1] / "tools" / "servers" / "various.py"
-NEST = f'[mcp_servers.nest]\ncommand = "{sys.executable}"\nargs = ["-I", "-S", "{SERVER}", "asks"]\n'
+NEST = (
+    f'[mcp_servers.nest]\ncommand = "{sys.executable}"\nargs = ["-I", "-S", "{SERVER}", "asks"]\n'
+    "start_timeout_s = 300\n"
+)
 ALL = {"fs": {"readTextFile": True, "writeTextFile": True}, "elicitation": {"form": {}}}
 LATE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "session/request_permission": allow_once,

@@ -21,7 +21,10 @@ def configured(home: Path, toml: str) -> None:
 
 
 def server(script: str, argument: str) -> str:
-    return f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / script}", "{argument}"]\n'
+    return (
+        f'command = "{sys.executable}"\nargs = ["-I", "-S", "{SERVERS / script}", "{argument}"]\n'
+        "start_timeout_s = 300\n"
+    )
 
 
 def shown(updates: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from crow.domain.entries import NewEntry as New
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
 from crow.domain.messages import Image, Link, Resource, Text, ToolSpec, Usage
 from crow.store import QueuedPrompt, SessionChanges, SessionRow, Store, Tail
-from crow.store.sqlite.lease import readable
+from crow.store.owner import readable
 from tests.store.conftest import AnyStores
 from tests.store.scenes import add, begin, bodies, converse, history, ids, new_session, result, row_ids, said
 

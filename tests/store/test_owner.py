@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from crow.store.sqlite.lease import LEASE_MS, Owner, is_alive, open_stores, readable
+from crow.store.owner import LEASE_MS, Owner, is_alive, open_stores, readable
 
 HERE = Owner.current()
 
@@ -36,7 +36,7 @@ def test_a_store_of_this_process_is_alive_while_open() -> None:
 
 
 def test_another_process_is_alive_while_it_runs_with_the_same_start_time() -> None:
-    code = "import sys; from crow.store.sqlite.lease import Owner; print(Owner.current(), flush=True); sys.stdin.read()"
+    code = "import sys; from crow.store.owner import Owner; print(Owner.current(), flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

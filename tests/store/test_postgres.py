@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 
 from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
-from crow.domain.messages import Text, Usage
+from crow.domain.messages import Image, Text, Usage
 from crow.store import Scope, SessionChanges, Store
+from crow.store.owner import Owner
 from crow.store.postgres import presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
 from crow.store.postgres.store import PostgresStore
-from crow.store.sqlite.lease import Owner
+from crow.store.search import hit_of, patterns_of
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said
 from tests.support.postgres import Pooler, Wire, new_database, server_url
@@ -503,6 +504,63 @@ async def test_both_engines_find_the_same(url: str, sqlite_store: SqliteStore) -
                 found.append(sorted((hit.session, hit.kind, hit.entry, hit.snippet) for hit in hits))
             assert found[0] == found[1], json.dumps([query, session_id])
     await postgres.close()
+
+
+TEXTS_WITH_NEEDLE = (
+    "İ" * 300 + "a NEEDLE in İİİ " + "hay " * 100,
+    "nul \0 and \\u0000 and \\\\u0000\0\0 before the needle \0 \\0 after",
+    "A" * 79 + "needle" + "b" * 80,
+    "A" * 80 + "needle" + "b" * 81,
+    '"quotes", \\back\\slashes\\\\, \n new\tlines and needle \U0001f600' * 9,
+    "x" * 9_000 + " Needle " + "\\" * 40_000,
+)
+
+
+@pytest.mark.parametrize("is_prompt", [True, False])
+async def test_snippets_are_cut_by_the_server_as_they_are_from_the_whole_text(url: str, *, is_prompt: bool) -> None:
+    store = await PostgresStore.open(url)
+    for number, text in enumerate(TEXTS_WITH_NEEDLE):
+        await store.create_session(new_session(f"s{number}"))
+        parts = (Text(text=text[:99]), Image(data="aGk=", mime_type="image/png"), Text(text=text[99:]))
+        body = User(parts=parts, message_id="m") if is_prompt else Assistant(text=text, message_id="m")
+        (stored,) = await add(store, f"s{number}", body)
+        whole = f"{text[:99]}\n{text[99:]}" if is_prompt else text
+        kind = "user" if is_prompt else "assistant"
+        expected = hit_of(
+            stored.id, f"s{number}", kind, stored.created_ms, whole.replace("\0", " "), patterns_of(["needle"])
+        )
+        assert await store.search("needle", session_id=f"s{number}") == (expected,)
+        assert "needle" in expected.snippet.lower()
+    await store.close()
+
+
+async def test_a_search_receives_only_the_text_around_the_match(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        text = f"{'hay ' * 1_250_000}Needle{' hay' * 1_250_000}"
+        await add(store, "s1", User(parts=(Text(text=text),), message_id="m"))
+        received = wire.received
+        (found,) = await store.search("needle")
+        (newest,) = await store.search("", scope=Scope(since_ms=1))
+        assert wire.received - received < 20_000
+        assert found.snippet == f"…{'hay ' * 20}Needle{' hay' * 20}…"
+        assert newest.snippet == f"{('hay ' * 20).strip()}…"
+        await store.close()
+
+
+async def test_a_scan_receives_long_results_one_after_the_other(url: str) -> None:
+    async with Wire.open(url) as wire:
+        store = await PostgresStore.open(wire.url)
+        await store.create_session(new_session())
+        (answer,) = await add(store, "s1", said("two calls"))
+        for number in range(8):
+            await add(store, "s1", result(answer.id, f"needle {number} {'hay ' * 1_250_000}", index=number))
+        received = wire.received
+        scanned = await store.scan("needle", session_id="s1", limit=1)
+        assert [hit.snippet[:18] for hit in scanned.hits] == ["read_file needle 7"]
+        assert wire.received - received < 6_000_000
+        await store.close()
 
 
 LETTERS = st.sampled_from(

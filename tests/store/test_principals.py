@@ -53,7 +53,7 @@ READS = frozenset(
 WRITES = frozenset(
     {
         *("merge_metadata", "enqueue", "replace_queued", "drop_prompt", "take_turn", "append", "renew_lease"),
-        *("move_leaf", "save_draft", "create_session"),
+        *("move_leaf", "save_draft", "create_session", "cancel_turn"),
     }
 )
 """What a share for writing allows in addition."""
@@ -64,7 +64,10 @@ OWNS = frozenset({"update_session", "delete_session", "move_alias", "share_sessi
 TOKENS = frozenset({"add_token", "token", "tokens", "note_token_use", "revoke_token"})
 
 OTHERS = frozenset(
-    {"warning", "session_by_alias", "is_known_directory", "disown", "learned", "learn", "tidy", "hurry", "close"}
+    {
+        *("warning", "notifies", "session_by_alias", "is_known_directory", "disown", "learned", "learn", "tidy"),
+        *("hurry", "close"),
+    }
 )
 """Methods that no share changes."""
 
@@ -187,7 +190,7 @@ def arguments(name: str, target: Target) -> dict[str, Any]:
 
 async def outcome(store: Store, name: str, target: Target) -> str:
     """What a call gives, in words that name the target by its role."""
-    if name == "warning":
+    if name in ("warning", "notifies"):
         return store.warning
     try:
         given = getattr(store, name)(**arguments(name, target))

@@ -20,8 +20,8 @@ import pytest
 from crow.domain.entries import Assistant, NewEntry, Remark, TurnEnd, User
 from crow.domain.errors import LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Text
+from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.database import JournalMode
-from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.migrations import APPLICATION_ID, FILES, VERSION, schema
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, history, ids, new_session, result, said

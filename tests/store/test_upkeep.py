@@ -20,9 +20,9 @@ from crow.domain.errors import ArgumentError, NoSuchSession, SessionBusy, StoreU
 from crow.domain.messages import Usage
 from crow.store import Scope, SessionChanges, UsageTotal
 from crow.store.admin import UnusedSession
+from crow.store.owner import Owner
 from crow.store.sqlite import database
 from crow.store.sqlite.admin import SessionAdmin
-from crow.store.sqlite.lease import Owner
 from crow.store.sqlite.store import SqliteStore
 from tests.store.scenes import add, begin, converse, make_older, new_session, result, row_ids, said
 

@@ -123,12 +123,36 @@ class BridgedEditor:
 
     def text(self, session: str) -> str:
         """What the session's agent said."""
-        updates = [
+        chunks = [update for update in self.updates(session) if update["sessionUpdate"] == "agent_message_chunk"]
+        return "".join(chunk["content"]["text"] for chunk in chunks)
+
+    async def new_session_v2(self, cwd: str | Path) -> str:
+        """Agree on version 2, and open a session."""
+        info = {"name": "t", "version": "0"}
+        agreed = await self.request("initialize", protocolVersion=2, info=info, capabilities={})
+        assert agreed["result"]["protocolVersion"] == 2
+        answer = await self.request("session/new", cwd=str(cwd), mcpServers=[])
+        return str(answer["result"]["sessionId"])
+
+    def updates(self, session: str, *, since: int = 0) -> list[Message]:
+        """The updates of a session."""
+        return [
             message["params"]["update"]
-            for message in self.log
+            for message in self.log[since:]
             if message.get("method") == "session/update" and message["params"]["sessionId"] == session
         ]
-        return "".join(one["content"]["text"] for one in updates if one["sessionUpdate"] == "agent_message_chunk")
+
+    async def turn_end(self, session: str, message_id: str) -> Message:
+        """In version 2: the state after the turn of a prompt."""
+
+        def found() -> Message | None:
+            updates = self.updates(session)
+            shown = [at for at, update in enumerate(updates) if update.get("messageId") == message_id]
+            after = updates[shown[-1] :] if shown else []
+            return next((each for each in after if each.get("state") == "idle" and "stopReason" in each), None)
+
+        await self.until(found)
+        return found() or {}
 
     def asks(self) -> list[Message]:
         """The permission requests that were shown."""

@@ -20,6 +20,7 @@ class FaultProxy:
         self._random = random.Random(seed)
         self.faults: Counter[str] = Counter()
         self.is_hostile = True
+        self._is_away = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -35,11 +36,24 @@ class FaultProxy:
             writer.transport.abort()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def go_away(self) -> None:
+        """Cut all connections, and let no new one through until `come_back`."""
+        self._is_away = True
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+
+    def come_back(self) -> None:
+        """Let connections through again."""
+        self._is_away = False
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._is_away:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(self._target)
         except OSError:

@@ -67,6 +67,11 @@ class Wire:
         self.refused = asyncio.Event()
         self.url = ""
 
+    @property
+    def received(self) -> int:
+        """How many bytes the server has sent so far."""
+        return sum(line.received for line in self._lines)
+
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[Wire]:
@@ -114,7 +119,7 @@ class Wire:
         if self._holds_new:
             line.flows.clear()
         try:
-            await asyncio.gather(line.forward(reader, far[1]), line.forward(far[0], writer))
+            await asyncio.gather(line.forward(reader, far[1]), line.forward(far[0], writer, counts=True))
         except (asyncio.CancelledError, OSError):
             pass
         finally:
@@ -127,9 +132,14 @@ class _Line:
         self.task = task
         self.flows = asyncio.Event()
         self.flows.set()
+        self.received = 0
 
-    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool = False
+    ) -> None:
         while data := await reader.read(65_536):
+            if counts:
+                self.received += len(data)
             await self.flows.wait()
             writer.write(data)
             with suppress(OSError):

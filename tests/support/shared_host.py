@@ -151,13 +151,18 @@ async def shared(
     *says: Say,
     change: Callable[[ServerDependencies], ServerDependencies] = lambda each: each,
     has_principals: bool = False,
+    database_url: str = "",
+    node: str = "",
 ) -> AsyncIterator[Shared]:
     """A shared host below `directory`, whose model says this. With `has_principals`, it is as on a server with
-    tokens."""
+    tokens. Hosts with the same `database_url` are like nodes on one PostgreSQL database; `node` is the name of one."""
     cwd = directory / "work"
     cwd.mkdir(exist_ok=True)
     (directory / "home").mkdir(exist_ok=True)
-    wiring = Wiring(load_settings({}, {"CROW_HOME": str(directory / "home"), "CROW_MODEL": "offline"}))
+    environment = {"CROW_HOME": str(directory / "home"), "CROW_MODEL": "offline"}
+    if database_url:
+        environment["CROW_DATABASE_URL"] = database_url
+    wiring = Wiring(load_settings({"serve.node": node} if node else {}, environment))
     wiring.is_bounded = lambda: has_principals
     model, dependencies = ScriptedModel(*says), wiring.dependencies()
 

@@ -112,6 +112,7 @@ def test_plain_mode_moves_no_cursor_and_uses_words(shell: Shell) -> None:
         [mcp_servers.s]
         command = {json.dumps(sys.executable)}
         args = [{json.dumps(str(Path(__file__).parents[1] / "tools" / "servers" / "various.py"))}, "asks"]
+        start_timeout_s = 300
     """)
     write = calls(("write_file", {"path": "a.txt", "content": "hello\n"}))
     shell.endpoint.script(write, calls(("s__ask", {})), text("# Written\n", "**Well** done."))

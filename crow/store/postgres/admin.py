@@ -15,15 +15,13 @@ import anyio
 import anyio.to_thread
 
 from crow.domain.errors import ArgumentError, SessionBusy, StoreUnavailable
-from crow.store import Scope, SessionRow, UsageTotal
+from crow.store import GROUPS, Group, Scope, SessionRow, UsageTotal
 from crow.store.admin import (
-    GROUPS,
     Admin,
     Backup,
     ConversationState,
     Damage,
     DiskUse,
-    Group,
     ImportDefaults,
     Imported,
     ListedSession,
@@ -32,22 +30,20 @@ from crow.store.admin import (
     only_match,
 )
 from crow.store.codec import from_json, tags_of
+from crow.store.owner import readable
 from crow.store.portable import FORMAT, ExportFile, Header
 from crow.store.postgres.database import Sql, UsesDatabase, plain, snapshot, transaction
 from crow.store.postgres.store import PostgresStore
 from crow.store.postgres.transfer import (
     Importer,
-    SessionTaken,
-    by_conversation,
     choose,
     conversation_state,
     family,
     next_entries,
 )
-from crow.store.sqlite.lease import readable
-from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
-from crow.store.sqlite.search import SUM_NAMES
-from crow.store.sqlite.transfer import Lines
+from crow.store.rows import IS_REQUEST, SESSION_COLUMNS, SUM_COLUMNS, SUM_NAMES, session_of
+from crow.store.search import LAST_MS
+from crow.store.transfer import Lines, SessionTaken, by_conversation
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -55,7 +51,6 @@ T = TypeVar("T")
 
 _EXPORT_BATCH = 1_024
 _TAKEN_WAITS_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-_LAST_MS = 2**62
 _QUARTER_MS = 15 * 60 * 1000
 
 _USED_MS = (
@@ -89,20 +84,16 @@ _SUBAGENTS = f"""
     SELECT {_COLUMNS}, {_USED_MS}, family.root FROM crow.sessions s JOIN family USING (id)
     WHERE s.id <> family.root AND s.deleted_ms IS NULL ORDER BY s.number
 """
-_TOTALS = """
-    SELECT count(*) AS requests, coalesce(sum(e.input_tokens), 0) AS tokens_in,
-        coalesce(sum(e.output_tokens), 0) AS tokens_out, coalesce(sum(e.cached_tokens), 0) AS tokens_cached,
-        coalesce(sum(e.reasoning_tokens), 0) AS tokens_reasoning,
-        coalesce(sum(e.cache_write_tokens), 0) AS tokens_cache_written,
-        count(nullif(e.estimated, 0)) AS estimated, sum(e.cost) AS cost, {columns}
+_TOTALS = f"""
+    SELECT {SUM_COLUMNS}, {{columns}}
     FROM crow.entries e
     LEFT JOIN crow.sessions s ON s.id = e.session AND s.conversation = e.conversation AND s.deleted_ms IS NULL
     LEFT JOIN crow.sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL
-    WHERE e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)
+    WHERE {IS_REQUEST}
     AND e.conversation IN (SELECT conversation FROM crow.sessions WHERE deleted_ms IS NULL)
     AND ($1::text IS NULL OR coalesce(p.cwd, s.cwd) = $1)
     AND ($2::text IS NULL OR position(lower($2) IN lower(e.model)) > 0) AND e.created_ms >= $3 AND e.created_ms < $4
-    GROUP BY {groups}
+    GROUP BY {{groups}}
 """
 _GROUP_COLUMNS = {
     "title": "coalesce(p.title, s.title)",
@@ -169,8 +160,8 @@ class PostgresAdmin(UsesDatabase, Admin):
             chosen.archived,
             None if chosen.model is None else plain(chosen.model),
             None if chosen.directories is None else [plain(directory) for directory in chosen.directories],
-            -_LAST_MS if chosen.since_ms is None else chosen.since_ms,
-            _LAST_MS if chosen.before_ms is None else chosen.before_ms,
+            -LAST_MS if chosen.since_ms is None else chosen.since_ms,
+            LAST_MS if chosen.before_ms is None else chosen.before_ms,
         )
         found = ((session_of(tuple(row)), used_ms) for *row, used_ms in values)
         rows = list(islice((one for one in found if chosen.takes(one[0])), limit))
@@ -190,8 +181,8 @@ class PostgresAdmin(UsesDatabase, Admin):
             _TOTALS.format(columns=", ".join(columns) or "NULL", groups=", ".join(columns) or "()"),
             None if scope.cwd is None else plain(scope.cwd),
             None if scope.model is None else plain(scope.model),
-            -_LAST_MS if scope.since_ms is None else scope.since_ms,
-            _LAST_MS if scope.before_ms is None else scope.before_ms,
+            -LAST_MS if scope.since_ms is None else scope.since_ms,
+            LAST_MS if scope.before_ms is None else scope.before_ms,
         )
         size = len(SUM_NAMES)
         sums: dict[tuple[Any, ...], list[Any]] = {}

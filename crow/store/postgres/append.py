@@ -10,24 +10,23 @@ import json
 import logging
 import math
 import zlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
-from crow.domain.messages import Part, Text, Usage
+from crow.domain.messages import Part, Usage
 from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend, to_json
+from crow.store.owner import dead_twin, readable
 from crow.store.postgres.database import Database, Sql, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import PathMethods, load_tail, session_values
 from crow.store.postgres.sessions import change_session
-from crow.store.sqlite.append import storable, storable_cost, storable_usage
-from crow.store.sqlite.lease import dead_twin, readable
-from crow.store.sqlite.paths import USAGE_COLUMNS
+from crow.store.rows import SessionCounts, entry_values, storable, storable_usage
+from crow.store.search import searchable_text
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +34,6 @@ _LARGEST_INT = 2**31
 
 _APPEND = "SELECT * FROM crow.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"
 _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
-
-Counts: TypeAlias = "tuple[list[object], object, object]"
-"""What entries add to the counters of their session, in the order of the function crow.move_to_end; their cost; and
-whether a prompt is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +45,16 @@ class Chain:
     usages: Sequence[Usage | None]
     turns: Sequence[int]
     rows: str
-    counts: Counts
+    counts: SessionCounts
     hashes: Sequence[str]
     datas: Sequence[bytes]
     numbers: Sequence[int]
+
+    @property
+    def added(self) -> tuple[object, ...]:
+        """What the entries add to their session: the arguments `counts`, `price` and `prompted` of the functions in the
+        schema."""
+        return list(self.counts.storable().values()), self.counts.cost, self.counts.has_prompt
 
     def stored(
         self, ids: Sequence[int], *, conversation: int, session: str, parent: int | None, now_ms: int
@@ -82,6 +83,9 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
     """Encode entries, each with its turn."""
     encoded = [encode(new.body) for new, _ in entries]
     usages = [storable_usage(new.usage) for new, _ in entries]
+    counts = SessionCounts()
+    for (new, _), usage in zip(entries, usages, strict=True):
+        counts.add(new, usage)
     blobs = [(name, data, number) for number, one in enumerate(encoded, start=1) for name, data in one.blobs.items()]
     return Chain(
         entries=[new for new, _ in entries],
@@ -91,7 +95,7 @@ def chain(entries: Sequence[tuple[NewEntry, int]]) -> Chain:
         rows=json.dumps(
             [_row(new, one, usage, turn) for (new, turn), one, usage in zip(entries, encoded, usages, strict=True)]
         ),
-        counts=_columns_of(counts_of([(new, usage) for (new, _), usage in zip(entries, usages, strict=True)])),
+        counts=counts,
         hashes=[name for name, _, _ in blobs],
         datas=[data for _, data, _ in blobs],
         numbers=[number for _, _, number in blobs],
@@ -259,7 +263,7 @@ class TurnMethods(PathMethods):
         ]
         ends_draft = release or any(isinstance(body, Assistant | TurnEnd) for body in bodies)
         return (
-            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, *new.counts, release),
+            *(session_id, self.owner, self._epochs.get(session_id), leaf, new.rows, *new.added, release),
             *(ends_draft, prompts, new.hashes, new.datas, new.numbers),
         )
 
@@ -279,6 +283,15 @@ class TurnMethods(PathMethods):
         except (LeafMoved, SessionBusy, NoSuchSession):
             query = "UPDATE crow.sessions SET owner = $3 WHERE id = $1 AND owner = $2"
             await sql.execute(query, session_id, self.owner, dead_twin(self.owner))
+
+    @transaction
+    async def cancel_turn(self, sql: Sql, session_id: str) -> bool:
+        await session_values(sql, session_id, "1")
+        query = (
+            "UPDATE crow.sessions SET cancelled_epoch = epoch WHERE id = $1 AND state = 'running' AND owner <> $2"
+            " RETURNING id"
+        )
+        return await sql.fetchval(query, session_id, self.owner) is not None
 
     async def renew_lease(self, session_id: str) -> None:
         """Do nothing: the store renews its own lease, for all its turns at once."""
@@ -406,7 +419,7 @@ class SessionState:
         self.leaf = ids[-1]
         await sql.execute(
             "SELECT crow.move_to_end(s, $2, $3, $4, $5, $6, false) FROM crow.sessions s WHERE s.id = $1",
-            *(self.session_id, ids, self.now_ms, *new.counts),
+            *(self.session_id, ids, self.now_ms, *new.added),
         )
         return stored
 
@@ -507,21 +520,9 @@ def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None
 
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
-    call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
-    cost = storable_cost(new.cost)
-    row: dict[str, object] = {
-        "turn": turn,
-        "kind": encoded.kind,
-        "model": plain(new.model),
-        "body": encoded.text,
-        "body_blob": encoded.spilled,
-        "call_entry": call.assistant if call else None,
-        "call_index": call.index if call else None,
-        **{name: getattr(usage, name, None) for name in (*USAGE_COLUMNS, "cache_write_tokens")},
-        "estimated": (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None,
-        "cost": str(cost) if cost is not None and math.isinf(cost) else cost,
-        "estimate": new.estimate,
-    }
+    row = {"turn": turn, "model": plain(new.model), **entry_values(new, encoded, usage)}
+    if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL reads this string
+        row["cost"] = str(row["cost"])
     text = searchable_text(encoded.body)
     if text:
         row["folded"] = folded(text)
@@ -529,50 +530,7 @@ def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dic
     return row
 
 
-def searchable_text(body: Body) -> str:
-    """Return the text that the search covers; empty for entries other than prompts and answers."""
-    match body:
-        case Assistant(text=text):
-            return text
-        case User(parts=parts):
-            return "\n".join(part.text for part in parts if isinstance(part, Text))
-        case _:
-            return ""
-
-
 def trigrams(text: str) -> list[int]:
     """Return a number for each three characters that follow each other in a folded text."""
     found = {text[start : start + 3] for start in range(len(text) - 2)}
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})
-
-
-def counts_of(entries: Sequence[tuple[NewEntry, Usage | None]]) -> dict[str, object]:
-    """Return what entries add to the counters of their session."""
-    names = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-    added = dict.fromkeys(names, 0)
-    cost, has_prompt = 0.0, False
-    for new, usage in entries:
-        added["entries"] += 1
-        # The result of a task repeats usage that the sub-agent's entries have already added.
-        if not isinstance(new.body, ToolResult):
-            cost += storable_cost(new.cost) or 0.0
-            if usage is not None:
-                added["tokens_in"] += usage.input_tokens or 0
-                added["tokens_out"] += usage.output_tokens or 0
-                added["tokens_cached"] += usage.cached_tokens or 0
-        match new.body:
-            case User():
-                has_prompt = True
-            case File():
-                added["files_changed"] += 1
-            case ToolResult(is_error=False, announcement=announcement):
-                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
-                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
-                    added["lines_added"] += (after - before).total()
-                    added["lines_removed"] += (before - after).total()
-    return {**{name: storable(count) for name, count in added.items()}, "cost": cost, "has_prompt": has_prompt}
-
-
-def _columns_of(counts: dict[str, object]) -> Counts:
-    *numbers, cost, has_prompt = counts.values()
-    return numbers, cost, has_prompt

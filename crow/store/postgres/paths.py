@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from crow.domain.entries import CallRef, Checkpoint, Entry, Prompt, Restore, ToolResult
+from crow.domain.entries import CallRef, Entry
 from crow.domain.errors import NoSuchSession
-from crow.domain.rendering import short_output
 from crow.store import Move, Outline, SessionRow, Tail
+from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
-from crow.store.sqlite.paths import SESSION_COLUMNS, entry_of, outline_of, recorded_here, session_of
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
 from crow.store.watching import Look, News, Piece, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-ENTRY_COLUMNS = (
-    "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(convert_to(e.body, 'UTF8'), b.data), e.model,"
-    " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
-    " e.body_blob, e.call_entry, e.call_index, NULL, e.cache_write_tokens, e.estimated, b.size"
-)
-"""The columns that `entry_of` expects. PostgreSQL has checksums of its own, so there is none for an entry."""
+
+@dataclass(slots=True)
+class _StoredRow(EntryRow):
+    """A row of `_ENTRY_SOURCE`. PostgreSQL has checksums of its own, so there is none for an entry."""
+
+    has_blobs: bool
+
+
+_BODY = "coalesce(convert_to(e.body, 'UTF8'), b.data)"
+_HAS_BLOBS = "EXISTS (SELECT 1 FROM crow.blob_refs r WHERE r.entry = e.id)"
+_ENTRY_COLUMNS = columns_of(_StoredRow, body=_BODY, has_blobs=_HAS_BLOBS)
 
 _ENTRY_SOURCE = "crow.entries e LEFT JOIN crow.blobs b ON b.hash = e.body_blob"
 
@@ -84,7 +90,7 @@ class PathMethods(UsesDatabase):
         while done < len(newest_first):
             entries = await self._entries_batch(list(newest_first[done : done + _PATH_BATCH]))
             done += len(entries)
-            yield entries if most_bytes is None else [_with_excerpt(entry, most_bytes) for entry in entries]
+            yield entries if most_bytes is None else [with_excerpt(entry, most_bytes) for entry in entries]
 
     @snapshot
     async def _path_batch(self, sql: Sql, start: int) -> tuple[list[int], int | None]:
@@ -92,7 +98,7 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _entries_batch(self, sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-        return await _first_entries(sql, ids)
+        return await first_entries(sql, ids)
 
     @snapshot
     async def entry(self, sql: Sql, entry_id: int, *, session_id: str | None = None) -> Entry | None:
@@ -126,7 +132,8 @@ class PathMethods(UsesDatabase):
 
     @snapshot
     async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
-        *values, owner = await session_values(sql, session_id, f"{SESSION_COLUMNS}, owner")
+        more = "owner, state = 'running' AND cancelled_epoch IS NOT DISTINCT FROM epoch"
+        *values, owner, is_cancelled = await session_values(sql, session_id, f"{SESSION_COLUMNS}, {more}")
         row = session_of(values)
         ids: list[int] = []
         if row.newest_entry > after:
@@ -135,7 +142,7 @@ class PathMethods(UsesDatabase):
             )
             found = await sql.fetch(query, row.conversation, session_id, after, _PATH_BATCH)
             ids = [entry_id for (entry_id,) in found]
-        entries = await _first_entries(sql, ids) if ids else ()
+        entries = await first_entries(sql, ids) if ids else ()
         pieces: Sequence[Any] = ()
         if row.state == "running":
             pieces = await sql.fetch(
@@ -152,7 +159,9 @@ class PathMethods(UsesDatabase):
             has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,
             pieces=[Piece(seq, name, *json.loads(text)) for seq, name, text in pieces if text is not None],
             has_draft=bool(pieces),
+            is_elsewhere=is_elsewhere,
             is_orphaned=is_elsewhere and not await sql.fetchval("SELECT crow.is_alive($1)", owner),
+            is_cancelled=is_cancelled,
         )
 
     @snapshot
@@ -248,30 +257,15 @@ async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool 
 async def load_tail(sql: Sql, session_id: str) -> Tail:
     """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
     row = await session_row(sql, session_id)
-    newest_first: list[Entry] = []
-    restored: set[int] = set()
-    first_kept: int | None = None
-    has_prompt = False
+    path = TailPath()
     start = row.leaf
     while start is not None:
         ids, start = await _path_batch(sql, start, _PATH_BATCH)
-        for entry in reversed(await select_entries(sql, ids)):
-            if first_kept is not None and entry.id < first_kept:
-                start = None
-                break
-            newest_first.append(entry)
-            match entry.body:
-                case Prompt():
-                    has_prompt = True
-                case Restore(entry=checkpoint):
-                    restored.add(checkpoint)
-                case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
-                    first_kept = entry.id if kept is None else min(kept, entry.id)
-    if newest_first and not has_prompt:
-        newest_prompt = await newest_of_kind(sql, newest_first[-1].parent, "prompt")
-        if newest_prompt is not None:
-            newest_first += await select_entries(sql, [newest_prompt])
-    return Tail(row=row, entries=tuple(reversed(newest_first)))
+        if not all(map(path.add, reversed(await select_entries(sql, ids)))):
+            break
+    newest_prompt = await newest_of_kind(sql, path.before, "prompt") if path.lacks_prompt else None
+    prompt = () if newest_prompt is None else await select_entries(sql, [newest_prompt])
+    return Tail(row=row, entries=(*prompt, *path.entries()))
 
 
 async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int | None]:
@@ -309,31 +303,30 @@ async def newest_of_kind(sql: Sql, start: int | None, kind: str) -> int | None:
     return found
 
 
-async def select_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-    """Return these entries, oldest first."""
+async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
+    """Return the entries with these ids, oldest first unless `newest_first` is true."""
     if not ids:
         return ()
-    query = (
-        f"SELECT {ENTRY_COLUMNS}, EXISTS (SELECT 1 FROM crow.blob_refs r WHERE r.entry = e.id)"
-        f" FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id"
-    )
-    rows = [tuple(row) for row in await sql.fetch(query, ids)]
+    query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
+    query += f" ORDER BY e.id{' DESC' if newest_first else ''}"
+    rows = [_StoredRow(*row) for row in await sql.fetch(query, ids)]
     data: dict[str, bytes] = {}
-    if with_blobs := [row[0] for row in rows if row[-1]]:
+    if with_blobs := [row.id for row in rows if row.has_blobs]:
         query = (
             "SELECT DISTINCT b.hash, b.data FROM crow.blob_refs r JOIN crow.blobs b ON b.hash = r.blob"
             " WHERE r.entry = ANY ($1::bigint[])"
         )
         data = {name: bytes(content) for name, content in await sql.fetch(query, with_blobs)}
-    return tuple(entry_of(row[:-1], data.get) for row in rows)
+    return tuple(entry_of(row, partial(body_of, row, row.body, data.get)) for row in rows)
 
 
-async def _first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
-    """Return the entries for one batch from the start of `ids` (ascending), limited in bytes."""
+async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
+    """Return the first of the entries with these ids: oldest first, or newest first if `newest_first` is true. Stop at
+    about 4 MiB of stored bodies and blobs, and return at least one entry if there is any."""
     sizes = await sql.fetch(
         "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
         " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
-        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
+        f" WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id{' DESC' if newest_first else ''}",
         ids,
     )
     chosen: list[int] = []
@@ -343,22 +336,13 @@ async def _first_entries(sql: Sql, ids: Sequence[int]) -> tuple[Entry, ...]:
         total += int(size)
         if total > _PATH_BATCH_BYTES:
             break
-    return await select_entries(sql, chosen)
+    return await select_entries(sql, chosen, newest_first=newest_first)
 
 
 async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
     """Return the bodies of entries as JSON objects."""
-    body = "coalesce(convert_to(e.body, 'UTF8'), b.data)"
-    query = f"SELECT e.id, {body} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
+    query = f"SELECT e.id, {_BODY} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
     return {entry_id: json.loads(body or b"{}") for entry_id, body in await sql.fetch(query, ids)}
-
-
-def _with_excerpt(entry: Entry, most_bytes: int) -> Entry:
-    """Return the entry. If it is a tool result, its text has at most about `most_bytes` bytes."""
-    if not isinstance(entry.body, ToolResult):
-        return entry
-    text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
-    return entry if text is entry.body.text else replace(entry, body=replace(entry.body, text=text))
 
 
 def _prompt_text(body: Mapping[str, Any]) -> str:

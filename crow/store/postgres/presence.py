@@ -65,7 +65,7 @@ _SIGN = """
 
 _LOOK = """
     WITH seen AS MATERIALIZED (
-        SELECT id, state, owner, epoch, leaf, newest_entry, updated_ms, deleted_ms FROM crow.sessions
+        SELECT id, state, owner, epoch, leaf, newest_entry, updated_ms, deleted_ms, cancelled_epoch FROM crow.sessions
         WHERE id = ANY ($1::text[])
     ), dead AS MATERIALIZED (
         SELECT owner FROM (SELECT DISTINCT owner FROM seen WHERE state = 'running' AND owner <> $2) AS o

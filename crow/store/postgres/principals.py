@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import asyncpg
 
@@ -11,12 +10,11 @@ from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
 from crow.store.postgres.database import Sql, UsesDatabase, plain, snapshot, transaction
 from crow.store.postgres.paths import session_values
+from crow.store.rows import TOKEN_COLUMNS, TOKEN_FIELDS, token_of
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _LARGEST_ID = 2**63 - 1
-_TOKEN_FIELDS = tuple(field.name for field in fields(Token))
-_TOKEN_COLUMNS = ", ".join(_TOKEN_FIELDS)
 
 _FAMILY = """
     WITH RECURSIVE family (id) AS (
@@ -106,22 +104,22 @@ class PrincipalMethods(UsesDatabase):
 
     @transaction
     async def add_token(self, sql: Sql, token: Token) -> None:
-        marks = ", ".join(f"${number}" for number in range(1, len(_TOKEN_FIELDS) + 1))
-        values = [getattr(token, name) for name in _TOKEN_FIELDS]
+        marks = ", ".join(f"${number}" for number in range(1, len(TOKEN_FIELDS) + 1))
+        values = [getattr(token, name) for name in TOKEN_FIELDS]
         try:
-            await sql.execute(f"INSERT INTO crow.tokens ({_TOKEN_COLUMNS}) VALUES ({marks})", *values)
+            await sql.execute(f"INSERT INTO crow.tokens ({TOKEN_COLUMNS}) VALUES ({marks})", *values)
         except asyncpg.UniqueViolationError:
             raise ArgumentError(f"Token id {token.id} is taken; make another.") from None
 
     @snapshot
     async def token(self, sql: Sql, token_id: str) -> Token | None:
-        row = await sql.fetchrow(f"SELECT {_TOKEN_COLUMNS} FROM crow.tokens WHERE id = $1", plain(token_id))
-        return Token(**dict(zip(_TOKEN_FIELDS, row, strict=True))) if row else None
+        row = await sql.fetchrow(f"SELECT {TOKEN_COLUMNS} FROM crow.tokens WHERE id = $1", plain(token_id))
+        return token_of(row) if row else None
 
     @snapshot
     async def tokens(self, sql: Sql) -> tuple[Token, ...]:
-        rows = await sql.fetch(f"SELECT {_TOKEN_COLUMNS} FROM crow.tokens ORDER BY created_ms, id")
-        return tuple(Token(**dict(zip(_TOKEN_FIELDS, row, strict=True))) for row in rows)
+        rows = await sql.fetch(f"SELECT {TOKEN_COLUMNS} FROM crow.tokens ORDER BY created_ms, id")
+        return tuple(map(token_of, rows))
 
     @transaction
     async def note_token_use(self, sql: Sql, token_id: str, used_ms: int) -> None:

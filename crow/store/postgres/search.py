@@ -6,34 +6,75 @@ texts that may contain it; then the texts themselves are compared. Results are t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from crow.domain.entries import Entry
 from crow.store import Hit, Scan, Scope, UsageTotal
-from crow.store.postgres.append import searchable_text, trigrams
+from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot
-from crow.store.postgres.paths import is_on_path, path_ids, select_entries, session_row
-from crow.store.sqlite.search import SUM_NAMES, hit_of, patterns_of, unindexed_text
+from crow.store.postgres.paths import first_entries, is_on_path, path_ids, session_row
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
+from crow.store.search import (
+    LAST_MS,
+    SCAN_BATCH,
+    SCAN_CHARACTERS,
+    SCAN_ENTRIES,
+    SCANNED_KINDS,
+    SNIPPET_MARGIN,
+    hit_of,
+    patterns_of,
+    snippet_of,
+    unindexed_text,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _BATCH = 64
-_MOST_CHARACTERS = 8 * 1024 * 1024
-_MOST_SCANNED_ENTRIES = 20_000
-_LAST_MS = 2**62
 
 _IN_SCOPE = (
     "($1::text IS NULL OR position(lower($1) IN lower(e.model)) > 0) AND e.created_ms >= $2 AND e.created_ms < $3"
 )
 
-_SUMS = (
-    "count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
-    " coalesce(sum(e.cached_tokens), 0), coalesce(sum(e.reasoning_tokens), 0), coalesce(sum(e.cache_write_tokens), 0),"
-    " count(nullif(e.estimated, 0)), sum(e.cost)"
-)
 
-_IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
+_SNIPPETS = r"""
+    SELECT e.id, e.kind, e.created_ms, w.start, substring(x.text, w.start + 1, p.place + $4 - w.start), length(x.text)
+    FROM crow.entries e JOIN crow.texts t ON t.entry = e.id LEFT JOIN crow.blobs b ON b.hash = e.body_blob
+    CROSS JOIN LATERAL (SELECT coalesce(e.body, crow.text_of(b.data)) AS json OFFSET 0) r
+    CROSS JOIN LATERAL (
+        SELECT crow.body_of(
+            CASE WHEN strpos(r.json, '\u0000') = 0 THEN r.json
+            ELSE replace(
+                regexp_replace(r.json, '(?<!\\)((?:\\\\)*)\\u0000', '\1 ', 'g'), '\u0000', '\\u00750000'
+            ) END, NULL
+        ) AS body OFFSET 0
+    ) j
+    CROSS JOIN LATERAL (
+        SELECT coalesce(
+            CASE WHEN e.kind <> 'user' THEN j.body ->> 'text'
+            WHEN json_typeof(j.body -> 'parts') = 'array' THEN (
+                SELECT string_agg(part ->> 'text', E'\n') FROM json_array_elements(j.body -> 'parts') AS p (part)
+                WHERE part ->> 'type' = 'text'
+            ) END, t.folded
+        ) AS text OFFSET 0
+    ) x
+    CROSS JOIN LATERAL (SELECT greatest(strpos(t.folded, $2) - 1, 0) AS folded_place OFFSET 0) f
+    CROSS JOIN LATERAL (
+        SELECT f.folded_place - CASE WHEN strpos(x.text, 'İ') = 0 THEN 0 ELSE (
+            f.folded_place + 1 - length(replace(left(replace(x.text, 'İ', 'İİ'), f.folded_place), 'İ', ''))
+        ) / 2 END AS place OFFSET 0
+    ) p
+    CROSS JOIN LATERAL (SELECT greatest(p.place - $3, 0) AS start) w
+    WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id DESC
+"""
+"""Selects the parts of texts that become snippets.
+
+The subqueries `r` to `w` compute, one after the other: the stored JSON; its value; the text; the index of the word $2
+in the folded text; its index in the text; the start of the part. If a body is damaged, the folded text replaces the
+text. Folding turns İ into two characters, and every other character into one.
+
+A text of PostgreSQL cannot hold NUL, so a space replaces it. Where the text itself has the six characters of the escape
+for NUL, their u is escaped, so that `crow.body_of` leaves them alone. `OFFSET 0` keeps PostgreSQL from computing the
+same expression several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +90,8 @@ class _Query:
         since, before, model = self.scope.since_ms, self.scope.before_ms, self.scope.model
         return (
             None if model is None else plain(model),
-            -_LAST_MS if since is None else since,
-            _LAST_MS if before is None else before,
+            -LAST_MS if since is None else since,
+            LAST_MS if before is None else before,
         )
 
 
@@ -88,14 +129,15 @@ class SearchMethods(UsesDatabase):
             if not rows:
                 break
             last = rows[-1][0]
-            entries = {entry.id: entry for entry in await select_entries(sql, [row[0] for row in rows])}
+            sessions: dict[int, str] = {}
             for entry_id, conversation, session, is_there in rows:
                 found = session if is_there else session_id
                 found = found or await _session_with(sql, conversation, entry_id, asked)
-                if found is not None and len(hits) < limit:
-                    entry = entries[entry_id]
-                    text = searchable_text(entry.body)
-                    hits.append(hit_of(entry_id, found, _kind(entry), entry.created_ms, text, patterns))
+                if found is not None:
+                    sessions[entry_id] = found
+                if len(hits) + len(sessions) == limit:
+                    break
+            hits += await _hits(sql, sessions, words[0] if words else None)
         return tuple(hits[:limit])
 
     @snapshot
@@ -114,32 +156,36 @@ class SearchMethods(UsesDatabase):
         if not patterns or limit < 1:
             return Scan(hits=(), stopped_at=None)
         path = await path_ids(sql, leaf)
-        scanned, rest = path[:_MOST_SCANNED_ENTRIES], path[_MOST_SCANNED_ENTRIES:]
+        scanned, rest = path[:SCAN_ENTRIES], path[SCAN_ENTRIES:]
         hits: list[Hit] = []
         characters = 0
-        for start in range(0, len(scanned), _BATCH):
+        for start in range(0, len(scanned), SCAN_BATCH):
             rows = await sql.fetch(
                 "SELECT id, kind FROM crow.entries WHERE id = ANY ($1::bigint[]) AND kind = ANY ($2::text[])"
                 " AND created_ms >= $3 AND created_ms < $4",
-                scanned[start : start + _BATCH],
-                ["assistant", "tool", "checkpoint", "skill", "reminder", "custom", "command"],
+                scanned[start : start + SCAN_BATCH],
+                SCANNED_KINDS,
                 scope.since_ms or 0,
-                _LAST_MS if scope.before_ms is None else scope.before_ms,
+                LAST_MS if scope.before_ms is None else scope.before_ms,
             )
             kinds = dict(rows)
-            for entry in reversed(await select_entries(sql, list(kinds))):
-                text = unindexed_text(entry, without)
-                characters += len(text)
-                if all(pattern.search(text) for pattern in patterns):
-                    hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
-                if len(hits) >= limit or characters > _MOST_CHARACTERS:
-                    return Scan(hits=tuple(hits), stopped_at=entry.id)
+            unread = sorted(kinds, reverse=True)
+            while unread:
+                entries = await first_entries(sql, unread, newest_first=True)
+                unread = unread[len(entries) :]
+                for entry in entries:
+                    text = unindexed_text(entry, without)
+                    characters += len(text)
+                    if all(pattern.search(text) for pattern in patterns):
+                        hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
+                    if len(hits) >= limit or characters > SCAN_CHARACTERS:
+                        return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
     async def usage_by_model(self, sql: Sql, session_id: str) -> tuple[UsageTotal, ...]:
         rows = await sql.fetch(
-            f"SELECT {_SUMS}, e.model FROM crow.entries e WHERE {_IS_REQUEST} AND (e.session, e.conversation) IN"
+            f"SELECT {SUM_COLUMNS}, e.model FROM crow.entries e WHERE {IS_REQUEST} AND (e.session, e.conversation) IN"
             " (SELECT id, conversation FROM crow.sessions WHERE (id = $1 OR parent_id = $1) AND deleted_ms IS NULL)"
             " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC NULLS LAST",
             plain(session_id),
@@ -202,6 +248,23 @@ async def _entries(
     return [tuple(row) for row in rows]
 
 
+async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list[Hit]:
+    """Return a hit for each of these entries, newest first. `sessions` maps the entries to the sessions that the hits
+    name. Only the snippets are read, not the whole texts: they are around the first place of the folded `word`."""
+    size = SNIPPET_MARGIN if word is None else len(word) + SNIPPET_MARGIN
+    rows = await sql.fetch(_SNIPPETS, list(sessions), word, SNIPPET_MARGIN, size)
+    return [
+        Hit(
+            entry=entry_id,
+            session=sessions[entry_id],
+            kind=kind,
+            snippet=snippet_of(part, start=start, length=length),
+            created_ms=created_ms,
+        )
+        for entry_id, kind, created_ms, start, part, length in rows
+    ]
+
+
 async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
     """Find a session for an entry whose own session was deleted or is hidden: the oldest one that still has the entry
     on its path. With `cwd`, only sessions of that directory count."""
@@ -217,10 +280,6 @@ async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Quer
         if await is_on_path(sql, leaf, entry_id):
             return str(session_id)
     return None
-
-
-def _kind(entry: Entry) -> str:
-    return type(entry.body).__name__.lower()  # only prompts (user) and answers (assistant) are searched
 
 
 def _escaped(word: str) -> str:

@@ -13,8 +13,7 @@ from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import merged_metadata, to_json
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot, transaction
 from crow.store.postgres.paths import newest_of_kind, session_row, session_values
-from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
-from crow.store.sqlite.sessions import JSON_COLUMNS, cursor_after, parse_cursor, title_of_fork
+from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 

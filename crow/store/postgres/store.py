@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from crow.domain.errors import StoreUnavailable
 from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
+from crow.store.owner import Owner
 from crow.store.postgres.append import TurnMethods
 from crow.store.postgres.database import Database, Sql, plain, snapshot, transaction
 from crow.store.postgres.principals import PrincipalMethods
 from crow.store.postgres.search import SearchMethods
 from crow.store.postgres.sessions import SessionMethods
-from crow.store.sqlite.lease import Owner
 from crow.store.watching import Watcher
 
 logger = logging.getLogger(__name__)
@@ -41,6 +41,10 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
     @property
     def warning(self) -> str:
         return ""
+
+    @property
+    def notifies(self) -> bool:
+        return True
 
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import asyncpg
 
-from crow.domain.entries import Body, Entry, File, NewEntry, Started, ToolResult
-from crow.domain.errors import ArgumentError, NoSuchSession, StoreUnavailable
+from crow.domain.entries import Body, Entry, NewEntry
+from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
-from crow.store.codec import Encoded, encode, from_json, to_json
+from crow.store.codec import Encoded, from_json, to_json
+from crow.store.owner import readable
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
-from crow.store.postgres.append import counts_of, searchable_text, trigrams
+from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, folded, plain
-from crow.store.postgres.paths import newest_of_kind, select_entries
-from crow.store.sqlite.append import storable, storable_cost, storable_usage
-from crow.store.sqlite.lease import readable
-from crow.store.sqlite.paths import USAGE_COLUMNS
-from crow.store.sqlite.transfer import ExportSelection
+from crow.store.postgres.paths import first_entries, newest_of_kind
+from crow.store.rows import COUNTERS, USAGE_COLUMNS, SessionCounts, entry_values, storable_usage
+from crow.store.search import searchable_text
+from crow.store.transfer import (
+    EXTRA_COLUMNS,
+    WRITTEN_LATER,
+    ExportedSessionDeleted,
+    ExportSelection,
+    ImportRemoved,
+    Piece,
+    SessionTaken,
+    by_conversation,
+    next_piece,
+    number_of,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _PIECE_RECORDS = 500
 _PIECE_CHARACTERS = 2 * 1024 * 1024
-_BATCH_BYTES = 4 * 1024 * 1024
-
-_WRITTEN_LATER = ("title", "leaf", "listed")
-"""Fields of a session that are not columns of its row, or that are set later than the others."""
 
 _ENTRY_COLUMNS = (
     *("id", "conversation", "session", "parent", "turn", "kind", "model", "body", "body_blob", "call_entry"),
-    *("call_index", *USAGE_COLUMNS, "cache_write_tokens", "estimated", "cost", "estimate", "created_ms"),
+    *("call_index", *USAGE_COLUMNS, "cost", "estimate", "created_ms"),
 )
 
 _NEEDED = """
@@ -65,14 +71,6 @@ async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ..
         ids,
     )
     return by_conversation(rows)
-
-
-def by_conversation(rows: Sequence[tuple[int, str]]) -> dict[int, tuple[str, ...]]:
-    """Group sessions by conversation."""
-    found: dict[int, list[str]] = {}
-    for conversation, session_id in rows:
-        found.setdefault(conversation, []).append(session_id)
-    return {conversation: tuple(ids) for conversation, ids in found.items()}
 
 
 async def choose(sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
@@ -111,30 +109,17 @@ async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int)
     """Return the entries for a batch of at most `most` ids, from `chosen.ids[start]` on, and the number of ids in the
     batch.
 
-    :raises StoreUnavailable: a session was deleted meanwhile.
+    :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
     ids = list(chosen.ids[start : start + most])
-    sizes = await sql.fetch(
-        "SELECT e.id, coalesce(octet_length(e.body), 0) + coalesce((SELECT sum(b.size) FROM crow.blob_refs r"
-        " JOIN crow.blobs b ON b.hash = r.blob WHERE r.entry = e.id), 0) FROM crow.entries e"
-        " WHERE e.id = ANY ($1::bigint[]) ORDER BY e.id",
-        ids,
-    )
-    taken, total = 0, 0
-    for _, size in sizes:
-        taken, total = taken + 1, total + int(size)
-        if total > _BATCH_BYTES:
-            break
-    if len(sizes) < len(ids):
-        raise StoreUnavailable("The session was deleted while it was exported. The file is incomplete.")
-    return await select_entries(sql, ids[:taken]), taken
+    entries = await first_entries(sql, ids)
+    if [entry.id for entry in entries] != ids[: len(entries)] or not entries:
+        raise ExportedSessionDeleted
+    return entries, len(entries)
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
-    if entry is None:
-        return None
-    at = bisect_left(ids, entry)
-    return at + 1 if at < len(ids) and ids[at] == entry else None
+    return None if entry is None else number_of(ids, entry) or None
 
 
 async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
@@ -144,7 +129,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
     stamps: list[object] = []
     for session_id in ids:
         row = await sql.fetchrow(
-            f"SELECT alias, {', '.join(_EXTRA_COLUMNS)}, state, owner, leaf, turn, newest_entry, updated_ms, epoch FROM"
+            f"SELECT alias, {', '.join(EXTRA_COLUMNS)}, state, owner, leaf, turn, newest_entry, updated_ms, epoch FROM"
             " crow.sessions WHERE id = $1 AND deleted_ms IS NULL",
             session_id,
         )
@@ -168,7 +153,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
         users += [readable(owner) for (owner,) in await sql.fetch(query, sorted(owners))]
         stamps.append((*row, len(inbox), len(draft), shares))
         extras[session_id] = SessionExtras(
-            **{name: row[name] for name in _EXTRA_COLUMNS},
+            **{name: row[name] for name in EXTRA_COLUMNS},
             alias=row["alias"],
             is_running=row["state"] == "running",
             shares=tuple(tuple(share) for share in shares),
@@ -178,23 +163,6 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
             ),
         )
     return ConversationState(extras=extras, users=tuple(dict.fromkeys(users)), stamp=repr(stamps))
-
-
-_EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
-
-
-class SessionTaken(ArgumentError):
-    """Another process is importing or removing a session that is to be imported."""
-
-    def __init__(self, session_id: str) -> None:
-        super().__init__(
-            f'Session "{session_id}" is being imported or removed by another process now. Import the file again when'
-            " that is done."
-        )
-
-
-Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
 
 
 class Importer:
@@ -219,7 +187,7 @@ class Importer:
         self._ids = array("q")
         self._conversation = 0
         self._rows: list[SessionRecord] = []
-        self._counts: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, SessionCounts] = {}
         self._newest: dict[str, int] = {}
 
     async def begin(self, sql: Sql, here: str) -> bool:
@@ -271,9 +239,7 @@ class Importer:
             if title != record.title:
                 self.cleaned.append(record.id)
         values = {
-            **{
-                field.name: getattr(record, field.name) for field in _session_fields if field.name not in _WRITTEN_LATER
-            },
+            **{field.name: getattr(record, field.name) for field in _session_fields if field.name not in WRITTEN_LATER},
             "conversation": self._conversation,
             "model": plain(self._defaults.model),
             "mode": plain(self._defaults.mode),
@@ -298,23 +264,18 @@ class Importer:
 
         :raises ArgumentError: the file was changed after it was checked.
         """
-        piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
-        characters = 0
-        for record, body in self._records:
-            if isinstance(record, EntryRecord) and body is not None:
-                stored = encode(portable.renumbered(body, lambda number: self._id(number) or 0, self._bound))
-                characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
-                piece.append((record, stored))
-            elif isinstance(record, MoveRecord):
-                piece.append(record)
-            if len(piece) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
-                break
-        return piece or None
+        return next_piece(
+            self._records,
+            lambda number: self._id(number) or 0,
+            self._bound,
+            most_records=_PIECE_RECORDS,
+            most_characters=_PIECE_CHARACTERS,
+        )
 
     async def add(self, sql: Sql, here: str, piece: Piece) -> None:
         """Write a piece.
 
-        :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
         """
         owned = await sql.fetch(
             "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
@@ -322,7 +283,7 @@ class Importer:
             here,
         )
         if not owned:
-            raise StoreUnavailable(_REMOVED)
+            raise ImportRemoved
         entries = [one for one in piece if not isinstance(one, MoveRecord)]
         await sql.executemany(
             "INSERT INTO crow.moves (session, from_leaf, to_leaf, reason, created_ms) VALUES ($1, $2, $3, $4, $5)",
@@ -351,57 +312,52 @@ class Importer:
         await sql.copy_records_to_table("blob_refs", schema_name="crow", columns=("blob", "entry"), records=refs)
         for record, stored in entries:  # last, because the transaction may run again after a deadlock
             if record.session is not None:
-                self._count(record.session, stored.body, record)
+                self._newest[record.session] = self._ids[record.id - 1]
+                new = NewEntry(body=stored.body, cost=record.cost)
+                self._counts.setdefault(record.session, SessionCounts()).add(new, storable_usage(record.usage))
 
     def _row(self, record: EntryRecord, stored: Encoded) -> tuple[object, ...]:
         """Return the values of `_ENTRY_COLUMNS`."""
-        body, usage, cost = stored.body, storable_usage(record.usage), storable_cost(record.cost)
-        call = body.call if isinstance(body, Started | File | ToolResult) else None
-        entry_id = self._ids[record.id - 1]
-        estimated = (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None
-        return (
-            *(entry_id, self._conversation, record.session or "", self._id(record.parent), record.turn, stored.kind),
-            *(plain(record.model), stored.text, stored.spilled),
-            *((call.assistant, call.index) if call else (None, None)),
-            *(getattr(usage, name, None) for name in (*USAGE_COLUMNS, "cache_write_tokens")),
-            *(estimated, cost, record.estimate, record.created_ms),
-        )
-
-    def _count(self, session_id: str, body: Body, record: EntryRecord) -> None:
-        self._newest[session_id] = self._ids[record.id - 1]
-        added: dict[str, Any] = counts_of([(NewEntry(body=body, cost=record.cost), storable_usage(record.usage))])
-        known = self._counts.setdefault(session_id, dict.fromkeys(added, 0))
-        for name, value in added.items():
-            known[name] += value
+        new = NewEntry(body=stored.body, cost=record.cost, estimate=record.estimate)
+        values = {
+            "id": self._ids[record.id - 1],
+            "conversation": self._conversation,
+            "session": record.session or "",
+            "parent": self._id(record.parent),
+            "turn": record.turn,
+            "model": plain(record.model),
+            **entry_values(new, stored, storable_usage(record.usage)),
+            "created_ms": record.created_ms,
+        }
+        return tuple(values[name] for name in _ENTRY_COLUMNS)
 
     async def show(self, sql: Sql) -> None:
         """Make the sessions visible, after the whole file was imported.
 
-        :raises StoreUnavailable: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
         """
         for record in self._rows:
-            counts = self._counts.get(record.id, {})
-            cost, has_prompt = float(counts.get("cost", 0)), counts.get("has_prompt", 0) > 0
-            numbers = {name: storable(counts.get(name, 0)) for name in _COUNTERS}
+            counts = self._counts.get(record.id, SessionCounts())
+            numbers = counts.storable()
             leaf = self._id(record.leaf)
             listed = record.listed
             if record.id not in self._defaults.extras:  # a file may have been made by another program
-                listed = listed or has_prompt or await newest_of_kind(sql, leaf, "user") is not None
+                listed = listed or counts.has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
                 " cost = $6,"
-                f" {', '.join(f'{name} = ${number}' for number, name in enumerate(_COUNTERS, start=7))},"
+                f" {', '.join(f'{name} = ${number}' for number, name in enumerate(COUNTERS, start=7))},"
                 " state = 'idle', owner = '', deleted_ms = NULL WHERE id = $1 AND conversation = $14"
                 " RETURNING 1",
-                *(record.id, leaf, max(leaf or 0, self._newest.get(record.id, 0)), listed, record.updated_ms, cost),
-                *(*numbers.values(), self._conversation),
+                *(record.id, leaf, max(leaf or 0, self._newest.get(record.id, 0)), listed, record.updated_ms),
+                *(counts.cost, *numbers.values(), self._conversation),
             )
             if shown is None:
-                raise StoreUnavailable(_REMOVED)
+                raise ImportRemoved
             await sql.execute(
                 "UPDATE crow.sessions SET cost = cost + $2, tokens_in = crow.plus(tokens_in, $3),"
                 " tokens_out = crow.plus(tokens_out, $4), tokens_cached = crow.plus(tokens_cached, $5) WHERE id = $1",
-                *(record.parent_id, cost, numbers["tokens_in"], numbers["tokens_out"], numbers["tokens_cached"]),
+                *(record.parent_id, counts.cost, numbers["tokens_in"], numbers["tokens_out"], numbers["tokens_cached"]),
             )
             if record.id in self._defaults.extras:
                 await _set_extras(sql, record.id, leaf, self._defaults.extras[record.id])
@@ -414,10 +370,6 @@ class Importer:
         if number > len(self._ids):
             return self._ids[-1] + 1 if self._ids else 1
         return self._ids[max(1, number) - 1]
-
-
-_COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-_REMOVED = "The import was interrupted for too long and has been removed. Import the file again."
 
 
 async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
@@ -434,7 +386,7 @@ async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
 
 async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
     """Write what an export does not contain. An alias that another session has stays with that session."""
-    columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(_EXTRA_COLUMNS, start=5))
+    columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(EXTRA_COLUMNS, start=5))
     await sql.execute(
         "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"
         " WHERE alias = $4 AND coalesce(principal, '') = coalesce($11::text, '')) THEN NULL ELSE $4 END,"
@@ -444,7 +396,7 @@ async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: Sessi
         None if extras.alias is None else plain(extras.alias),
         *(
             plain(value) if isinstance(value, str) else value
-            for name in _EXTRA_COLUMNS
+            for name in EXTRA_COLUMNS
             for value in [getattr(extras, name)]
         ),
     )

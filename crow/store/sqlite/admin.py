@@ -36,18 +36,17 @@ from crow.store.admin import (
     only_match,
 )
 from crow.store.codec import from_json, tags_of
+from crow.store.owner import is_alive, readable
 from crow.store.portable import FORMAT, ExportFile, Header, InvalidExport
+from crow.store.rows import SESSION_COLUMNS, session_of
 from crow.store.sqlite.connection import REPAIR, pragma
 from crow.store.sqlite.database import now_ms, snapshot, transaction
-from crow.store.sqlite.lease import is_alive, readable
-from crow.store.sqlite.paths import SESSION_COLUMNS, session_of
 from crow.store.sqlite.repair import damaged_entries, problems
 from crow.store.sqlite.search import UsageMethods
 from crow.store.sqlite.sessions import hide_session
 from crow.store.sqlite.store import SqliteStore
 from crow.store.sqlite.transfer import (
     Importer,
-    Lines,
     abandon,
     choose,
     conversation_state,
@@ -56,6 +55,7 @@ from crow.store.sqlite.transfer import (
     next_entries,
     show,
 )
+from crow.store.transfer import Lines, by_conversation
 
 _EXPORT_BATCH = 4_096
 
@@ -248,16 +248,14 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def conversations(self, sql: Connection) -> Mapping[int, tuple[str, ...]]:
-        found: dict[int, list[str]] = {}
-        for conversation, session_id in sql.execute(
+        rows = sql.execute(
             "SELECT conversation, id FROM sessions s WHERE deleted_ms IS NULL AND (has_prompt OR parent_id IS NOT NULL"
             " OR leaf IS NOT NULL OR newest_entry > 0 OR alias IS NOT NULL OR title IS NOT NULL OR metadata <> '{}'"
             " OR EXISTS (SELECT 1 FROM sessions c WHERE c.parent_id = s.id)"
             " OR EXISTS (SELECT 1 FROM inbox i WHERE i.session = s.id)"
             " OR EXISTS (SELECT 1 FROM moves m WHERE m.session = s.id)) ORDER BY conversation, number"
-        ):
-            found.setdefault(conversation, []).append(session_id)
-        return {conversation: tuple(ids) for conversation, ids in found.items()}
+        )
+        return by_conversation(rows)
 
     @snapshot()
     def conversation_state(self, sql: Connection, ids: Sequence[str]) -> ConversationState:

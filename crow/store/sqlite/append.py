@@ -9,24 +9,25 @@ Nothing is rewritten.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from sqlite3 import Connection
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from crow.domain.entries import Assistant, Body, Custom, Entry, File, NewEntry, Started, ToolResult, TurnEnd, User
+from crow.domain.entries import Assistant, Body, Custom, Entry, NewEntry, TurnEnd, User
 from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreUnavailable
-from crow.domain.messages import Part, Text, Usage
+from crow.domain.messages import Part, Usage
 from crow.domain.subagents import WAKE
 from crow.domain.tokens import estimate_text
 from crow.store import QueuedPrompt, SessionChanges, Tail, TurnStart
 from crow.store.codec import Encoded, decode_parts, encode, encode_parts, mend
+from crow.store.owner import dead_twin, is_alive, readable
+from crow.store.rows import COUNTERS, SessionCounts, entry_values, storable_usage
+from crow.store.search import searchable_text
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import Database, now_ms, snapshot, transaction
-from crow.store.sqlite.lease import dead_twin, is_alive, readable
-from crow.store.sqlite.paths import USAGE_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
+from crow.store.sqlite.paths import CHECKED_COLUMNS, PathMethods, checksum, load_tail, session_row, session_values
 from crow.store.sqlite.sessions import change_session
 
 logger = logging.getLogger(__name__)
@@ -34,11 +35,6 @@ logger = logging.getLogger(__name__)
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 EncodedEntries: TypeAlias = Sequence[tuple[NewEntry, Encoded]]
-
-_LARGEST = 2**63 - 1
-
-_COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
-"""Columns of `sessions` that hold sums over the session's entries."""
 
 _TOKEN_COUNTERS = ("tokens_in", "tokens_out", "tokens_cached")
 
@@ -51,7 +47,7 @@ _ADD_USAGE = (
 _SAVE = (
     "UPDATE sessions SET leaf = :leaf, turn = :turn, state = :state, owner = :owner, lease_ms = :lease_ms,"
     " updated_ms = :now_ms, newest_entry = coalesce(:newest, newest_entry), has_prompt = has_prompt OR :has_prompt,"
-    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in _COUNTERS)} WHERE id = :id"
+    f" cost = cost + :cost, {', '.join(f'{name} = {name} + :{name}' for name in COUNTERS)} WHERE id = :id"
 )
 
 
@@ -211,6 +207,11 @@ class TurnMethods(PathMethods):
             dead = dead_twin(self.owner)
             sql.execute("UPDATE sessions SET owner = ? WHERE id = ? AND owner = ?", (dead, session_id, self.owner))
 
+    @snapshot()
+    def cancel_turn(self, sql: Connection, session_id: str) -> bool:
+        session_values(sql, session_id, "1")
+        return False  # a file carries no requests to other processes
+
     @transaction()
     def renew_lease(self, sql: Connection, session_id: str) -> None:
         self._renew_lease(sql, session_id)
@@ -271,10 +272,8 @@ class SessionState:
         self.model: str = row[6]
         self._parent_id: str | None = row[7]
         self._inbox: list[tuple[int, str, str, str, int]] | None = None
-        self._added = dict.fromkeys(_COUNTERS, 0)
-        self._cost = 0.0
+        self._counts = SessionCounts()
         self._newest: int | None = None
-        self._has_prompt = False
 
     @property
     def is_owner_alive(self) -> bool:
@@ -288,38 +287,26 @@ class SessionState:
         """
         stored = encoded or encode(new.body)
         usage = storable_usage(new.usage)
-        call = new.body.call if isinstance(new.body, Started | File | ToolResult) else None
-        columns: dict[str, Any] = {
+        body = stored.spilled if stored.text is None else stored.text
+        assert body is not None
+        columns = {
+            "id": entry_id,
             "conversation": self.conversation,
             "session": mend(self.session_id),
             "parent": self.leaf,
             "turn": turn,
-            "kind": stored.kind,
             "model": mend(new.model),
-            "call_entry": call.assistant if call else None,
-            "call_index": call.index if call else None,
-            **{name: getattr(usage, name, None) for name in USAGE_COLUMNS},
-            "cost": storable_cost(new.cost),
-            "estimate": new.estimate,
+            **entry_values(new, stored, usage),
             "created_ms": self.now_ms,
         }
-        body = stored.spilled if stored.text is None else stored.text
-        assert body is not None
-        more = {
-            "cache_write_tokens": usage.cache_write_tokens if usage is not None else None,
-            "estimated": (usage.is_input_estimated + 2 * usage.is_output_estimated or None) if usage else None,
-        }
-        columns["checksum"] = checksum(
-            body.encode(), (*columns.values(), *(value for value in more.values() if value is not None))
-        )
-        columns |= {**more, "id": entry_id, "body": stored.text, "body_blob": stored.spilled}
+        columns["checksum"] = checksum(body.encode(), [columns[name] for name in CHECKED_COLUMNS])
         entry_id = insert(self.sql, "entries", columns)
         for name, data in stored.blobs.items():
             self.sql.execute(_STORE_BODY if name == stored.spilled else _STORE_BLOB, (name, len(data), data))
             self.sql.execute("INSERT INTO blob_refs (blob, entry) VALUES (?, ?)", (name, entry_id))
         self._index(entry_id, stored.body)
         self.leaf = self._newest = entry_id
-        self._count(new, usage)
+        self._counts.add(new, usage)
         same = {name: columns[name] for name in ("conversation", "parent", "turn", "estimate", "created_ms")}
         return Entry(
             id=entry_id, session=self.session_id, body=stored.body, model=new.model, usage=usage, cost=new.cost, **same
@@ -349,24 +336,18 @@ class SessionState:
             "lease_ms": self.now_ms if self.owner else 0,
             "now_ms": self.now_ms,
             "newest": self._newest,
-            "has_prompt": self._has_prompt,
-            "cost": self._cost,
+            "has_prompt": self._counts.has_prompt,
+            "cost": self._counts.cost,
         }
-        added = {name: storable(count) for name, count in self._added.items()}
+        added = self._counts.storable()
         self.sql.execute(_SAVE, values | added)
-        if self._parent_id is not None and (self._cost or any(added[name] for name in _TOKEN_COUNTERS)):
-            usage = {name: added[name] for name in _TOKEN_COUNTERS}
-            self.sql.execute(_ADD_USAGE, {"id": self._parent_id, "cost": self._cost, **usage})
+        usage = {"cost": self._counts.cost, **{name: added[name] for name in _TOKEN_COUNTERS}}
+        if self._parent_id is not None and any(usage.values()):
+            self.sql.execute(_ADD_USAGE, {"id": self._parent_id, **usage})
 
     def _index(self, entry_id: int, body: Body) -> None:
         """Add the entry to the full-text index, with the same text that the view `searchable` returns for it."""
-        match body:
-            case Assistant(text=text):
-                pass
-            case User(parts=parts):
-                text = "\n".join(part.text for part in parts if isinstance(part, Text))
-            case _:
-                return
+        text = searchable_text(body)
         if "\0" in text:  # SQLite's JSON functions treat NUL as the end of the text
             self.sql.execute(
                 "INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE id = ? AND text <> ''",
@@ -374,27 +355,6 @@ class SessionState:
             )
         elif text:
             self.sql.execute("INSERT INTO entries_fts (rowid, text) VALUES (?, ?)", (entry_id, text))
-
-    def _count(self, new: NewEntry, usage: Usage | None) -> None:
-        added = self._added
-        added["entries"] += 1
-        # The result of a task repeats usage that the sub-agent's entries have already added.
-        if not isinstance(new.body, ToolResult):
-            self._cost += storable_cost(new.cost) or 0.0
-            if usage is not None:
-                added["tokens_in"] += usage.input_tokens or 0
-                added["tokens_out"] += usage.output_tokens or 0
-                added["tokens_cached"] += usage.cached_tokens or 0
-        match new.body:
-            case User():
-                self._has_prompt = True
-            case File():
-                added["files_changed"] += 1
-            case ToolResult(is_error=False, announcement=announcement):
-                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
-                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
-                    added["lines_added"] += (after - before).total()
-                    added["lines_removed"] += (before - after).total()
 
 
 def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
@@ -511,24 +471,3 @@ def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
 
 def _is_sender_alive(state: SessionState, sender: str, created_ms: int) -> bool:
     return is_alive(sender, lease_age_ms=state.now_ms - max(created_ms, state.lease_ms))
-
-
-def storable_usage(usage: Usage | None) -> Usage | None:
-    """Return the usage with its numbers limited to what the columns can hold, or None if no number is known."""
-    if usage is None:
-        return None
-    names = (*USAGE_COLUMNS, "cache_write_tokens")
-    counts: dict[str, Any] = {name: storable(count) for name in names if (count := getattr(usage, name)) is not None}
-    if not counts:
-        return None
-    return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
-
-
-def storable_cost(cost: float | None) -> float | None:
-    """Return the cost as SQLite would return it: a float, no NaN, no negative zero."""
-    return None if cost is None or cost != cost else float(cost) + 0.0
-
-
-def storable(count: int) -> int:
-    """Return the nearest number that SQLite can hold."""
-    return max(-_LARGEST, min(count, _LARGEST))

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import anyio.to_thread
 
-from crow.store.codec import Unreadable, to_json
+from crow.store.codec import Unreadable, check_blob, to_json
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 
 _LEVEL = 6
@@ -72,16 +72,20 @@ def content_of(name: str, size: object, data: bytes) -> bytes:
 
     :raises Unreadable: the content does not match the name.
     """
-    content = data
-    if isinstance(size, int) and len(data) < size:
-        # If the content is longer than `size`, the row is damaged, and so the sha256 is wrong, too.
-        try:
-            content = zlib.decompressobj().decompress(data, size)
-        except (zlib.error, OverflowError, MemoryError):
-            content = data  # perhaps only `size` is damaged
-    if hashlib.sha256(content).hexdigest() != name:
-        raise Unreadable(f"blob {name:.12} is damaged: its sha256 is wrong")
+    content = decompressed(size, data)
+    check_blob(name, content)
     return content
+
+
+def decompressed(size: object, data: bytes) -> bytes:
+    """Return the content of a blob from its columns `size` and `data`, unchecked."""
+    if not (isinstance(size, int) and len(data) < size):
+        return data
+    # If the content is longer than `size`, the row is damaged, and so the sha256 is wrong, too.
+    try:
+        return zlib.decompressobj().decompress(data, size)
+    except (zlib.error, OverflowError, MemoryError):
+        return data  # perhaps only `size` is damaged
 
 
 @contextmanager

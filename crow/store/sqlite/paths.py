@@ -12,53 +12,61 @@ from __future__ import annotations
 import json
 import zlib
 from array import array
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from operator import attrgetter
 from sqlite3 import Connection
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from crow.domain.entries import Body, CallRef, Checkpoint, Entry, File, Prompt, Remark, Restore, ToolResult
+from crow.domain.entries import Body, CallRef, Entry, Remark, ToolResult
 from crow.domain.errors import NoSuchSession
-from crow.domain.messages import Usage
-from crow.domain.rendering import short_output
-from crow.store import BranchPoint, BranchTip, Move, Outline, SessionRow, Tail
-from crow.store.codec import Load, Unreadable, decode, from_json, stand_in
-from crow.store.sqlite.compression import content_of, open_blob
+from crow.store import Move, Outline, SessionRow, Tail
+from crow.store.codec import Load, Unreadable
+from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
+from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, entry_with, session_of
+from crow.store.sqlite.compression import content_of, decompressed, open_blob
 from crow.store.sqlite.connection import REPAIR
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.excerpts import SHARED_TEXT, excerpt_of_result, excerpt_of_text
-from crow.store.sqlite.lease import readable
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-USAGE_COLUMNS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
-"""Columns of `entries` that hold the counts of a `Usage`, in the order that the checksum uses."""
-
-NEW_USAGE_COLUMNS = ("cache_write_tokens", "estimated")
-"""More columns of `entries` that hold counts of a `Usage`. They are NULL in old entries. The checksum skips each of
-these columns that is NULL."""
-
-_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
-_SESSION_FIELDS = tuple(field.name for field in fields(SessionRow))
-
-SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
-"""Columns of `sessions` that `session_of` expects."""
-
-_ENTRY_COLUMNS = (
-    "e.id, e.conversation, e.session, e.parent, e.turn, e.kind, coalesce(CAST(e.body AS BLOB), b.data), e.model,"
-    " e.input_tokens, e.output_tokens, e.cached_tokens, e.reasoning_tokens, e.cost, e.estimate, e.created_ms,"
-    " e.body_blob, e.call_entry, e.call_index, e.checksum, e.cache_write_tokens, e.estimated, b.size"
+CHECKED_COLUMNS = (
+    *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
+    *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
+    *("cache_write_tokens", "estimated"),
 )
-"""Columns of `_ENTRY_SOURCE`. The body is read as bytes, because damaged text would make the whole query fail."""
+"""Columns that an entry's checksum covers, in its order. The last two are NULL in old entries. The checksum skips each
+of these two that is NULL."""
 
-_ENTRY_COLUMNS_WITHOUT_LONG = (
-    _ENTRY_COLUMNS.replace("b.data)", "CASE WHEN e.kind <> 'tool' THEN b.data END)")
-    + ", CASE WHEN e.kind = 'tool' THEN b.rowid END"
+_checked_values = attrgetter(*CHECKED_COLUMNS)
+
+
+@dataclass(slots=True)
+class StoredRow(EntryRow):
+    """A row of `_ENTRY_SOURCE`. `size` is the size of the blob in `body`, which may be compressed. `long_body` is the
+    rowid in `blobs` of a body that was left out because it is the body of a long tool result."""
+
+    checksum: int | None
+    size: int | None
+    long_body: int | None
+
+
+_BODY = "coalesce(CAST(e.body AS BLOB), {blob})"
+"""The body is read as bytes, because damaged text would make the whole query fail."""
+
+_ENTRY_COLUMNS = columns_of(StoredRow, body=_BODY.format(blob="b.data"), size="b.size", long_body="NULL")
+
+_ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
+    StoredRow,
+    body=_BODY.format(blob="CASE WHEN e.kind <> 'tool' THEN b.data END"),
+    size="b.size",
+    long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
 )
-"""The same, without the bodies of long tool results. The last column is the rowid of such a body in `blobs`."""
+"""The same, without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -73,11 +81,6 @@ _HISTORY_BATCH = 1_024
 _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
-_PointKind: TypeAlias = Literal["prompt", "label", "checkpoint"]
-_POINT_KINDS: Mapping[str, _PointKind] = {"user": "prompt", "note": "label", "checkpoint": "checkpoint"}
-"""Maps kinds of entries to their names in an outline. A note is in the outline only if it is a label."""
-
-_MESSAGE_KINDS = ("user", "assistant", "tool", "skill")
 
 # A damaged row can have any value as its parent, so a parent is followed only if it is an older entry of the same
 # conversation.
@@ -204,51 +207,6 @@ class PathMethods(UsesDatabase):
         return outline_of(tree, tuple(ends), leaf, labels, prompts)
 
 
-def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return entries of a conversation that was not imported, with each file marked as recorded on this machine.
-
-    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded here.
-    """
-    return tuple(
-        replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
-        for entry in entries
-    )
-
-
-def outline_of(
-    tree: Sequence[tuple[int, int | None, str]],
-    ends: Sequence[int],
-    leaf: int | None,
-    labels: Mapping[int, str],
-    prompts: Mapping[int, str],
-) -> Outline:
-    """Return the outline of a tree of entries, given as id, parent and kind, oldest first. `ends` are the ends of its
-    branches: the current leaf, then the others, newest first. `labels` and `prompts` have texts by entry."""
-    # For each entry, find the newest branch point and the newest message on the path that ends with that entry.
-    point_at: dict[int | None, int | None] = {None: None}
-    message_at: dict[int | None, int | None] = {None: None}
-    with_successors: set[int | None] = set()
-    points: list[BranchPoint] = []
-    for entry_id, parent, kind in tree:
-        previous = point_at[entry_id] = point_at.get(parent)
-        message_at[entry_id] = message_at.get(parent)
-        if kind in _MESSAGE_KINDS:
-            with_successors.add(message_at[entry_id])
-            message_at[entry_id] = entry_id
-        if entry_id in labels or (kind in _POINT_KINDS and kind != "note"):
-            point_at[entry_id] = entry_id
-            name, text = _POINT_KINDS[kind], labels.get(entry_id) or prompts.get(entry_id) or ""
-            points.append(BranchPoint(entry=entry_id, before=parent, previous=previous, kind=name, text=text))
-    tips = [BranchTip(entry=leaf, point=point_at.get(leaf), is_current=True)]
-    listed = {message_at.get(leaf)}
-    for end in ends:
-        message = message_at.get(end)
-        if message is not None and message not in with_successors and message not in listed:
-            listed.add(message)
-            tips.append(BranchTip(entry=end, point=point_at.get(end), is_current=False))
-    return Outline(points=tuple(points), tips=tuple(tips))
-
-
 def session_row(sql: Connection, session_id: str) -> SessionRow:
     """:raises NoSuchSession: the session does not exist, or is deleted."""
     return session_of(session_values(sql, session_id, SESSION_COLUMNS))
@@ -266,44 +224,16 @@ def session_values(sql: Connection, session_id: str, columns: str) -> Sequence[A
     return row
 
 
-def session_of(row: Sequence[Any]) -> SessionRow:
-    """Return the session in a row of `SESSION_COLUMNS`. A damaged JSON column is read as empty."""
-    values = dict(zip(_SESSION_FIELDS, row, strict=True))
-    for name in ("title_by_user", "has_prompt", "archived"):
-        values[name] = bool(values[name])
-    for name, kind in (("additional_directories", str), ("permissions", dict)):
-        values[name] = tuple(item for item in from_json(values[name], []) if isinstance(item, kind))
-    for name in ("config", "metadata"):
-        values[name] = from_json(values[name], {})
-    values["owner"] = readable(values["owner"]) if values["owner"] else ""
-    return SessionRow(**values)
-
-
 def load_tail(sql: Connection, session_id: str) -> Tail:
     """Return the session's row, and its path from the first entry that the newest valid checkpoint keeps."""
     row = session_row(sql, session_id)
-    newest_first: list[Entry] = []
-    restored: set[int] = set()
-    first_kept: int | None = None
-    has_prompt = False
+    path = TailPath()
     for entry in _path_entries(sql, row):
-        if first_kept is not None and entry.id < first_kept:
+        if not path.add(entry):
             break
-        newest_first.append(entry)
-        match entry.body:
-            case Prompt():
-                has_prompt = True
-            case Restore(entry=checkpoint):
-                restored.add(checkpoint)
-            case Checkpoint(first_kept=kept) if first_kept is None and entry.id not in restored:
-                # The first entry that a checkpoint keeps is never newer than the checkpoint: a larger id can only come
-                # from damage.
-                first_kept = entry.id if kept is None else min(kept, entry.id)
-    if newest_first and not has_prompt:
-        newest_prompt = _newest_of_kind(sql, newest_first[-1].parent, "prompt")
-        if newest_prompt is not None:
-            newest_first += _select_entries(sql, "e.id = ?", (newest_prompt,))
-    return Tail(row=row, entries=tuple(reversed(newest_first)))
+    newest_prompt = _newest_of_kind(sql, path.before, "prompt") if path.lacks_prompt else None
+    prompt = () if newest_prompt is None else _select_entries(sql, "e.id = ?", (newest_prompt,))
+    return Tail(row=row, entries=(*prompt, *path.entries()))
 
 
 def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
@@ -357,40 +287,36 @@ def entries_of(
         f"SELECT {columns} FROM {_ENTRY_SOURCE} WHERE e.id IN (SELECT value FROM json_each(?)) ORDER BY e.id",
         (json.dumps(wanted),),
     )
-    for row in rows:
+    for values in rows:
+        row = StoredRow(*values)
         if result_bytes is not None:
-            entry = _entry_with_excerpt(sql, row, load_and_count, result_bytes)
+            found.append(_entry_with_excerpt(sql, row, load_and_count, result_bytes))
         else:
-            entry = entry_of(row, load_and_count)
-        found.append(entry)
-        if row[6] is not None:
-            size += max(len(row[6]), row[21] if isinstance(row[21], int) else 0)
+            found.append(entry_of(row, partial(_body_of, row, load_and_count)))
+        if row.body is not None:
+            size += max(len(row.body), row.size if isinstance(row.size, int) else 0)
         if size > _PATH_BATCH_BYTES:
             rows.close()
-            return tuple(found), wanted.index(row[0]) + 1
+            return tuple(found), wanted.index(row.id) + 1
     return tuple(found), len(wanted)
 
 
-def _entry_with_excerpt(sql: Connection, row: Sequence[Any], load: Load, most_bytes: int) -> Entry:
+def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes: int) -> Entry:
     """Return the entry in a row of `_ENTRY_COLUMNS_WITHOUT_LONG`. If it is a tool result, its text has at most about
     `most_bytes` bytes."""
-    if row[5] != "tool":
-        return entry_of(row, load)
-    body: ToolResult | None = None
-    if row[22] is not None:
-        with suppress(Unreadable), open_blob(sql, row[22]) as blob:
+    if row.kind != "tool":
+        return entry_of(row, partial(_body_of, row, load))
+    if row.long_body is not None:
+        body: ToolResult | None = None
+        with suppress(Unreadable), open_blob(sql, row.long_body) as blob:
             body = excerpt_of_result(blob, most_bytes, load)
-        if body is None:
-            (data,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row[22],)).fetchone()
-            row = (*row[:6], data, *row[7:])
-    elif (found := SHARED_TEXT.search(row[6] or b"")) is not None:
-        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, f"call_{row[16]}_{row[17]}")
-    entry = entry_of(row, load) if body is None else _entry_with(row, body)
-    if isinstance(entry.body, ToolResult):
-        text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
-        if text is not entry.body.text:
-            entry = replace(entry, body=replace(entry.body, text=text))
-    return entry
+        if body is not None:
+            return with_excerpt(entry_with(row, body), most_bytes)
+        (row.body,) = sql.execute("SELECT data FROM blobs WHERE rowid = ?", (row.long_body,)).fetchone()
+    elif (found := SHARED_TEXT.search(row.body or b"")) is not None:
+        call_id = f"call_{row.call_entry}_{row.call_index}"
+        load = partial(_load_excerpt, sql, load, found[1].decode(), most_bytes, call_id)
+    return with_excerpt(entry_of(row, partial(_body_of, row, load)), most_bytes)
 
 
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
@@ -456,41 +382,37 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
 
 def unreadable_entries(
     sql: Connection, where: str = "true", values: Sequence[object] = ()
-) -> Iterator[tuple[Sequence[Any], Unreadable]]:
-    """Return the rows of `_ENTRY_COLUMNS` whose body cannot be read, each with the reason."""
+) -> Iterator[tuple[StoredRow, Unreadable]]:
+    """Return the rows of entries whose body cannot be read, each with the reason."""
     load = loader(sql)
-    for row in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
+    for found in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
+        row = StoredRow(*found)
         try:
             _body_of(row, load)
         except Unreadable as error:
             yield row, error
 
 
-def _body_of(row: Sequence[Any], load: Load) -> Body:
-    """Return the body in a row of `_ENTRY_COLUMNS`.
-
-    :raises Unreadable: the body is damaged, or this version does not know its kind.
-    """
-    data, blob, written, size = row[6], row[15], row[18], row[21]
-    if written is not None:
-        columns = (*row[1:6], row[7], *row[16:18], *row[8:15], *(value for value in row[19:21] if value is not None))
-        if checksum(data or b"" if blob is None else str(blob).encode(), columns) != written:
+def _body_of(row: StoredRow, load: Load) -> Body:
+    """:raises Unreadable: the body is damaged, or this version does not know its kind."""
+    if row.checksum is not None:
+        sealed = row.body or b"" if row.body_blob is None else str(row.body_blob).encode()
+        if checksum(sealed, _checked_values(row)) != row.checksum:
             raise Unreadable("it is damaged: its checksum is wrong")
-    if blob is not None:
-        if data is None:
-            raise Unreadable(f"its content (blob {blob:.12}) is missing")
-        data = content_of(blob, size, bytes(data))
-    return decode(row[5], data, load)
+    data = row.body
+    if row.body_blob is not None and data is not None:
+        data = decompressed(row.size, bytes(data))
+    return body_of(row, data, load)
 
 
-def checksum(body: bytes, columns: Sequence[object]) -> int:
+def checksum(body: bytes, values: Sequence[object]) -> int:
     """Return the checksum of an entry.
 
-    `body` is its JSON, or the hash of the blob that holds the JSON. `columns` are conversation, session, parent, turn,
-    kind, model, call_entry, call_index, the four token counts, cost, estimate and created_ms, followed by those of
-    `NEW_USAGE_COLUMNS` that are not NULL.
+    `body` is its JSON, or the hash of the blob that holds the JSON. `values` are those of `CHECKED_COLUMNS`.
     """
-    return zlib.crc32(body, zlib.crc32(ascii(tuple(columns)).encode()))
+    *old, cache_write_tokens, estimated = values
+    columns = (*old, *(value for value in (cache_write_tokens, estimated) if value is not None))
+    return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
 
 
 def loader(sql: Connection) -> Load:
@@ -593,31 +515,6 @@ def _labels(sql: Connection, notes: Iterable[int]) -> dict[int, str]:
 def _select_entries(sql: Connection, where: str, values: Any, *, order: str = "ASC") -> Iterator[Entry]:
     load = loader(sql)
     query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id {order}"
-    for row in sql.execute(query, values).fetchall():
-        yield entry_of(row, load)
-
-
-def entry_of(row: Sequence[Any], load: Load) -> Entry:
-    """Return the entry in a row of `_ENTRY_COLUMNS`. If its body is damaged or of an unknown kind, a text replaces
-    it."""
-    try:
-        body = _body_of(row, load)
-    except Unreadable as error:
-        words, name = f"Entry {row[0]} ({row[5]}) could not be read: {error}.", f"unreadable-{row[0]}"
-        body = stand_in(row[5], words, message_id=name, title="(damaged)", call=row[16:18])
-        parent, turn = (value if isinstance(value, int) else None for value in row[3:5])
-        return Entry(id=row[0], conversation=row[1], session=row[2], parent=parent, turn=turn or 0, body=body)
-    return _entry_with(row, body)
-
-
-def _entry_with(row: Sequence[Any], body: Body) -> Entry:
-    """Return the entry in a row of `_ENTRY_COLUMNS`, with this body."""
-    counts = row[8:12]
-    usage = None
-    if any(count is not None for count in (*counts, row[19])):
-        known = dict(zip(USAGE_COLUMNS, counts, strict=True))
-        estimated = row[20] if isinstance(row[20], int) else 0
-        flags = {"is_input_estimated": bool(estimated & 1), "is_output_estimated": bool(estimated & 2)}
-        usage = Usage(**known, cache_write_tokens=row[19], **flags)
-    values = (*row[:5], body, row[7], usage, *row[12:15])
-    return Entry(**dict(zip(_ENTRY_FIELDS, values, strict=True)))
+    for found in sql.execute(query, values).fetchall():
+        row = StoredRow(*found)
+        yield entry_of(row, partial(_body_of, row, load))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from sqlite3 import Connection, IntegrityError
-from typing import Any
 
 from crow.domain.errors import ArgumentError
 from crow.store import Access, Share, ShareAccess, Token
+from crow.store.rows import TOKEN_COLUMNS, token_of
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
 from crow.store.sqlite.paths import session_values
 from crow.store.sqlite.search import seen_in
@@ -17,7 +17,6 @@ from crow.store.sqlite.search import seen_in
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _LARGEST_ID = 2**63 - 1
-_TOKEN_COLUMNS = ", ".join(field.name for field in fields(Token))
 
 
 class PrincipalMethods(UsesDatabase):
@@ -102,20 +101,20 @@ class PrincipalMethods(UsesDatabase):
     def add_token(self, sql: Connection, token: Token) -> None:
         try:
             sql.execute(
-                f"INSERT INTO tokens ({_TOKEN_COLUMNS}) VALUES (:{_TOKEN_COLUMNS.replace(', ', ', :')})", asdict(token)
+                f"INSERT INTO tokens ({TOKEN_COLUMNS}) VALUES (:{TOKEN_COLUMNS.replace(', ', ', :')})", asdict(token)
             )
         except IntegrityError:
             raise ArgumentError(f"Token id {token.id} is taken; make another.") from None
 
     @snapshot()
     def token(self, sql: Connection, token_id: str) -> Token | None:
-        row = sql.execute(f"SELECT {_TOKEN_COLUMNS} FROM tokens WHERE id = ?", (token_id,)).fetchone()
-        return _token(row) if row else None
+        row = sql.execute(f"SELECT {TOKEN_COLUMNS} FROM tokens WHERE id = ?", (token_id,)).fetchone()
+        return token_of(row) if row else None
 
     @snapshot()
     def tokens(self, sql: Connection) -> tuple[Token, ...]:
-        rows = sql.execute(f"SELECT {_TOKEN_COLUMNS} FROM tokens ORDER BY created_ms, id").fetchall()
-        return tuple(map(_token, rows))
+        rows = sql.execute(f"SELECT {TOKEN_COLUMNS} FROM tokens ORDER BY created_ms, id").fetchall()
+        return tuple(map(token_of, rows))
 
     @transaction()
     def note_token_use(self, sql: Connection, token_id: str, used_ms: int) -> None:
@@ -125,7 +124,3 @@ class PrincipalMethods(UsesDatabase):
     def revoke_token(self, sql: Connection, token_id: str) -> bool:
         query = "UPDATE tokens SET revoked_ms = ? WHERE id = ? AND revoked_ms IS NULL"
         return sql.execute(query, (now_ms(), token_id)).rowcount > 0
-
-
-def _token(row: Sequence[Any]) -> Token:
-    return Token(**dict(zip(_TOKEN_COLUMNS.split(", "), row, strict=True)))

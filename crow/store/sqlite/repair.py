@@ -27,7 +27,7 @@ from crow.store.sqlite.compression import content_of, members_of
 from crow.store.sqlite.connection import FAILURES, FileLock, LockTimeout, copy_files, fcntl, pragma, remove_files
 from crow.store.sqlite.migrations import APPLICATION_ID, VERSION, is_schema_damaged, migrate
 from crow.store.sqlite.pages import PageRow, Pages, Value
-from crow.store.sqlite.paths import NEW_USAGE_COLUMNS, checksum, unreadable_entries
+from crow.store.sqlite.paths import CHECKED_COLUMNS, checksum, unreadable_entries
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -57,12 +57,6 @@ of columns."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
-
-_CHECKED_COLUMNS = (
-    *("conversation", "session", "parent", "turn", "kind", "model", "call_entry", "call_index"),
-    *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
-)
-"""Columns that every entry's checksum covers, in the order that the checksum uses."""
 
 _SUMS = ("turn", "entries", "created_ms", "updated_ms", "tokens_in", "tokens_out", "tokens_cached", "cost")
 """Columns of a session that can be computed from its entries."""
@@ -154,7 +148,7 @@ def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
 def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
     """Return the entries that cannot be read, each with the reason."""
     return tuple(
-        f"entry {row[0]} ({row[5]}) of session {row[2] or 'unknown'}: {error}"
+        f"entry {row.id} ({row.kind}) of session {row.session or 'unknown'}: {error}"
         for row, error in unreadable_entries(connection)
     )
 
@@ -409,7 +403,7 @@ class _Recovery:
         ).fetchone() or ("", 0, "", 0)
         words = f"Entry {entry} was lost when the database was damaged."
         body = stand_in("tool", words, message_id=f"lost-{entry}", title="(lost)", call=call or ())
-        columns: dict[str, Any] = dict.fromkeys(_CHECKED_COLUMNS)
+        columns: dict[str, Any] = dict.fromkeys(CHECKED_COLUMNS)
         columns.update(zip(("session", "turn", "model", "created_ms"), beside, strict=True))
         columns["conversation"] = conversation
         columns["parent"] = parent if parent is None or parent < entry else None
@@ -545,8 +539,7 @@ def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
     """Whether the checksum of an entry is right. Schema versions before 5 stored no checksum."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
-    columns = [values[name] for name in _CHECKED_COLUMNS]
-    if values["cost"] is not None:  # SQLite stores 1.0 as 1
-        columns[_CHECKED_COLUMNS.index("cost")] = float(values["cost"])
-    columns += [value for name in NEW_USAGE_COLUMNS if (value := values.get(name)) is not None]
-    return values.get("checksum") in (None, checksum(str(body).encode(), columns))
+    columns = {name: values.get(name) for name in CHECKED_COLUMNS}
+    if columns["cost"] is not None:  # SQLite stores 1.0 as 1
+        columns["cost"] = float(columns["cost"])
+    return values.get("checksum") in (None, checksum(str(body).encode(), tuple(columns.values())))

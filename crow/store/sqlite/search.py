@@ -9,15 +9,24 @@ in descending order, so their intersection is read only as far as needed.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from sqlite3 import Connection
 
-from crow.domain.entries import Assistant, Checkpoint, Command, Custom, Entry, Reminder, Skill, ToolResult
-from crow.store import Hit, Scan, Scope, UsageTotal
-from crow.store.admin import GROUPS, Group
+from crow.domain.entries import Entry
+from crow.store import GROUPS, Group, Hit, Scan, Scope, UsageTotal
+from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
+from crow.store.search import (
+    LAST_MS,
+    SCAN_BATCH,
+    SCAN_CHARACTERS,
+    SCAN_ENTRIES,
+    SCANNED_KINDS,
+    hit_of,
+    patterns_of,
+    unindexed_text,
+)
 from crow.store.sqlite.database import UsesDatabase, snapshot
 from crow.store.sqlite.paths import common_ids, entries_of, is_on_path, marks, path_ids, session_row, unreadable_entries
 
@@ -29,13 +38,8 @@ _GROUP_COLUMNS = {
     "day": "date(e.created_ms / 1000, 'unixepoch', 'localtime')",
 }
 
-_SNIPPET_MARGIN = 80
 _INDEXED_CHARACTERS = 3
 _MOST_PATH_ENTRIES = 5_000
-_MOST_CHARACTERS = 8 * 1024 * 1024
-_MOST_SCANNED_ENTRIES = 20_000
-_SCAN_BATCH = 64
-_LAST_MS = 2**62
 
 _Found = tuple[int, str, str, int, str]
 """Entry, session, kind, created_ms, text."""
@@ -94,12 +98,12 @@ class SearchMethods(UsesDatabase):
         hits = []
         characters = 0
         path = path_ids(sql, leaf)
-        for entry, kind in _unindexed(sql, islice(path, _MOST_SCANNED_ENTRIES), scope or Scope()):
+        for entry, kind in _unindexed(sql, islice(path, SCAN_ENTRIES), scope or Scope()):
             text = unindexed_text(entry, without)
             characters += len(text)
             if all(pattern.search(text) for pattern in patterns):
                 hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
-            if len(hits) >= limit or characters > _MOST_CHARACTERS:
+            if len(hits) >= limit or characters > SCAN_CHARACTERS:
                 return Scan(hits=tuple(hits), stopped_at=entry.id)
         return Scan(hits=tuple(hits), stopped_at=next(path, None))
 
@@ -119,11 +123,11 @@ class UsageMethods(UsesDatabase):
         order = "g_day, tokens_in DESC" if "day" in by else "sum(e.input_tokens) DESC"
         grouping = f"GROUP BY {', '.join(f'g_{key}' for key in keys)} ORDER BY {order}" if keys else ""
         rows = sql.execute(
-            f"SELECT {_SUMS}{columns}"
+            f"SELECT {SUM_COLUMNS}{columns}"
             " FROM entries e LEFT JOIN sessions s ON s.id = e.session AND s.conversation = e.conversation"
             " AND s.deleted_ms IS NULL"
             " LEFT JOIN sessions p ON p.id = s.parent_id AND p.deleted_ms IS NULL"
-            f" WHERE {_IS_REQUEST} AND e.conversation IN (SELECT conversation FROM sessions WHERE deleted_ms IS NULL)"
+            f" WHERE {IS_REQUEST} AND e.conversation IN (SELECT conversation FROM sessions WHERE deleted_ms IS NULL)"
             f" AND (:cwd IS NULL OR coalesce(p.cwd, s.cwd) = :cwd) AND {_IN_SCOPE} {grouping}",
             asdict(scope),
         )
@@ -132,28 +136,12 @@ class UsageMethods(UsesDatabase):
     @snapshot()
     def usage_by_model(self, sql: Connection, session_id: str) -> tuple[UsageTotal, ...]:
         rows = sql.execute(
-            f"SELECT {_SUMS}, e.model FROM entries e WHERE {_IS_REQUEST} AND (e.session, e.conversation) IN"
+            f"SELECT {SUM_COLUMNS}, e.model FROM entries e WHERE {IS_REQUEST} AND (e.session, e.conversation) IN"
             " (SELECT id, conversation FROM sessions WHERE (id = :id OR parent_id = :id) AND deleted_ms IS NULL)"
             " GROUP BY e.model ORDER BY sum(e.input_tokens) DESC",
             {"id": session_id},
         )
         return tuple(UsageTotal(**dict(zip((*SUM_NAMES, "model"), row, strict=True))) for row in rows)
-
-
-_IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
-"""Whether an entry holds the usage of a request. Tool results do not count: the result of a task repeats the usage of
-its sub-agent."""
-
-SUM_NAMES = (
-    *("requests", "tokens_in", "tokens_out", "tokens_cached", "tokens_reasoning", "tokens_cache_written"),
-    *("estimated", "cost"),
-)
-_SUMS = (
-    "count(*), coalesce(sum(e.input_tokens), 0) AS tokens_in, coalesce(sum(e.output_tokens), 0),"
-    " coalesce(sum(e.cached_tokens), 0), coalesce(sum(e.reasoning_tokens), 0), coalesce(sum(e.cache_write_tokens), 0),"
-    " count(nullif(e.estimated, 0)), sum(e.cost)"
-)
-"""Columns with the sums that `SUM_NAMES` lists."""
 
 
 _IN_SCOPE = (
@@ -183,10 +171,6 @@ _MAYBE_IN_DIRECTORY = (
     "(:cwd IS NULL OR NOT EXISTS (SELECT 1 FROM sessions o WHERE o.id = e.session AND o.conversation = e.conversation"
     " AND o.deleted_ms IS NULL AND o.cwd <> :cwd))"
 )
-
-
-def patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
-    return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 
 def _titles(sql: Connection, match: str, session_id: str | None, limits: dict[str, object]) -> Iterator[_Found]:
@@ -252,38 +236,14 @@ def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int
     return (row[0] for row in sql.execute(query, limits))
 
 
-def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patterns: Sequence[re.Pattern[str]]) -> Hit:
-    """Return a hit with a snippet around the first pattern that matches."""
-    place = next((found for pattern in patterns if (found := pattern.search(text))), None)
-    start = max(0, place.start() - _SNIPPET_MARGIN) if place else 0
-    end = min(len(text), (place.end() if place else 0) + _SNIPPET_MARGIN)
-    snippet = f"{'…' if start else ''}{' '.join(text[start:end].split())}{'…' if end < len(text) else ''}"
-    return Hit(entry=entry, session=session, kind=kind, snippet=snippet, created_ms=created_ms)
-
-
 def _unindexed(sql: Connection, path: Iterator[int], scope: Scope) -> Iterator[tuple[Entry, str]]:
     """Return the entries with text that is not in the index, newest first, each with its kind."""
-    kinds = "('assistant', 'tool', 'checkpoint', 'skill', 'reminder', 'custom', 'command')"
-    times = (scope.since_ms or 0, _LAST_MS if scope.before_ms is None else scope.before_ms)
-    while batch := tuple(islice(path, _SCAN_BATCH)):
+    times = (scope.since_ms or 0, LAST_MS if scope.before_ms is None else scope.before_ms)
+    while batch := tuple(islice(path, SCAN_BATCH)):
         query = (
-            f"SELECT id, kind FROM entries WHERE id IN ({marks(batch)}) AND kind IN {kinds}"
+            f"SELECT id, kind FROM entries WHERE id IN ({marks(batch)}) AND kind IN ({marks(SCANNED_KINDS)})"
             " AND created_ms >= ? AND created_ms < ? ORDER BY id DESC"
         )
-        for entry_id, kind in sql.execute(query, (*batch, *times)).fetchall():
+        for entry_id, kind in sql.execute(query, (*batch, *SCANNED_KINDS, *times)).fetchall():
             (entry,), _ = entries_of(sql, (entry_id,))
             yield entry, kind
-
-
-def unindexed_text(entry: Entry, without: Collection[str]) -> str:
-    match entry.body:
-        case Assistant(calls=calls):
-            return "\n".join(f"{call.name} {call.arguments}" for call in calls if call.name not in without)
-        case ToolResult(name=name, text=text):
-            return "" if name in without else f"{name}\n{text}"
-        case Checkpoint(summary=text) | Reminder(text=text) | Skill(text=text) | Custom(text=text):
-            return text
-        case Command(text=text, answer=answer):
-            return f"{text}\n{answer}"
-        case _:
-            return ""

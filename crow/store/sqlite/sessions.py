@@ -12,9 +12,7 @@ any more.
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from sqlite3 import Connection
@@ -23,20 +21,19 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import JsonObject
 from crow.store import NewSession, SessionChanges, SessionPage, SessionRow
 from crow.store.codec import merged_metadata, to_json
+from crow.store.owner import is_alive
+from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_cursor, session_of, title_of_fork
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transaction
-from crow.store.sqlite.lease import is_alive
-from crow.store.sqlite.paths import SESSION_COLUMNS, has_user, marks, session_of, session_row, session_values
+from crow.store.sqlite.paths import has_user, marks, session_row, session_values
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
-_FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
 """crow cannot look up a store on another machine, in another container or from before a restart. After opening a
 session, such a store counts as having it open for this long."""
-JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,34 +414,6 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
     other = sql.execute(f"SELECT id FROM sessions WHERE {_HAS_ALIAS} AND id <> :id", values).fetchone()
     if other:
         raise ArgumentError(f'Alias "{alias}" belongs to session {other[0]}; choose another.')
-
-
-def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
-    """Return the title with the next number that is free among these titles of the conversation, or None if the session
-    has no title."""
-    if title is None:
-        return None
-    base = _FORK_TITLE.sub("", title)
-    taken = [0]
-    for other in others:
-        found = _FORK_TITLE.search(other or "")
-        if found and (other or "")[: found.start()] == base:
-            taken.append(int(found[1]))
-    return f"{base} (fork {max(taken) + 1})"
-
-
-def cursor_after(row: SessionRow) -> str:
-    return base64.urlsafe_b64encode(f"{row.newest_entry}:{row.id}".encode()).decode()
-
-
-def parse_cursor(cursor: str) -> tuple[int, str]:
-    try:
-        newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
-        if separator and 0 <= int(newest) < 2**63:
-            return int(newest), session_id
-    except ValueError:
-        pass
-    raise ArgumentError(f'cursor is "{cursor}", which no list returned; leave it out to start from the newest session.')
 
 
 def _living(sql: Connection, conversation: int) -> str:

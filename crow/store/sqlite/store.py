@@ -10,10 +10,10 @@ from sqlite3 import Connection
 from crow.domain.errors import StoreUnavailable
 from crow.store import Store, Tail
 from crow.store.codec import from_json, to_json
+from crow.store.owner import Owner, open_stores
 from crow.store.sqlite.append import TurnMethods
 from crow.store.sqlite.compression import CompressionMethods
 from crow.store.sqlite.database import Database, JournalMode, transaction
-from crow.store.sqlite.lease import Owner, open_stores
 from crow.store.sqlite.principals import PrincipalMethods
 from crow.store.sqlite.search import SearchMethods, UsageMethods
 from crow.store.sqlite.sessions import SessionMethods
@@ -55,7 +55,7 @@ class SqliteStore(
     ) -> SqliteStore:
         """Open the database, or create it if there is none.
 
-        `owner` is an :class:`~crow.store.sqlite.lease.Owner` as text, by default one for this process. A write waits
+        `owner` is an :class:`~crow.store.owner.Owner` as text, by default one for this process. A write waits
         for other programs for at most `busy_timeout_s`. `tidy` compresses what is older than `compress_after_days`.
 
         :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
@@ -86,6 +86,10 @@ class SqliteStore(
     @property
     def warning(self) -> str:
         return self.database.warning
+
+    @property
+    def notifies(self) -> bool:
+        return False
 
     async def open_session(self, session_id: str) -> Tail:
         tail = await super().open_session(session_id)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import chain, groupby
-from operator import itemgetter
-from typing import Any, NoReturn, TypeAlias
+from dataclasses import asdict, fields
+from itertools import chain
+from typing import Any, NoReturn
 
 from crow.domain.entries import Body, Entry, NewEntry
-from crow.domain.errors import ArgumentError, NoSuchSession, StoreUnavailable
+from crow.domain.errors import NoSuchSession
 from crow.store import portable
 from crow.store.admin import FORMER_OWNER, ConversationState, ImportDefaults, SessionExtras
-from crow.store.codec import Encoded, encode
+from crow.store.owner import is_alive, readable
 from crow.store.portable import Block, EntryRecord, ExportFile, MoveRecord, Record, SessionRecord
 from crow.store.sqlite.append import SessionState
 from crow.store.sqlite.connection import insert
 from crow.store.sqlite.database import now_ms
-from crow.store.sqlite.lease import is_alive, readable
 from crow.store.sqlite.paths import entries_of, has_user, missing_entry
 from crow.store.sqlite.sessions import set_title
+from crow.store.transfer import (
+    EXTRA_COLUMNS,
+    WRITTEN_LATER,
+    ExportedSessionDeleted,
+    ExportSelection,
+    ImportRemoved,
+    Piece,
+    SessionTaken,
+    by_conversation,
+    next_piece,
+    number_of,
+)
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
-
-
-_COPIED = ("turn", "model", "usage", "cost", "estimate")
-"""Fields of an entry that have the same value in the file and in the database."""
-
-_WRITTEN_LATER = ("title", "leaf", "listed")
-"""Fields of a session that are not columns of its row, or that are set later than the others."""
 
 _PIECE_RECORDS = 200
 _PIECE_CHARACTERS = 1024 * 1024
@@ -56,71 +57,6 @@ _NEEDED = """
 # without notice.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSelection:
-    """What is exported from a conversation: the current and former paths of the chosen sessions, and the entries that
-    these sessions wrote.
-
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` has the ids that
-    other rows refer to although the (damaged) database does not have them. `written_blobs` has the hashes of the blobs
-    that are already in the file.
-    """
-
-    conversation: int
-    head: tuple[portable.ConversationRecord | SessionRecord, ...]
-    moves: tuple[MoveRecord, ...]
-    ids: array[int]
-    missing: frozenset[int]
-    sessions: frozenset[str]
-    written_blobs: set[str] = field(default_factory=set)
-
-
-class Lines:
-    """Produces the lines of one export file: a header, then the head, entries and moves of each conversation, and
-    finally `end`."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._hash = hashlib.sha256()
-
-    def records(self, *records: Record) -> bytes:
-        """Return the lines of records that are not entries."""
-        return b"".join(self._counted(portable.line_of(record)) for record in records)
-
-    def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
-        """Return the lines of some entries of the selection. Each blob comes just before the first entry that refers to
-        it."""
-        for entry in entries:
-            numbered = portable.renumbered(
-                entry.body, lambda one: _number(chosen.ids, one), lambda one: _bound(chosen.ids, one)
-            )
-            body = encode(numbered, shares_texts=False)  # older versions read no other form
-            text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
-            for name, data in body.blobs.items():
-                if name != body.spilled and name not in chosen.written_blobs:
-                    chosen.written_blobs.add(name)
-                    yield self._counted(portable.line_of(portable.blob_record(name, data)))
-            record = EntryRecord(
-                id=_number(chosen.ids, entry.id),
-                parent=None if entry.parent is None or entry.parent >= entry.id else _number(chosen.ids, entry.parent),
-                session=entry.session if entry.session in chosen.sessions else None,
-                created_ms=entry.created_ms,
-                kind=body.kind,
-                body={},
-                **{name: getattr(entry, name) for name in _COPIED},
-            )
-            yield self._counted(portable.line_of(record, body=text))
-
-    def end(self) -> bytes:
-        """Return the last line."""
-        return portable.line_of(portable.End(lines=self._count, sha256=self._hash.hexdigest()))
-
-    def _counted(self, line: bytes) -> bytes:
-        self._count += 1
-        self._hash.update(line)
-        return line
-
-
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
     """Return the chosen sessions and their sub-agents, by conversation. None chooses every listed session."""
     start = "SELECT value FROM json_each(:ids)"
@@ -133,7 +69,7 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
         " ORDER BY conversation, number",
         {"ids": json.dumps(ids)},
     )
-    return {conversation: tuple(one for _, one in group) for conversation, group in groupby(rows, key=itemgetter(0))}
+    return by_conversation(rows)
 
 
 def choose(
@@ -187,7 +123,7 @@ def next_entries(
 
     A missing entry is replaced by a message that says so.
 
-    :raises StoreUnavailable: a session was deleted meanwhile.
+    :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
@@ -198,7 +134,7 @@ def next_entries(
             (json.dumps(sorted(chosen.sessions)),),
         ).fetchone()
         if living < len(chosen.sessions):
-            raise StoreUnavailable("The session was deleted while it was exported. The file is incomplete.")
+            raise ExportedSessionDeleted
     entries = [*found, *(missing_entry(entry_id, chosen.conversation) for entry_id in absent)]
     return sorted(entries, key=lambda entry: entry.id), taken
 
@@ -211,29 +147,14 @@ def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tup
     found = array("q")
     for entry_id, parent in connection.execute(_NEEDED, chosen):
         found.append(entry_id)
-        if isinstance(parent, int) and not _number(found, parent):
+        if isinstance(parent, int) and not number_of(found, parent):
             named.add(parent)
-    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not _number(found, one))
+    missing = frozenset(one for one in named if isinstance(one, int) and one > 0 and not number_of(found, one))
     return array("q", sorted([*found, *missing])) if missing else found, missing
 
 
 def _maybe_number(ids: array[int], entry: int | None) -> int | None:
-    return None if entry is None else _number(ids, entry) or None
-
-
-def _number(ids: array[int], entry: int) -> int:
-    """Return an entry's number in the file, or 0 if the entry is not exported."""
-    at = _bound(ids, entry)
-    return at if at <= len(ids) and ids[at - 1] == entry else 0
-
-
-def _bound(ids: array[int], entry: int) -> int:
-    """Find the first exported entry whose id is `entry` or larger, and return its number in the file."""
-    return bisect_left(ids, entry) + 1
-
-
-Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+    return None if entry is None else number_of(ids, entry) or None
 
 
 class Importer:
@@ -262,7 +183,7 @@ class Importer:
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
         """Insert the conversation and its hidden sessions. If they exist already, return false and write nothing.
 
-        :raises ArgumentError: another process is importing or removing one of them now.
+        :raises SessionTaken: another process is importing or removing one of them now.
         """
         if _exists(connection, self._block):
             self.is_same = _was_imported(connection, self._block)
@@ -292,31 +213,24 @@ class Importer:
         :raises InvalidExport: a record is not valid.
         :raises ArgumentError: the file was changed meanwhile.
         """
-        piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
-        characters = 0
-        for record, body in self._records:
-            if isinstance(record, EntryRecord) and body is not None:
-                stored = encode(portable.renumbered(body, lambda number: self._id(number) or 0, self._bound))
-                characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
-                piece.append((record, stored))
-            elif isinstance(record, MoveRecord):
-                piece.append(record)
-            if len(piece) >= _PIECE_RECORDS or characters >= _PIECE_CHARACTERS:
-                break
-        return piece or None
+        return next_piece(
+            self._records,
+            lambda number: self._id(number) or 0,
+            self._bound,
+            most_records=_PIECE_RECORDS,
+            most_characters=_PIECE_CHARACTERS,
+        )
 
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
 
-        :raises StoreUnavailable: other processes took this process for dead and removed what it had written.
+        :raises ImportRemoved: other processes took this process for dead and removed what it had written.
         """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
         )
         if not found.rowcount:
-            raise StoreUnavailable(
-                "The import was interrupted for too long and has been removed. Import the file again."
-            )
+            raise ImportRemoved
         for one in piece:
             if isinstance(one, MoveRecord):
                 leaves = {"from_leaf": self._id(one.from_leaf), "to_leaf": self._id(one.to_leaf)}
@@ -355,7 +269,7 @@ class Importer:
 
     def _add_session(self, connection: sqlite3.Connection, record: SessionRecord) -> None:
         values = {
-            **{field.name: getattr(record, field.name) for field in fields(record) if field.name not in _WRITTEN_LATER},
+            **{field.name: getattr(record, field.name) for field in fields(record) if field.name not in WRITTEN_LATER},
             "conversation": self._conversation,
             "model": self._defaults.model,
             "mode": self._defaults.mode,
@@ -379,11 +293,10 @@ class Importer:
 
 def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
     """Write what an export does not contain. An alias that another session has stays with that session."""
-    names = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
     connection.execute(
-        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in names)}, state = ?, owner = ? WHERE id = ?",
+        f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in EXTRA_COLUMNS)}, state = ?, owner = ? WHERE id = ?",
         (
-            *(getattr(extras, name) for name in names),
+            *(getattr(extras, name) for name in EXTRA_COLUMNS),
             *(("running", FORMER_OWNER) if extras.is_running else ("idle", "")),
             session_id,
         ),
@@ -487,10 +400,7 @@ def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     for name in block.sessions:
         row = connection.execute("SELECT deleted_ms IS NULL FROM sessions WHERE id = ?", (name,)).fetchone()
         if row == (0,) and not exists:
-            raise ArgumentError(
-                f'Session "{name}" is being imported or removed by another process now. Import the file again when that'
-                " is done."
-            )
+            raise SessionTaken(name)
         exists = exists or row is not None
     return exists
 

@@ -8,9 +8,9 @@ from sqlite3 import Connection
 import anyio
 
 from crow.store import SessionRow
+from crow.store.owner import is_alive
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
-from crow.store.sqlite.lease import is_alive
 from crow.store.sqlite.paths import entries_of, session_row
 from crow.store.watching import Look, News, Piece, follow
 
@@ -23,6 +23,8 @@ _MOST_ENTRIES = 256
 
 class WatchMethods(UsesDatabase):
     """Methods of the store that follow a session."""
+
+    owner: str
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
         # SQLite tells no other process of a change. To ask whether anything has changed takes about 0.1 ms.
@@ -58,13 +60,16 @@ class WatchMethods(UsesDatabase):
             " WHERE session = ?1 AND after_leaf IS ?2 ORDER BY seq",
             (session_id, row.leaf, piece),
         ).fetchall()
+        is_elsewhere = row.state == "running" and _owner(sql, row) != self.owner
         look = Look(
             row=row,
             entries=entries,
             has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
             pieces=[Piece(*one) for one in pieces if one[0] > piece],
             has_draft=bool(pieces),
+            is_elsewhere=is_elsewhere,
             is_orphaned=row.state == "running" and not _is_owner_alive(sql, row),
+            is_cancelled=False,
         )
         return look, version_of(sql)
 
@@ -72,6 +77,11 @@ class WatchMethods(UsesDatabase):
 def version_of(sql: Connection) -> tuple[int, int]:
     """Return numbers that change when another connection, or this one, changes the file."""
     return pragma(sql, "data_version"), sql.total_changes
+
+
+def _owner(sql: Connection, row: SessionRow) -> str:
+    (owner,) = sql.execute("SELECT owner FROM sessions WHERE id = ?", (row.id,)).fetchone()
+    return str(owner)
 
 
 def _is_owner_alive(sql: Connection, row: SessionRow) -> bool:

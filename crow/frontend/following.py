@@ -1,0 +1,220 @@
+"""Shows the clients of an open session what other processes do with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from typing import cast, get_args
+
+import anyio
+
+from crow.agent.commands import parse
+from crow.agent.session import PendingPrompt, Session
+from crow.agent.templates import ParsedCommand
+from crow.domain.entries import Assistant, Command, Entry, StopReason, TurnEnd, User
+from crow.domain.errors import CrowError, NoSuchSession, StoreError, StoreUnavailable
+from crow.domain.events import ModeChanged, OptionsChanged, PlanChanged, TitleChanged
+from crow.domain.replay import RemoteTurn
+from crow.domain.trace_context import use_trace_context
+from crow.frontend.attached import AttachedClients
+from crow.store import NODE_KEY, SessionRow, Store, Tail
+from crow.store.watching import Draft, News, Watcher
+
+logger = logging.getLogger(__name__)
+
+OWN_TURN_S = 0.2
+"""While this process runs a turn, it looks this often for what others do, such as a new title or a cancellation."""
+
+TRY_AGAIN_S = 1.0
+"""A prompt that waits for the turn of another process tries at least this often to begin."""
+
+CATCH_UP_S = 5.0
+PAUSE_S = 0.5
+
+
+class SessionFollower:
+    """See :class:`crow.agent.session.SessionFollower`.
+
+    The store tells of each entry of the session exactly once and in order. Entries of this process are skipped, since
+    its clients were shown them when they were stored. From all others, the clients get the updates that the clients of
+    the other process get, except questions and the progress of calls.
+
+    `begin` is called before the session runs. Then `run` runs until it is cancelled.
+    """
+
+    def __init__(self, session: Session, clients: AttachedClients) -> None:
+        self._session = session
+        self._clients = clients
+        self._turn = RemoteTurn()
+        self._prompt: PendingPrompt | None = None
+        self._turn_number = 0
+        self._seen = 0
+        self._awaited = 0
+        self._held: list[Entry] = []
+        self._was_cancelled = False
+        self._is_free = True
+        self._news = anyio.Event()
+        self._wake = anyio.Event()
+        session.branch.be_followed()
+        session.branch.on_release = self._hurry
+
+    def begin(self, tail: Tail, draft: Draft | None) -> None:
+        """The session was just opened. If another process runs a turn, `draft` is its unfinished answer."""
+        row = tail.row
+        self._seen = max(row.newest_entry, row.leaf or 0)
+        if row.state != "running":
+            return
+        self._session.runs_elsewhere, self._is_free = True, False
+        self._clients.last_turn = {"state": "running"}
+        self._turn_number = tail.entries[-1].turn if tail.entries else 0
+        for entry in tail.entries:
+            if entry.turn != self._turn_number:
+                continue
+            if isinstance(entry.body, User) and self._prompt is None:
+                self._prompt = _prompt_of(entry)
+            if isinstance(entry.body, Assistant):
+                self._clients.place.note_answer(entry)
+            for event in self._turn.feed(entry):
+                self._clients.running.feed(event)
+        if draft is not None:
+            for event in self._turn.grow(draft.message_id, draft.text, draft.thought):
+                self._clients.running.feed(event)
+
+    async def until_free(self) -> None:
+        """See :class:`crow.agent.session.SessionFollower`."""
+        with anyio.move_on_after(TRY_AGAIN_S):
+            if self._is_free:  # the news of the other turn has not come yet
+                await self._news.wait()
+            while not self._is_free:
+                await self._news.wait()
+
+    async def reached(self, entry_id: int) -> None:
+        """See :class:`crow.agent.session.SessionFollower`."""
+        self._awaited = max(self._awaited, entry_id)
+        self._hurry()
+        with anyio.move_on_after(CATCH_UP_S):
+            while self._seen < entry_id:
+                await self._news.wait()
+
+    async def run(self, on_deleted: Callable[[], object]) -> None:
+        """Follows the session. Calls `on_deleted` and returns if the session is deleted."""
+        use_trace_context({})
+        session = self._session
+        while not session.closing:
+            try:
+                store = cast(Watcher, session.adapters.store)
+                async with aclosing(store.watch(session.id, after=self._seen)) as all_news:
+                    async for news in all_news:
+                        await self._take(news)
+                        await self._rest()
+            except NoSuchSession:
+                on_deleted()
+                return
+            except StoreUnavailable as error:
+                logger.warning("Session %s cannot be followed now: %s", session.id, error)
+            except Exception:
+                logger.exception("Session %s cannot be followed", session.id)
+            await anyio.sleep(PAUSE_S)
+
+    def _hurry(self) -> None:
+        self._wake.set()
+
+    async def _rest(self) -> None:
+        """Waits a moment while this process runs a turn, because each of its own writes is news, too."""
+        self._wake = anyio.Event()
+        if self._session.branch.claimed_to is not None and self._seen >= self._awaited:
+            with anyio.move_on_after(OWN_TURN_S):
+                await self._wake.wait()
+
+    async def _take(self, news: News) -> None:
+        session, branch = self._session, self._session.branch
+        plan = branch.plan
+        foreign, before = await branch.follow(news)
+        claimed_to, after = branch.claimed_to, branch.row
+        self._held += foreign
+        while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
+            await self._show(self._held.pop(0))
+        if claimed_to is None and news.is_elsewhere and news.draft is not None:
+            for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
+                await branch.publish(event)
+        await self._show_settings(before, after)
+        if foreign and branch.plan != plan:
+            await branch.publish(PlanChanged(plan=branch.plan))
+        if foreign and not news.is_elsewhere:
+            with suppress(CrowError):
+                await branch.publish(await session.measured())
+        await self._note_state(news, is_own=claimed_to is not None)
+        self._seen = max(self._seen, news.entries[-1].id if news.entries else 0)
+        self._news.set()
+        self._news = anyio.Event()
+
+    async def _note_state(self, news: News, *, is_own: bool) -> None:
+        session = self._session
+        self._is_free = not news.is_elsewhere or news.is_orphaned
+        session.runs_elsewhere = news.is_elsewhere and not is_own
+        is_cancelled = news.is_cancelled and is_own
+        if is_cancelled and not self._was_cancelled:
+            session.cancel()
+        self._was_cancelled = is_cancelled
+        if news.is_orphaned and not is_own and not session.has_turn:  # otherwise its next turn repairs it
+            with suppress(StoreError):
+                await session.adapters.store.open_session(session.id)
+
+    async def _show_settings(self, before: SessionRow, after: SessionRow) -> None:
+        branch = self._session.branch
+        if after.title != before.title:
+            await branch.publish(TitleChanged(title=after.title))
+        if after.mode != before.mode:
+            await branch.publish(ModeChanged(mode=after.mode))
+        if _options_of(after) != _options_of(before):
+            await branch.publish(OptionsChanged())
+
+    async def _show(self, entry: Entry) -> None:
+        """Publishes the events of an entry of another process."""
+        if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
+            self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
+            is_command = isinstance(entry.body, Command)
+            self._clients.show_turn(self._prompt, entry.parent if is_command else entry.id)
+            if not is_command:
+                self._turn.feed(entry)
+                return
+        for event in self._turn.feed(entry):
+            await self._session.branch.publish(event)
+        if isinstance(entry.body, TurnEnd):
+            await self._show_end(entry.body)
+
+    async def _show_end(self, end: TurnEnd) -> None:
+        prompt, self._prompt = self._prompt, None
+        if prompt is None:
+            return
+        if end.stop in get_args(StopReason):
+            prompt.stop = cast(StopReason, end.stop)
+        else:
+            prompt.error = CrowError(end.detail or "The turn was interrupted.")
+        await self._clients.show_turn_end(prompt)
+
+
+async def draft_of(store: Store, tail: Tail) -> Draft | None:
+    """The unfinished answer of another process, after the entries of `tail`."""
+    if not store.notifies or tail.row.state != "running":
+        return None
+    async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:
+        async for news in all_news:
+            return news.draft if news.row.leaf == tail.row.leaf else None
+    return None
+
+
+def _options_of(row: SessionRow) -> object:
+    return row.model, {name: value for name, value in row.config.items() if name != NODE_KEY}
+
+
+def _prompt_of(entry: Entry) -> PendingPrompt:
+    match entry.body:
+        case User(parts=parts, message_id=message_id):
+            return PendingPrompt(parts=parts, text="", message_id=message_id, trace_context={})
+        case Command(text=text, message_id=message_id):
+            command = parse(text) or ParsedCommand(name="", argument="")
+            return PendingPrompt(parts=(), text=text, message_id=message_id, command=command, trace_context={})
+        case body:
+            raise TypeError(f"{type(body).__name__} begins no turn")

@@ -1,0 +1,279 @@
+"""Converts rows of sessions, entries and tokens to values and back, for both engines."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from crow.domain.entries import Body, CallRef, Entry, File, NewEntry, Started, ToolResult, User
+from crow.domain.errors import ArgumentError
+from crow.domain.messages import Usage
+from crow.store import SessionRow, Token
+from crow.store.codec import Encoded, Load, Unreadable, check_blob, decode, from_json, stand_in
+from crow.store.owner import readable
+
+_LARGEST = 2**63 - 1
+_FORK_TITLE = re.compile(r" \(fork ([0-9]{1,9})\)$")
+
+_SESSION_FIELDS = tuple(one.name for one in fields(SessionRow))
+
+SESSION_COLUMNS = ", ".join(_SESSION_FIELDS)
+"""Columns of `sessions` that `session_of` expects."""
+
+JSON_COLUMNS = frozenset({"additional_directories", "permissions", "config", "metadata"})
+"""Columns of `sessions` that hold JSON."""
+
+TOKEN_FIELDS = tuple(one.name for one in fields(Token))
+TOKEN_COLUMNS = ", ".join(TOKEN_FIELDS)
+"""Columns of `tokens` that `token_of` expects."""
+
+COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_changed", "lines_added", "lines_removed")
+"""Columns of `sessions` that hold sums over the session's entries."""
+
+_TOKEN_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
+"""Columns of `entries` that hold the counts of a `Usage`."""
+
+USAGE_COLUMNS = (*_TOKEN_COUNTS, "estimated")
+"""Columns of `entries` that hold a `Usage`. In `estimated`, bit 0 stands for the input and bit 1 for the output."""
+
+IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
+"""The SQL condition that an entry `e` holds the usage of a request. Tool results do not count: the result of a task
+repeats the usage of its sub-agent."""
+
+_SUMS = {
+    "requests": "count(*)",
+    "tokens_in": "coalesce(sum(e.input_tokens), 0)",
+    "tokens_out": "coalesce(sum(e.output_tokens), 0)",
+    "tokens_cached": "coalesce(sum(e.cached_tokens), 0)",
+    "tokens_reasoning": "coalesce(sum(e.reasoning_tokens), 0)",
+    "tokens_cache_written": "coalesce(sum(e.cache_write_tokens), 0)",
+    "estimated": "count(nullif(e.estimated, 0))",
+    "cost": "sum(e.cost)",
+}
+
+SUM_NAMES = tuple(_SUMS)
+"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The cost is last. It is NULL if it is unknown."""
+
+SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.items())
+"""Columns with sums over entries `e`."""
+
+
+def session_of(row: Sequence[Any]) -> SessionRow:
+    """Return the session in a row of `SESSION_COLUMNS`. A damaged JSON column is read as empty."""
+    values = dict(zip(_SESSION_FIELDS, row, strict=True))
+    for name in ("title_by_user", "has_prompt", "archived"):
+        values[name] = bool(values[name])
+    for name, kind in (("additional_directories", str), ("permissions", dict)):
+        values[name] = tuple(item for item in from_json(values[name], []) if isinstance(item, kind))
+    for name in ("config", "metadata"):
+        values[name] = from_json(values[name], {})
+    values["owner"] = readable(values["owner"]) if values["owner"] else ""
+    return SessionRow(**values)
+
+
+def cursor_after(row: SessionRow) -> str:
+    """Return the cursor of the page that follows this session."""
+    return base64.urlsafe_b64encode(f"{row.newest_entry}:{row.id}".encode()).decode()
+
+
+def parse_cursor(cursor: str) -> tuple[int, str]:
+    """Return `newest_entry` and `id` of the last session on the previous page.
+
+    :raises ArgumentError: it is not a cursor.
+    """
+    try:
+        newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
+        if separator and 0 <= int(newest) < 2**63:
+            return int(newest), session_id
+    except ValueError:
+        pass
+    raise ArgumentError(f'cursor is "{cursor}", which no list returned; leave it out to start from the newest session.')
+
+
+def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
+    """Return the title with the next number that is free among these titles of the conversation, or None if the session
+    has no title."""
+    if title is None:
+        return None
+    base = _FORK_TITLE.sub("", title)
+    taken = [0]
+    for other in others:
+        found = _FORK_TITLE.search(other or "")
+        if found and (other or "")[: found.start()] == base:
+            taken.append(int(found[1]))
+    return f"{base} (fork {max(taken) + 1})"
+
+
+def token_of(row: Sequence[Any]) -> Token:
+    """Return the token in a row of `TOKEN_COLUMNS`."""
+    return Token(**dict(zip(TOKEN_FIELDS, row, strict=True)))
+
+
+@dataclass(slots=True)
+class EntryRow:
+    """A row of `entries`, read with the columns that `columns_of` lists. In a damaged SQLite file, any column can have
+    any type."""
+
+    id: int
+    conversation: int
+    session: str
+    parent: int | None
+    turn: int
+    kind: str
+    body: bytes | None
+    """The JSON of the body, from this table or from the blob `body_blob`."""
+    body_blob: str | None
+    model: str
+    call_entry: int | None
+    call_index: int | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    reasoning_tokens: int | None
+    cache_write_tokens: int | None
+    estimated: int | None
+    cost: float | None
+    estimate: int
+    created_ms: int
+
+
+def columns_of(row: type[EntryRow], **expressions: str) -> str:
+    """Return the columns for a SELECT that reads rows of this type from a table `e`. `expressions` has the SQL of
+    fields that are not columns of `e`."""
+    return ", ".join(expressions.get(one.name, f"e.{one.name}") for one in fields(row))
+
+
+def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
+    """Return the body of an entry. `data` is its JSON.
+
+    :raises Unreadable: the body is damaged, or this version does not know its kind.
+    """
+    if row.body_blob is not None:
+        if data is None:
+            raise Unreadable(f"its content (blob {row.body_blob:.12}) is missing")
+        check_blob(row.body_blob, data)
+    return decode(row.kind, data, load)
+
+
+def entry_of(row: EntryRow, read_body: Callable[[], Body]) -> Entry:
+    """Return the entry in a row. If `read_body` raises `Unreadable`, the body is a text that says why."""
+    try:
+        body = read_body()
+    except Unreadable as error:
+        words, name = f"Entry {row.id} ({row.kind}) could not be read: {error}.", f"unreadable-{row.id}"
+        call = (row.call_entry, row.call_index)
+        body = stand_in(row.kind, words, message_id=name, title="(damaged)", call=call)
+        parent, turn = (value if isinstance(value, int) else None for value in (row.parent, row.turn))
+        return Entry(
+            id=row.id, conversation=row.conversation, session=row.session, parent=parent, turn=turn or 0, body=body
+        )
+    return entry_with(row, body)
+
+
+def entry_with(row: EntryRow, body: Body) -> Entry:
+    """Return the entry in a row, with this body."""
+    return Entry(
+        id=row.id,
+        conversation=row.conversation,
+        session=row.session,
+        parent=row.parent,
+        turn=row.turn,
+        body=body,
+        model=row.model,
+        usage=_usage_of(row),
+        cost=row.cost,
+        estimate=row.estimate,
+        created_ms=row.created_ms,
+    )
+
+
+def _usage_of(row: EntryRow) -> Usage | None:
+    counts = {name: getattr(row, name) for name in _TOKEN_COUNTS}
+    if all(count is None for count in counts.values()):
+        return None
+    estimated = row.estimated if isinstance(row.estimated, int) else 0
+    return Usage(**counts, is_input_estimated=bool(estimated & 1), is_output_estimated=bool(estimated & 2))
+
+
+def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
+    """Return the columns of `entries` that do not depend on the entry's place, without `model`. `encoded` is the body,
+    and `usage` the usage from `storable_usage`."""
+    call = call_of(new.body)
+    estimated = usage.is_input_estimated + 2 * usage.is_output_estimated if usage is not None else 0
+    return {
+        "kind": encoded.kind,
+        "body": encoded.text,
+        "body_blob": encoded.spilled,
+        "call_entry": call.assistant if call else None,
+        "call_index": call.index if call else None,
+        **{name: getattr(usage, name, None) for name in _TOKEN_COUNTS},
+        "estimated": estimated or None,
+        "cost": storable_cost(new.cost),
+        "estimate": new.estimate,
+    }
+
+
+def call_of(body: Body) -> CallRef | None:
+    """Return the tool call that a body belongs to."""
+    return body.call if isinstance(body, Started | File | ToolResult) else None
+
+
+def storable_usage(usage: Usage | None) -> Usage | None:
+    """Return the usage with its numbers limited to what the columns can hold, or None if no number is known."""
+    if usage is None:
+        return None
+    counts: dict[str, Any] = {
+        name: storable(count) for name in _TOKEN_COUNTS if (count := getattr(usage, name)) is not None
+    }
+    if not counts:
+        return None
+    return Usage(**counts, is_input_estimated=usage.is_input_estimated, is_output_estimated=usage.is_output_estimated)
+
+
+def storable_cost(cost: float | None) -> float | None:
+    """Return the cost as SQLite would return it: a float, no NaN, no negative zero."""
+    return None if cost is None or cost != cost else float(cost) + 0.0
+
+
+def storable(count: int) -> int:
+    """Return the nearest number that a column can hold."""
+    return max(-_LARGEST, min(count, _LARGEST))
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """What entries add to the row of their session. `numbers` has a sum for each of `COUNTERS`."""
+
+    numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
+    cost: float = 0.0
+    has_prompt: bool = False
+
+    def add(self, new: NewEntry, usage: Usage | None) -> None:
+        """Count an entry. `usage` is its storable usage."""
+        numbers = self.numbers
+        numbers["entries"] += 1
+        # The result of a task repeats usage that the sub-agent's entries have already added.
+        if not isinstance(new.body, ToolResult):
+            self.cost += storable_cost(new.cost) or 0.0
+            if usage is not None:
+                numbers["tokens_in"] += usage.input_tokens or 0
+                numbers["tokens_out"] += usage.output_tokens or 0
+                numbers["tokens_cached"] += usage.cached_tokens or 0
+        match new.body:
+            case User():
+                self.has_prompt = True
+            case File():
+                numbers["files_changed"] += 1
+            case ToolResult(is_error=False, announcement=announcement):
+                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
+                    before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
+                    numbers["lines_added"] += (after - before).total()
+                    numbers["lines_removed"] += (before - after).total()
+
+    def storable(self) -> dict[str, int]:
+        """Return `numbers`, each limited to what a column can hold."""
+        return {name: storable(number) for name, number in self.numbers.items()}

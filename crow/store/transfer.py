@@ -1,0 +1,170 @@
+"""Writes and reads the lines of export files, for both engines."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from crow.domain.entries import Body, Entry
+from crow.domain.errors import ArgumentError, StoreUnavailable
+from crow.store import portable
+from crow.store.codec import Encoded, encode
+from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
+
+WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
+"""Fields of a `SessionRecord` that are not columns of a session's row, or that an import sets later than the others."""
+
+EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
+"""Columns of `sessions` that an export does not contain and that `SessionExtras` has under the same names."""
+
+_COPIED = ("turn", "model", "usage", "cost", "estimate")
+"""Fields of an entry that have the same value in the file and in the database."""
+
+Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
+"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+
+
+class SessionTaken(ArgumentError):
+    """Another process is importing or removing a session that is to be imported."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f'Session "{session_id}" is being imported or removed by another process now. Import the file again when'
+            " that is done."
+        )
+
+
+class ImportRemoved(StoreUnavailable):
+    """Other stores took this one for dead, and removed what an import had written."""
+
+    def __init__(self) -> None:
+        super().__init__("The import was interrupted for too long and has been removed. Import the file again.")
+
+
+class ExportedSessionDeleted(StoreUnavailable):
+    """A session was deleted while it was exported."""
+
+    def __init__(self) -> None:
+        super().__init__("The session was deleted while it was exported. The file is incomplete.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportSelection:
+    """What is exported from a conversation: the current and former paths of the chosen sessions, and the entries that
+    these sessions wrote.
+
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` has the ids that
+    other rows refer to although the (damaged) database does not have them. `written_blobs` has the hashes of the blobs
+    that are already in the file.
+    """
+
+    conversation: int
+    head: tuple[portable.ConversationRecord | SessionRecord, ...]
+    moves: tuple[MoveRecord, ...]
+    ids: array[int]
+    missing: frozenset[int]
+    sessions: frozenset[str]
+    written_blobs: set[str] = field(default_factory=set)
+
+
+class Lines:
+    """Produces the lines of one export file: a header, then the head, entries and moves of each conversation, and
+    finally `end`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._hash = hashlib.sha256()
+
+    def records(self, *records: Record) -> bytes:
+        """Return the lines of records that are not entries."""
+        return b"".join(self._counted(portable.line_of(record)) for record in records)
+
+    def entries(self, chosen: ExportSelection, entries: Sequence[Entry]) -> Iterator[bytes]:
+        """Return the lines of some entries of the selection. Each blob comes just before the first entry that refers to
+        it."""
+        for entry in entries:
+            numbered = portable.renumbered(
+                entry.body, lambda one: number_of(chosen.ids, one), lambda one: _bound(chosen.ids, one)
+            )
+            body = encode(numbered, shares_texts=False)  # older versions read no other form
+            text = body.text if body.spilled is None else body.blobs[body.spilled].decode()
+            for name, data in body.blobs.items():
+                if name != body.spilled and name not in chosen.written_blobs:
+                    chosen.written_blobs.add(name)
+                    yield self._counted(portable.line_of(portable.blob_record(name, data)))
+            record = EntryRecord(
+                id=number_of(chosen.ids, entry.id),
+                parent=_parent_number(chosen.ids, entry),
+                session=entry.session if entry.session in chosen.sessions else None,
+                created_ms=entry.created_ms,
+                kind=body.kind,
+                body={},
+                **{name: getattr(entry, name) for name in _COPIED},
+            )
+            yield self._counted(portable.line_of(record, body=text))
+
+    def end(self) -> bytes:
+        """Return the last line."""
+        return portable.line_of(portable.End(lines=self._count, sha256=self._hash.hexdigest()))
+
+    def _counted(self, line: bytes) -> bytes:
+        self._count += 1
+        self._hash.update(line)
+        return line
+
+
+def by_conversation(rows: Iterable[tuple[int, str]]) -> dict[int, tuple[str, ...]]:
+    """Map each conversation to its sessions, in the order of the rows."""
+    found: dict[int, list[str]] = {}
+    for conversation, session_id in rows:
+        found.setdefault(conversation, []).append(session_id)
+    return {conversation: tuple(ids) for conversation, ids in found.items()}
+
+
+def number_of(ids: array[int], entry: int) -> int:
+    """Return an entry's number in the file, or 0 if the entry is not exported."""
+    at = _bound(ids, entry)
+    return at if at <= len(ids) and ids[at - 1] == entry else 0
+
+
+def _parent_number(ids: array[int], entry: Entry) -> int | None:
+    """Return the number of an entry's parent. In a damaged database, any id can be the parent of an entry. Return None
+    if the parent is not older than the entry."""
+    return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent)
+
+
+def _bound(ids: array[int], entry: int) -> int:
+    """Find the first exported entry whose id is `entry` or larger, and return its number in the file."""
+    return bisect_left(ids, entry) + 1
+
+
+def next_piece(
+    records: Iterator[tuple[Record, Body | None]],
+    named: Callable[[int], int],
+    bound: Callable[[int], int],
+    *,
+    most_records: int,
+    most_characters: int,
+) -> Piece | None:
+    """Return the next entries and moves of a conversation, or None at its end. `named` and `bound` translate the
+    numbers of entries, see `portable.renumbered`. The last record of a piece may exceed `most_characters`.
+
+    :raises InvalidExport: a record is not valid.
+    :raises ArgumentError: the file was changed after it was checked.
+    """
+    piece: list[MoveRecord | tuple[EntryRecord, Encoded]] = []
+    characters = 0
+    for record, body in records:
+        if isinstance(record, EntryRecord) and body is not None:
+            stored = encode(portable.renumbered(body, named, bound))
+            characters += len(stored.text or "") + sum(map(len, stored.blobs.values()))
+            piece.append((record, stored))
+        elif isinstance(record, MoveRecord):
+            piece.append(record)
+        if len(piece) >= most_records or characters >= most_characters:
+            break
+    return piece or None
