@@ -420,8 +420,8 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
         if error.name != "asyncpg":
             raise
         raise ArgumentError(
-            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. Run"
-            " pip install 'crow-acp[postgres]' (or uv tool install 'crow-acp[postgres]')."
+            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. In a clone of "
+            "crow, run: pipx install --force '.[postgres]'"
         ) from None
     assert database.url is not None, "the caller has checked it"
     direct = None if database.direct_url is None else database.direct_url.get_secret_value()

@@ -444,7 +444,7 @@ class DatabaseSettings(Section):
     """Where sessions are stored."""
 
     url: DatabaseUrl | None = None
-    """The URL of a PostgreSQL database for the sessions. Needs `crow-acp[postgres]`. If unset, the sessions are in a
+    """The URL of a PostgreSQL database for the sessions. Needs the extra `postgres`. If unset, the sessions are in a
     SQLite file of this user. Environment: CROW_DATABASE_URL."""
     direct_url: DatabaseUrl | None = None
     """The URL of the same database without a pooler. Needed if `url` leads to a pooler in transaction mode, such as

@@ -290,7 +290,7 @@ def test_without_the_driver_the_package_to_install_is_named(
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.setenv("CROW_DATABASE_URL", "postgresql://me@db/team")
     assert main(["sessions"]) == 2
-    assert "Run pip install 'crow-acp[postgres]'" in capfd.readouterr().err
+    assert "pipx install --force '.[postgres]'" in capfd.readouterr().err
 
 
 def test_config_shows_where_sessions_are_but_no_password(
