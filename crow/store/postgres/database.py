@@ -19,7 +19,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from crow.domain.errors import ArgumentError, CrowError, StoreUnavailable
 from crow.store.codec import mend
 from crow.store.postgres.migrations import check_readable, migrate
-from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, LOST, Presence
+from crow.store.postgres.presence import CLOSING_TIMEOUT_S, CONNECT_TIMEOUT_S, FAILURES, KEEPALIVES, LOST, Presence
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +31,9 @@ Sql: TypeAlias = Any
 _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
+_IDLE_TIMEOUT_S = 10.0
+"""The server ends a transaction that waits this long for its next statement. Otherwise a frozen process could keep rows
+locked after its lease has expired, and nobody could take over its turns."""
 _ATTEMPTS = 3
 _RESTART_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
@@ -94,7 +97,10 @@ class Database:
         name, is_pooled = database_name(url), lock_url is not None
         if lock_url is not None:
             database_name(lock_url)
-        options = {"statement_cache_size": 0} if is_pooled else {}
+        options: dict[str, Any] = {"statement_cache_size": 0}  # what a pooler can do
+        if not is_pooled:
+            idle_ms = f"{_IDLE_TIMEOUT_S * 1000:.0f}"
+            options = {"server_settings": {"idle_in_transaction_session_timeout": idle_ms, **KEEPALIVES}}
         try:
             pool = asyncpg.create_pool(
                 url,
@@ -149,13 +155,13 @@ class Database:
                 try:
                     yield connection
                 except BaseException:
-                    with suppress(*LOST):  # without its connection, the server rolls it back by itself
-                        await transaction.rollback()
+                    with anyio.CancelScope(shield=True):
+                        await _end(transaction, connection)
                     raise
                 await transaction.commit()
                 return
             finally:
-                await self._pool.release(connection)
+                await self._release(connection)
 
     async def call(self, statement: str, *values: object) -> Any:
         """Run one statement that writes, and return its only row. Statements of several callers share a commit. Once it
@@ -230,7 +236,12 @@ class Database:
         try:
             return list(await connection.fetchmany(calls[0].statement, values))
         finally:
-            await self._pool.release(connection)
+            await self._release(connection)
+
+    async def _release(self, connection: Any) -> None:
+        """Give a connection back to the pool. The pool ends it if it is broken."""
+        with anyio.CancelScope(shield=True), suppress(*LOST):
+            await self._pool.release(connection, timeout=CLOSING_TIMEOUT_S)
 
     async def _acquire(self, *, writes: bool) -> Any:
         """Return a connection of the pool. If the server is restarting or being replaced, wait for a while."""
@@ -298,7 +309,9 @@ class _Failures:
         if isinstance(error, FAILURES) and not isinstance(error, CrowError):
             if self._database.is_closed:
                 raise StoreUnavailable(f"The {self._database.name} is closed.") from error
-            words = str(error) or type(error).__name__
+            words = str(error) or ("It did not answer in time." if isinstance(error, TimeoutError) else repr(error))
+            if isinstance(error, asyncpg.InternalClientError):  # see LOST
+                words = "The connection has just ended."
             if isinstance(error, asyncpg.ProtocolViolationError) and "startup parameter" in words:
                 words += ". This is a pooler; crow also needs the URL of the server itself, as database.direct_url"
             if isinstance(error, FileNotFoundError):
@@ -366,6 +379,16 @@ def snapshot(
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
     """Run the method in a read transaction; its second parameter is the connection."""
     return _operation(True)(method)
+
+
+async def _end(transaction: Any, connection: Any) -> None:
+    """Roll a transaction back. If that is impossible, end the connection; the server then rolls back by itself."""
+    try:
+        async with asyncio.timeout(CLOSING_TIMEOUT_S):
+            await transaction.rollback()
+    except LOST:
+        with suppress(asyncpg.InterfaceError):  # it may be gone already
+            connection.terminate()
 
 
 async def _roll_back(connection: Any) -> None:

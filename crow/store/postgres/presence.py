@@ -41,13 +41,13 @@ _ANSWER_TIMEOUT_S = 5.0
 _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
 
+KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
+"""Settings with which a server ends the connection of a machine that is gone after 11 seconds: 5 + 3 * 2."""
+
 _SETTINGS = {
     "application_name": "crow",
     "synchronous_commit": "off",  # neither a lease nor a NOTIFY has to survive the server
-    # A server ends the connection of a machine that is gone after this many seconds: 5 + 3 * 2.
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
+    **KEEPALIVES,
 }
 
 _END_OLD = """

@@ -18,6 +18,7 @@ from crow.store.rows import JSON_COLUMNS, SESSION_COLUMNS, cursor_after, parse_c
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
 _ENTRIES_PER_REMOVAL = 500
+_OPEN_MS = 7 * 86_400_000
 
 
 class SessionMethods(UsesDatabase):
@@ -185,12 +186,14 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_empty(self, sql: Sql) -> None:
-        """Remove the empty sessions that no store has open any more. No entry, text or blob belongs to them."""
+        """Remove the empty sessions that no living store has open, and that no store has opened for a week. A client
+        of a store that has died may come back to another store. No entry, text or blob belongs to these sessions."""
         closed = await sql.fetch(
             "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
             " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
-            " HAVING NOT bool_or(crow.is_alive(owner)))"
-            f" AND {_EMPTY} FOR UPDATE SKIP LOCKED"
+            " HAVING max(opened_ms) < crow.now_ms() - $1 AND NOT bool_or(crow.is_alive(owner)))"
+            f" AND {_EMPTY} FOR UPDATE SKIP LOCKED",
+            _OPEN_MS,
         )
         await sql.execute("DELETE FROM crow.sessions WHERE number = ANY ($1::bigint[])", [row[0] for row in closed])
         await sql.execute(_DELETE_CONVERSATIONS, [row[2] for row in closed])
