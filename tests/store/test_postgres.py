@@ -672,3 +672,17 @@ async def _found(store: Store, query: str, name: str, scope: Scope) -> object:
     hits = await store.search(query, scope=scope, limit=10_000)
     scanned = await store.scan(query, session_id=name, scope=scope)
     return sorted((hit.session, hit.kind, hit.entry) for hit in (*hits, *scanned.hits))
+
+
+async def test_a_store_takes_back_a_turn_that_it_claimed_without_hearing_of_it(url: str) -> None:
+    store = await PostgresStore.open(url)
+    await store.create_session(new_session())
+    user = await begin(store, "s1", "hi")
+    with pytest.raises(SessionBusy):  # it runs a turn
+        await store.take_turn("s1", "p2", leaf=user.id, parts=(Text(text="again"),))
+    await add(store, "s1", TurnEnd(stop="end_turn"), turn=user.turn, release=True)
+    lost = await store.take_turn("s1", "p2", leaf=(await store.session("s1")).leaf, parts=(Text(text="lost"),))
+    store._epochs.clear()  # the connection broke before the server's answer came
+    start = await store.take_turn("s1", "p3", leaf=lost.entries[-1].id, parts=(Text(text="again"),))
+    assert [type(entry.body) for entry in start.entries] == [TurnEnd, User]
+    await store.close()
