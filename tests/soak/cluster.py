@@ -388,16 +388,14 @@ class Round:
                         self.report.faults[kind] += 1
                     endpoint.requests.clear()
                 await asyncio.gather(*running)
+                await _cancel(living)
+                self.cluster.heal()
+                await asyncio.gather(*(client.finish() for client in clients if client.is_driver))
+                await asyncio.gather(*(client.finish(prompts=False) for client in clients))
+                await asyncio.gather(*self._measures)
+                await self._check(clients)
             finally:
-                for task in (*living, *running):
-                    task.cancel()
-                await asyncio.gather(*living, *running, return_exceptions=True)
-                endpoint.requests.clear()
-            self.cluster.heal()
-            await asyncio.gather(*(client.finish() for client in clients if client.is_driver))
-            await asyncio.gather(*(client.finish(prompts=False) for client in clients))
-            await asyncio.gather(*self._measures)
-            await self._check(clients)
+                await _cancel([*living, *running, *self._measures])
         return self.report
 
     async def _new_session(self) -> str:
@@ -627,6 +625,12 @@ class Round:
                 self.report.takeover_s["seconds until a client had the turn of a dead node taken over"].append(
                     each.at_s - died
                 )
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run_round(
