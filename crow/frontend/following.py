@@ -138,7 +138,7 @@ class SessionFollower:
         self._read_to = max(self._read_to, news.entries[-1].id if news.entries else 0)
         while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
             await self._show(self._held.pop(0))
-        if self._held and claimed_to is not None and claimed_to != self._lost:  # others write only after a take-over
+        if self._held and claimed_to is not None and claimed_to != self._lost:
             self._lost = claimed_to
             session.lose_turn()
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
