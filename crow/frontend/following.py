@@ -102,6 +102,15 @@ class SessionFollower:
             while self._seen < entry_id:
                 await self._news.wait()
 
+    async def catch_up(self, row: SessionRow) -> None:
+        """Waits until everything that was stored before this row was read has been published.
+
+        :raises StoreUnavailable: it cannot be read now.
+        """
+        await self.reached(row.newest_entry)
+        if self._seen < row.newest_entry:
+            raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
+
     async def run(self, on_deleted: Callable[[], object]) -> None:
         """Follows the session. Calls `on_deleted` and returns if the session is deleted."""
         use_trace_context({})

@@ -16,7 +16,7 @@ import pytest
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
 from crow.store.principals import PrincipalStore
-from tests.frontend.test_cursors import V1, V2, Params, back, cursor_of, reload, script, seen
+from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared
@@ -290,3 +290,23 @@ async def test_principals_follow_only_what_they_may_see_and_a_stranger_cancels_n
         await follows(other, carl, session)
         assert carl.text() == again.text() == "One.Two."
         assert [len((await each.call("session/list"))["sessions"]) for each in (ann, again, bob, carl)] == [1, 1, 0, 1]
+
+
+async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twice(
+    tmp_path: Path, database: str
+) -> None:
+    says = (Say(text=("One.",), calls=(call("nothing"),)), Say(text=("Two.",)))
+    async with nodes(tmp_path, database, says) as (one, other):
+        ann, bob = await one.client(capabilities=CURSORS), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        async with other.host.open[session].session.branch._lock:  # as if the database did not answer
+            await ann.prompt(session, "a")
+            coming = asyncio.create_task(back(other, session, cursor_of(ann.updates[-1])))
+            while len(other.clients) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            await asyncio.wait([coming], timeout=0.3)
+        again = await coming
+        await follows(other, again, session)
+        assert seen(ann.updates + again.updates) == seen(ann.updates)
+        assert again.text() == ""
