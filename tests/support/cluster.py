@@ -152,8 +152,7 @@ class Node:
         """End the process with a signal."""
         server, self._server = self._server, None
         if server is not None:
-            with suppress(ProcessLookupError):
-                server.send_signal(number)
+            server.send_signal(number)
             await server.__aexit__(None, None, None)
 
     def stop(self) -> None:
