@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, but importing `typing` would double the import time
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; importing `typing` would double the import time
 if TYPE_CHECKING:
     from crow.sessions import Sessions as Sessions
 

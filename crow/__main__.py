@@ -7,7 +7,7 @@ import sys
 def main() -> int:
     """Run the command in `sys.argv` and return the exit code."""
     if sys.argv[1:] in (["--help"], ["-h"]):
-        # Building the parser would take twice as long as starting Python. `make schemas` writes help.txt.
+        # Building the argument parser would take twice as long as starting Python. `make schemas` writes help.txt.
         with open(os.path.join(os.path.dirname(__file__), "cli", "help.txt"), encoding="utf-8") as text:
             sys.stdout.write(text.read())
         return 0

@@ -1,7 +1,7 @@
 """Opens the models, tools, workspaces and databases that the settings describe.
 
-No other module chooses an adapter. openai and mcp take 700 ms to import, and `initialize` and `session/new` need no
-model. So the functions that open models and tools import what they need when they are called.
+No other module chooses adapters. The packages openai and mcp take 700 ms to import, but `initialize` and `session/new`
+do not need them. So the functions that open models and tools import these packages when they are called.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from crow.store import Store
 from crow.store.sqlite.store import SqliteStore
 from crow.tools import Ports, Workspace
 from crow.tools.process import HiddenKeys
-from crow.tools.process import orphans_ended as orphans_ended  # re-exported for the server and the checks
+from crow.tools.process import orphans_ended as orphans_ended  # exported again for the server and the checks
 from crow.tools.sandbox import Confiner
 from crow.tools.servers import (
     THE_WORKSPACE,
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
 
 
 class EndpointModel(Model, Protocol):
-    """A model at an endpoint that can list all its models."""
+    """A model at an endpoint. The endpoint can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
-        """All models of the endpoint. :raises ModelError: the list cannot be read."""
+        """Return all models of the endpoint. :raises ModelError: the list cannot be read."""
         ...
 
 
@@ -65,8 +65,10 @@ LoadedSource: TypeAlias = Callable[[], Loaded]
 
 
 def prepare_prompts(*, confines: bool) -> None:
-    """Import the packages that the first request to a model needs. Blocks. Meanwhile, if `confines` is true, a second
-    thread looks for a working sandbox."""
+    """Import the packages that the first request to a model needs. Blocks.
+
+    If `confines` is true, a second thread looks for a working sandbox at the same time.
+    """
     if confines:
         from crow.tools.sandbox.confiner import choose_sandbox
 
@@ -86,10 +88,11 @@ def prepare_calls() -> None:
 async def open_model(
     target: Target, memory: EndpointMemory | None, on_key: Callable[[str], None] = lambda _: None
 ) -> EndpointModel:
-    """Open an endpoint's model, with what `memory` knows about it. `on_key` gets the key that the endpoint's key
-    command prints.
+    """Open a model at an endpoint. `memory` holds facts about the endpoint that crow learned earlier.
 
-    :raises ConfigError: the key command fails.
+    If the settings have a command that prints the key, `on_key` gets that key.
+
+    :raises ConfigError: the command for the key fails.
     """
     from crow.llm.chat_completions import ChatCompletions
 
@@ -103,15 +106,15 @@ async def open_model(
 
 
 def offline_model(settings: Settings) -> OfflineModel:
-    """The built-in model."""
+    """Return the built-in offline model."""
     from crow.llm.offline import OfflineModel
 
     return OfflineModel(context_window=settings.model.with_name(OFFLINE).context_window)
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
-    """Return the endpoint that `target` describes. `key` is the output of its key command. Until that command has run,
-    the endpoint's key is "pending"."""
+    """Return the endpoint that `target` describes. `key` is the key that the endpoint's key command has printed. Until
+    that command has run, the endpoint has the key "pending"."""
     from crow.llm.dialect import Dialect
     from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
@@ -159,14 +162,15 @@ def open_toolbox(
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """Open the built-in tools and those of `servers`. Enter and leave the context manager in the session's task."""
+    """Return a context manager that opens the built-in tools and the tools of `servers`. It must be entered and left in
+    the session's task."""
     from crow.tools.mcp.client import open_toolbox
 
     return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
 
 
 def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> ToolSettings:
-    """What the settings say about tools."""
+    """Return the part of the settings that concerns tools."""
     from crow.tools.mcp.client import ToolSettings
 
     limits = loaded().settings.limits
@@ -189,8 +193,10 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
 def open_workspace(
     loaded: LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
 ) -> Workspace:
-    """Open the workspace on disk. Tools cannot write crow's own files, and commands do not see the keys. Tools cannot
-    leave a workspace that `is_bounded`, and its commands see nothing else below `serve.roots`."""
+    """Open the workspace on disk. Its tools cannot write crow's own files, and its commands cannot read the keys.
+
+    With `is_bounded`, tools cannot leave the workspace, and commands cannot see other directories below `serve.roots`.
+    """
     paths = loaded().paths
     config = paths.config_file.parent
     return DiskWorkspace(
@@ -206,14 +212,14 @@ def open_workspace(
 
 
 def server_files(loaded: Loaded) -> tuple[Path, ...]:
-    """The files of `crow serve` that nobody else may read or write."""
+    """Return the files of `crow serve` that tools and commands may neither read nor write, such as its TLS key."""
     settings = loaded.settings.serve
     names = (settings.tls_key, settings.tls_cert, settings.log_file)
     return tuple(loaded.paths.config_file.parent / name for name in names if name is not None)
 
 
 def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False) -> Confiner | None:
-    """What confines a workspace's commands; None if the user has switched confinement off."""
+    """Return the object that confines the commands of a workspace, or None if the user has switched confinement off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
         return None
@@ -237,8 +243,11 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
 
 
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
-    """The directories in which every file belongs to crow. This excludes a user directory that happens to hold the
-    settings file, and a directory of crow that contains the workspace."""
+    """Return the directories in which every file belongs to crow.
+
+    Two kinds of directories are left out: a directory of the user in which the settings file happens to be, and a
+    directory that contains the workspace.
+    """
     config, workspace = paths.config_file.parent, Path(os.path.realpath(cwd))
     is_own = config.name == "crow" or config == paths.data_dir
     folders = (*((config,) if is_own else ()), paths.data_dir, paths.cache_dir, paths.log_file.parent)
@@ -248,14 +257,15 @@ def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
 async def try_server(
     loaded: Loaded, server: McpServer, *, asker: LoginAsker | None = None, workspace: Workspace
 ) -> ServerReport:
-    """Start one MCP server, ask it for all that it lists, and stop it. `asker` asks the user to log in."""
+    """Start one MCP server, ask it for all its tools, prompts and resources, and stop it. If the server needs a login,
+    `asker` asks the user to log in."""
     from crow.tools.mcp.trial import try_server
 
     return await try_server(server, workspace, tool_settings(lambda: loaded, asker))
 
 
 def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
-    """The stored login to a server. Blocks. :raises CrowError: its file or the URL cannot be used."""
+    """Return the stored login to a server, or None. Blocks. :raises CrowError: the file or the URL cannot be used."""
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
@@ -263,7 +273,7 @@ def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
 
 
 def remove_login(loaded: Loaded, server: HttpServer) -> None:
-    """Remove the stored login to a server. Blocks. :raises OSError: its file cannot be removed."""
+    """Remove the stored login to a server. Blocks. :raises OSError: the file cannot be removed."""
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
@@ -278,29 +288,30 @@ async def revoke_login(login: Login) -> bool:
 
 
 def login_folder(paths: Paths) -> Path:
-    """Where the logins to MCP servers are kept."""
+    """Return the directory that holds the logins to MCP servers."""
     return paths.data_dir / "mcp-logins"
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
-    """The keys that no child process may get, and all secrets that the results of tools must not show."""
+    """Return the keys that no child process may get, and the secrets that the results of tools must not show."""
     return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
 
 
 def protect_process(loaded: Loaded) -> None:
-    """Hide the keys from other processes of this user. Must be called before any child process is started."""
+    """Hide the keys from other processes of this user. Must be called before any child process starts."""
     forbid_inspection()
     wipe_environment(hidden_keys(loaded).hides)
 
 
 def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
-    """The enabled MCP servers in the user's file."""
+    """Return the enabled MCP servers in the user's settings file."""
     folder, servers = loaded.paths.config_file.parent, loaded.settings.mcp_servers
     return tuple(mcp_server(name, server, folder) for name, server in servers.items() if server.enabled)
 
 
 def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
-    """The enabled hooks in the user's file, in order. Relative programs are resolved against the file's directory."""
+    """Return the enabled hooks in the user's settings file, in order. The path of a program may be relative to the
+    directory of that file."""
     folder = loaded.paths.config_file.parent
     return tuple(
         Hook(
@@ -320,15 +331,15 @@ def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
 
 
 def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:
-    """One MCP server in the user's file, with its variables replaced. If the server's command is a relative path, it is
-    resolved against `folder`."""
+    """Return one MCP server from the user's settings file, with its environment variables filled in. The path of its
+    command may be relative to `folder`."""
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
-        problem = "sandbox works only for servers with a command, and this one has a url; remove sandbox"
+        problem = "sandbox works only for servers with a command, but this server has a url; remove sandbox"
     if settings.oauth_client_secret is not None and (settings.oauth_client_id is None or settings.oauth_issuer is None):
         problem = (
-            "oauth_client_secret needs oauth_client_id and oauth_issuer: crow gives the secret to that authorization "
-            "server only"
+            "oauth_client_secret needs oauth_client_id and oauth_issuer, because crow sends the secret only to that "
+            "authorization server"
         )
     read_only = settings.read_only
     options = ServerOptions(
@@ -363,15 +374,15 @@ def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServe
 
 
 def is_empty(loaded: Loaded) -> bool:
-    """Whether there is no database yet."""
+    """Whether the user has no database yet."""
     return loaded.settings.database.url is None and not loaded.paths.database.exists()
 
 
 async def open_store(loaded: Loaded) -> Store:
     """Open the user's database. The caller closes it.
 
-    :raises StoreError: it cannot be used.
-    :raises ArgumentError: its URL cannot be used, or crow was installed without the driver.
+    :raises StoreError: the database cannot be used.
+    :raises ArgumentError: its URL is not valid, or crow was installed without the driver for it.
     """
     database = loaded.settings.database
     if database.url is None:
@@ -381,8 +392,8 @@ async def open_store(loaded: Loaded) -> Store:
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:
-    """Open the user's database, but only for reading. It is neither created nor migrated. The caller closes it. For the
-    errors, see `open_store`."""
+    """Open the user's database for reading. It is neither created nor migrated. The caller closes it. For errors, see
+    `open_store`."""
     database = loaded.settings.database
     if database.url is None:
         return await SqliteStore.open_to_read(loaded.paths.database)
@@ -390,8 +401,9 @@ async def open_store_to_read(loaded: Loaded) -> Store:
 
 
 async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = False) -> Store:
-    """Open the database at `place`: the URL of a PostgreSQL database, the path of a file, or None for the user's own.
-    With `to_read`, it is neither created nor migrated. The caller closes it. For the errors, see `open_store`."""
+    """Open the database at `place`, which is the URL of a PostgreSQL database, the path of a SQLite file, or None for
+    the user's own database. With `to_read`, the database is neither created nor migrated. The caller closes it. For
+    errors, see `open_store`."""
     if place is None:
         return await (open_store_to_read(loaded) if to_read else open_store(loaded))
     if "://" in place:
@@ -408,8 +420,8 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
         if error.name != "asyncpg":
             raise
         raise ArgumentError(
-            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. Run"
-            " pip install 'crow-acp[postgres]' (or uv tool install 'crow-acp[postgres]')."
+            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. In a clone of "
+            "crow, run: pipx install --force '.[postgres]'"
         ) from None
     assert database.url is not None, "the caller has checked it"
     direct = None if database.direct_url is None else database.direct_url.get_secret_value()
@@ -417,7 +429,7 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
 
 
 def open_admin(store: Store) -> Admin:
-    """Return what administers the sessions of an open store."""
+    """Return the object that lists, exports, imports and deletes the sessions of an open store."""
     if isinstance(store, SqliteStore):
         from crow.store.sqlite.admin import SessionAdmin
 

@@ -52,14 +52,14 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""At most this many models of an endpoint are offered. The list is sent with every change, and nobody would choose from
-a longer one."""
+"""Clients are offered at most this many models of an endpoint. The whole list is sent with every change, and nobody
+would choose from a longer list."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:
     """Serve ACP on stdin and stdout until stdin ends, and return the exit code. `reload` reads the settings again.
 
-    With `offers_v2`, a client may also ask for the draft of version 2 of the protocol.
+    With `offers_v2`, a client may also choose the draft of version 2 of the protocol.
     """
     agent_type = AcpAgent
     with importing():
@@ -67,7 +67,7 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
         from crow.frontend.connection import EditorConnection
 
         if offers_v2:
-            from crow.frontend.v2 import NegotiatingAgent  # only those who ask for it wait for its import
+            from crow.frontend.v2 import NegotiatingAgent  # only users who ask for version 2 wait for this import
 
             agent_type = NegotiatingAgent
 
@@ -83,14 +83,15 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
 
 class Wiring:
-    """The settings, models and adapters that one process serves with. Without `reload` the settings never change."""
+    """Builds the settings, models and adapters of one process, and connects them. Without `reload`, the settings never
+    change."""
 
     def __init__(
         self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
     ) -> None:
         self.is_bounded: Callable[[], bool] = lambda: False
-        """Whether the clients do not own this machine. Then sessions that are opened from now on cannot leave the
-        workspace and the sandbox."""
+        """Whether the clients are remote users, who do not own this machine. If so, tools cannot leave the workspace,
+        and commands run only in a sandbox. A change applies to sessions that are opened later."""
         self._loaded = loaded
         self._settings = loaded.settings
         self._reload = reload
@@ -113,17 +114,18 @@ class Wiring:
             configured=lambda: adapters.configured_hooks(self._loaded),
             has_network=lambda: self._settings.sandbox.network,
         )
-        # The configured models, then those that the endpoint lists. Sessions share this list; it is changed in place.
+        # The names of the configured models, then those of the models that the endpoint lists. All sessions share this
+        # list, so it is changed in place.
         self._names = list(self._offered())
 
     @property
     def store(self) -> Store:
-        """The store. The first request for a session opens it."""
+        """The store. It is opened by the first request for a session."""
         assert self._store is not None, "a session was opened"
         return self._store
 
     def dependencies(self) -> ServerDependencies:
-        """What the front end needs."""
+        """Return the objects and values that the front end needs."""
         editor = self._settings.editor
         return ServerDependencies(
             open_store=self._open_store,
@@ -150,7 +152,7 @@ class Wiring:
         )
 
     def adapters(self, store: Store) -> Adapters:
-        """What sessions need."""
+        """Return the adapters that sessions need."""
         return Adapters(
             store=store,
             load=self._imports.run,
@@ -168,8 +170,10 @@ class Wiring:
         )
 
     async def finish_imports(self) -> None:
-        """Wait for imports that have begun. A thread that still imports when the interpreter ends may abort the
-        process; crow acp takes that risk, because an editor waits for its exit."""
+        """Wait for imports that have begun. If a thread still imports when Python exits, the process may abort.
+
+        `crow acp` does not call this and takes that risk, because an editor waits for its exit.
+        """
         for imports in (self._imports, self._call_imports):
             await imports.settle()
 
@@ -181,8 +185,8 @@ class Wiring:
     def _reload_if_changed(self) -> ServerDependencies | None:
         """Return new dependencies if the user's file has changed, else None.
 
-        Models, endpoints, rules and compaction apply from the next prompt. The other settings apply to sessions opened
-        from now on.
+        Changes to models, endpoints, rules and compaction apply from the next prompt. Changes to other settings apply
+        to sessions that are opened later.
         """
         is_rerouted, self._is_rerouted = self._is_rerouted, False
         if self._reload is None or not self._loaded.is_stale:
@@ -195,7 +199,7 @@ class Wiring:
         before, now = self._settings, loaded.settings
         self._loaded, self._settings, self._session_settings = loaded, now, None
         self._add_printed_keys(*self._printed_keys)
-        adapters.protect_process(self._loaded)  # the file may name further variables that hold keys
+        adapters.protect_process(self._loaded)  # the file may name more environment variables that hold keys
         self._mask(now.secrets())
         if (before.model, before.models, before.providers) != (now.model, now.models, now.providers):
             self._names[:] = self._offered()
@@ -204,7 +208,7 @@ class Wiring:
         return self.dependencies()
 
     def _retire_models(self) -> None:
-        """Open all models again when they are next used. Running turns keep theirs."""
+        """Open each model again when it is next used. Running turns keep their models."""
         self._retired_models += self._models.values()
         self._models = {}
         self._generation += 1
@@ -260,7 +264,7 @@ class Wiring:
         return "unauthenticated" if endpoint.needs_key and not endpoint.info.is_local else "not_required"
 
     def _note_key(self, key: str) -> None:
-        """Hide an API key that `api_key_command` has printed, just as the keys in the settings are hidden."""
+        """Hide an API key that `api_key_command` has printed, in the same way as the keys in the settings."""
         if key not in self._printed_keys:
             self._printed_keys += (key,)
             self._add_printed_keys(key)
@@ -278,20 +282,20 @@ class Wiring:
             self._recorder.mask(self._secrets)
 
     def _default_model(self) -> str:
-        """The model of new sessions; empty if none is set."""
+        """The name of the model for new sessions, or an empty string if none is set."""
         return next(iter(self._offered()), "")
 
     def _offered(self) -> tuple[str, ...]:
-        """The configured models, without those whose provider the client has disabled."""
+        """Return the names of the configured models, except for those whose provider the client has disabled."""
         names = names_offered(self._settings)
         return tuple(name for name in names if not self._gateways.is_disabled(target_of(name, self._settings)))
 
     def _target(self, name: str) -> Target:
-        """The endpoint of a model. :raises ConfigError: the client has disabled its provider."""
+        """Return the endpoint of a model. :raises ConfigError: the client has disabled the model's provider."""
         return self._gateways.route(target_of(name, self._settings))
 
     def _templates(self) -> tuple[Template, ...]:
-        """The user's own commands."""
+        """Return the user's own slash commands."""
         taken = [spec.name for spec in COMMANDS]
         return read_templates(self._loaded.paths.config_file.parent / "commands", taken=taken)
 
@@ -299,7 +303,7 @@ class Wiring:
         return adapters.open_workspace(lambda: self._loaded, cwd, directories, is_bounded=self.is_bounded())
 
     async def sandbox_status(self) -> SandboxStatus:
-        """What confines commands on this machine."""
+        """Return what the sandbox on this machine can do, if there is one."""
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
@@ -328,7 +332,11 @@ class Wiring:
         return self._session_settings
 
     def _check(self, name: str) -> None:
-        """Check that a prompt could be answered. :raises AuthError: :raises ConfigError:"""
+        """Check that the settings have all that a prompt needs.
+
+        :raises AuthError: crow has no key, or no endpoint.
+        :raises ConfigError: the settings are not valid.
+        """
         if self._loaded.problem is not None:
             raise self._loaded.problem
         if not name and not self._has_endpoint():
@@ -337,13 +345,13 @@ class Wiring:
             adapters.endpoint_of(self._target(name)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether the user chose an endpoint, or set a key for the default one, or the client set an endpoint."""
+        """Whether there is an endpoint to use: the user or the client has chosen one, or the default one has a key."""
         if not self._target("").needs_key:
             return True
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
 
     def _info(self, name: str) -> ModelInfo:
-        """What is known about a model. Does not import the packages that the model needs to answer."""
+        """Return the known facts about a model, without importing the packages that the model needs."""
         if name in self._models:
             return self._models[name].info
         if name == OFFLINE:
@@ -361,12 +369,13 @@ class Wiring:
             model = await adapters.open_model(self._target(name), self._store, self._note_key)
             if generation == self._generation:
                 self._models[name] = model
-            else:  # the settings changed meanwhile
+            else:  # the settings changed while the model was opened
                 self._retired_models.append(model)
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
-        """All model names, including those of the default model's endpoint; empty if it does not list them in time."""
+        """Return the names of all models, including those that the endpoint of the default model lists. Return no names
+        if that endpoint does not list its models in time."""
         name = self._default_model()
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
@@ -385,7 +394,7 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """The name that selects `model` at the endpoint that serves `default`. Empty if there is none."""
+        """Return the name that selects `model` at the endpoint of the model `default`, or an empty string."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -395,7 +404,7 @@ class Wiring:
 
 
 class BackgroundImport:
-    """Runs `load` once in a thread, so that the process can serve the protocol meanwhile."""
+    """Runs `load`, which imports packages, once in a thread. Meanwhile, the process can serve the protocol."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
@@ -406,16 +415,16 @@ class BackgroundImport:
         if self._done is None:
             self._done = Future()
             self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
-            # A daemon thread: if the editor closes at once, the exit must not wait for half a second of imports.
+            # A daemon thread, so that an exit soon after the start does not wait for half a second of imports.
             threading.Thread(target=self._run, args=(self._done,), daemon=True).start()
-        # Every prompt calls this method. After the import, `wrap_future` would only cost two event loop passes.
+        # Every prompt calls this method. After the import, `wrap_future` would only cost two rounds of the event loop.
         if self._done.done():
             self._done.result()
         else:
             await asyncio.wrap_future(self._done)
 
     async def settle(self) -> None:
-        """Wait for the import, if it has begun."""
+        """Wait for the import if it has begun."""
         if self._done is not None:
             with suppress(ImportError):
                 await self.run()
@@ -432,7 +441,7 @@ class BackgroundImport:
 
 
 def find_hooks() -> dict[HookEvent, list[NamedHook]]:
-    """Return the functions that installed packages have registered as entry points, such as `crow.before_tool`."""
+    """Return the hooks that installed packages have registered as entry points in groups such as `crow.before_tool`."""
     if not any(map(_names_hooks, filter(os.path.isdir, sys.path))):
         return {}
     points = importlib.metadata.entry_points()
@@ -443,7 +452,8 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether a package in this directory may register hooks. This is much faster than reading all entry points."""
+    """Whether any package in this directory might register hooks. This check is much faster than reading all entry
+    points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]
     for name in names:
@@ -455,7 +465,7 @@ def _names_hooks(directory: str) -> bool:
 
 @contextmanager
 def recording(loaded: Loaded) -> Iterator[Recorder | None]:
-    """Yield the recorder of the connection, or None if CROW_TRACE names no file."""
+    """Yield a recorder for the connection, or None if CROW_TRACE names no file."""
     if loaded.paths.trace is None:
         yield None
         return

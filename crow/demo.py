@@ -1,4 +1,4 @@
-"""`crow demo`: drives a real `crow acp` process as an editor does. It needs no key."""
+"""`crow demo`: drives a real `crow acp` process in the same way as an editor. It needs no key."""
 
 from __future__ import annotations
 
@@ -24,23 +24,27 @@ Json: TypeAlias = dict[str, Any]
 _ANSWER_TIMEOUT_S = 60.0
 _KILL_AT = 60
 _SAVED = 20
-"""The offline model counts 20 numbers per second. At 60, the first 20 are two seconds old and must be on disk."""
+"""The offline model counts 20 numbers per second. When 60 are shown, the first 20 are two seconds old, so they must be
+on disk."""
 
 _README = "# Tea timer\n\nCounts down the minutes a tea needs, then rings the bell.\n"
 
 
 class DemoFailed(CrowError):
-    """Crow did not do what the demo expects."""
+    """The demo failed, because crow did not do what the demo expects."""
 
 
 def run_demo() -> None:
-    """Run the demo on stdout, in a scratch directory. :raises DemoFailed: crow did not do what it should."""
+    """Run the demo in a scratch directory, and print it on stdout.
+
+    :raises DemoFailed: crow did not do what the demo expects.
+    """
     with tempfile.TemporaryDirectory(prefix="crow-demo-") as scratch:
         Demo(Path(scratch).resolve()).run()
 
 
 class CrowProcess:
-    """A running `crow acp`. `show` receives each update, and the tool call of each permission question."""
+    """A running `crow acp`. `show` is called with each update, and with the tool call of each permission question."""
 
     def __init__(self, scratch: Path, show: Callable[[Json], None]) -> None:
         self._show = show
@@ -66,7 +70,10 @@ class CrowProcess:
         self._process.communicate()
 
     def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
-        """Send a request and return its result, or {} as soon as `until` returns True. :raises DemoFailed:"""
+        """Send a request and return its result, or {} as soon as `until` returns True.
+
+        :raises DemoFailed: crow ended, did not answer in time, or answered with an error.
+        """
         self._request_id += 1
         self._send({"id": self._request_id, "method": method, "params": params})
         watchdog = threading.Timer(_ANSWER_TIMEOUT_S, self._process.kill)
@@ -99,7 +106,7 @@ class CrowProcess:
 
 
 class Demo:
-    """Sends prompts to crow and prints what it does. `scratch` is an empty directory."""
+    """The scenes of the demo: sends prompts to crow and prints its answers. `scratch` is an empty directory."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -112,7 +119,7 @@ class Demo:
         self._in_text = False
 
     def run(self) -> None:
-        """Play every scene. :raises DemoFailed: crow did not do what it should."""
+        """Play every scene. :raises DemoFailed: crow did not do what the demo expects."""
         self._print("crow, with its built-in offline model: it follows fixed rules and is not a language model.")
         self._workspace.mkdir()
         (self._workspace / "README.md").write_text(_README, "utf-8")

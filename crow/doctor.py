@@ -1,4 +1,4 @@
-"""Checks everything that a prompt needs, one thing after another."""
+"""`crow doctor`: checks everything that a prompt needs, one thing after another."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _TEXT_PROMPT = "say one two three four five six seven eight"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. Unless the state is `ok`, `advice` says what to do."""
+    """The result of one check. If its state is not `ok`, `advice` may say what the user can do."""
 
     check: str
     state: State
@@ -71,7 +71,10 @@ Report = Callable[[Finding], None]
 
 
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
-    """Check everything, in the order in which a prompt needs it. `servers` are additional MCP servers to try."""
+    """Check everything that a prompt needs, in the order in which the prompt needs it, and `report` each finding.
+
+    `servers` are more MCP servers to try, in addition to those in the settings.
+    """
     adapters.protect_process(loaded)
     report(_check_configuration(loaded))
     for finding in _check_hooks(loaded):
@@ -89,11 +92,11 @@ async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[
 
 
 async def repair_database(loaded: Loaded, report: Report) -> None:
-    """Rebuild the database if it is damaged. :raises CrowError: it cannot be rebuilt."""
+    """Rebuild the database if it is damaged. :raises CrowError: the database cannot be rebuilt."""
     file = loaded.paths.database
     if url := loaded.settings.database.shown()["url"]:
         raise errors.ArgumentError(
-            f"Only SQLite files can be repaired, but sessions are in {url}. If it is damaged, restore a backup."
+            f"Crow can repair only SQLite files, but the sessions are in {url}. If it is damaged, restore a backup."
         )
     done = await anyio.to_thread.run_sync(repair_file, file)
     if done.copy is not None:
@@ -111,7 +114,10 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
 
 
 async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]:
-    """The models of the default endpoint, or of `provider`. :raises CrowError: the endpoint cannot be asked."""
+    """Return the models of the endpoint of `provider`, or of the default endpoint if `provider` is None.
+
+    :raises CrowError: the endpoint cannot be asked.
+    """
     target = _target_of_listing(loaded, provider)
     if target is None:
         return (Offered(name=OFFLINE),)
@@ -125,9 +131,8 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
 
 
 async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[Offered]) -> int:
-    """Store the windows and prices of those `offered` models that are configured or that crow has used.
-
-    Return how many models were stored.
+    """Store the context windows and prices of the `offered` models, except for models that are neither configured nor
+    used. Return the number of stored models.
 
     :raises CrowError: the database cannot be used.
     """
@@ -153,7 +158,7 @@ def _target_of_listing(loaded: Loaded, provider: str | None) -> Target | None:
 
     Return None for the built-in model, which has no endpoint.
 
-    :raises CrowError: the configuration is wrong, or has no such provider.
+    :raises CrowError: the settings are not valid, or have no such provider.
     """
     if loaded.problem is not None:
         raise loaded.problem
@@ -179,7 +184,7 @@ def _check_configuration(loaded: Loaded) -> Finding:
 
 
 def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
-    """List the hooks in the order in which they run, without running them."""
+    """Yield a finding for each hook, in the order in which the hooks run. The hooks are not run here."""
     for hook in adapters.configured_hooks(loaded):
         limits = {"tools": hook.tools, "does": hook.does, "paths": hook.paths, "workspaces": hook.workspaces}
         words = [f"{name}: {', '.join(values)}" for name, values in limits.items() if values]
@@ -221,7 +226,7 @@ async def _check_database(loaded: Loaded, report: Report) -> Store | None:
 
 
 async def _report_importable(store: Store | None, report: Report) -> None:
-    """Say which other tools have sessions to import. Leave out a tool if any of its sessions was imported before."""
+    """Report which other tools have sessions to import. Leave out a tool if any of its sessions was imported before."""
     known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
@@ -268,7 +273,7 @@ async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> N
 
 
 async def _check_endpoint(model: adapters.EndpointModel, target: Target, report: Report) -> bool:
-    """Check the endpoint and its list of models. Returns whether it makes sense to ask the model."""
+    """Check the endpoint and its list of models. Return whether it makes sense to ask the model."""
     try:
         names = [each.name for each in await model.models()]
     except errors.AuthError as error:
@@ -279,7 +284,7 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
         report(Finding("endpoint", "failed", str(error), advice))
         return False
     except errors.ModelError as error:
-        report(Finding("endpoint", "warning", f"{target.base_url} answers, but lists no models: {error}"))
+        report(Finding("endpoint", "warning", f"{target.base_url} answers, but does not list its models: {error}"))
         return True
     count = _count(len(names), "model", "models")
     report(Finding("endpoint", "ok", f"{target.base_url} answers and lists {count}"))
@@ -293,11 +298,14 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
 
 
 async def _check_answers(model: Model, report: Report, *, key: str = "", learned: LearnedWindow | None = None) -> None:
-    """Check the key (unless `key` is empty), streaming, usage, window and tool calls."""
+    """Check streaming, token counts, the context window and tool calls.
+
+    `key` is a sentence to report about the key when the model has answered. If it is empty, nothing is reported.
+    """
     try:
         answer, pieces, first_s = await _ask(model, _TEXT_PROMPT)
     except errors.CrowError as error:
-        # Many endpoints list their models without checking the key, so a wrong key is only refused here.
+        # Many endpoints list their models without checking the key, so a wrong key is noticed only here.
         checks: dict[type[errors.CrowError], str] = {errors.AuthError: "key", errors.ModelNotFound: "model"}
         report(Finding(checks.get(type(error), "streaming"), "failed", str(error)))
         return
@@ -313,7 +321,7 @@ async def _check_answers(model: Model, report: Report, *, key: str = "", learned
     if usage is not None and usage.input_tokens is not None:
         report(Finding("usage", "ok", f"{usage.input_tokens} tokens in, {usage.output_tokens} out"))
     else:
-        advice = "Crow estimates sizes instead; set model.context_window to limit the error."
+        advice = "Crow estimates token counts instead. Set model.context_window to make wrong estimates less harmful."
         report(Finding("usage", "warning", "the endpoint reports no token counts", advice))
     report(_window_finding(model, learned))
     report(await _try_tool_call(model))
@@ -323,15 +331,15 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     check, window = "context window", model.info.context_window
     if learned is not None and learned.times and not model.info.is_window_configured:
         advice = (
-            "A learned window only makes compaction happen earlier. To drop it, use /context forget in a session, or "
-            "set context_window in [model] or [models.NAME]."
+            "Because of it, crow may compact earlier, but refuses nothing. To forget it, use /context forget in a "
+            "session, or set context_window in [model] or [models.NAME]."
         )
         return Finding(check, "warning", describe_window(learned, is_own=False), advice)
     if window is None:
         advice = "Set context_window in [model] or [models.NAME] to the size that the server was started with."
         return Finding(check, "warning", f"not known: crow assumes {DEFAULT_WINDOW:,} tokens", advice)
     if window < 16_000:
-        advice = "Compaction will be frequent. Start the server with a larger context: 32,000 tokens or more."
+        advice = "Crow will compact often. Start the server with a larger context window: 32,000 tokens or more."
         return Finding(check, "warning", f"{window:,} tokens is small", advice)
     source = ", as configured" if model.info.is_window_configured else ""
     return Finding(check, "ok", f"{window:,} tokens{source}")
@@ -349,15 +357,15 @@ async def _learned_facts(store: Store | None, target: Target) -> Mapping[str, ob
 async def _try_tool_call(model: Model) -> Finding:
     check = "tool calling"
     advice = (
-        "Without tool calls crow can only talk. Choose a model that supports tools, and start the server with its "
-        "tool call parser (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
+        "Without tool calls, crow can only talk. Choose a model that supports tools, and start the server with its "
+        "parser for tool calls (vLLM: --enable-auto-tool-choice --tool-call-parser; llama.cpp: --jinja)."
     )
     try:
         answer, _, _ = await _ask(model, _CALL_PROMPT, _TOOL)
     except errors.CrowError as error:
         return Finding(check, "failed", str(error), advice)
     if not answer.calls:
-        return Finding(check, "failed", "the model was asked to call a tool, and did not", advice)
+        return Finding(check, "failed", "the model was asked to call a tool, but did not call it", advice)
     call = answer.calls[0]
     if call.name != _TOOL.name or call.fault is not None:
         words = f"the model called {call.name} with {call.raw or call.arguments!r}: {call.fault or 'no such tool'}"
@@ -366,7 +374,10 @@ async def _try_tool_call(model: Model) -> Finding:
 
 
 async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int, float]:
-    """The answer, the number of its text pieces, and the seconds until the first piece. :raises CrowError:"""
+    """Send a prompt. Return the answer, the number of its text pieces, and the seconds until the first piece.
+
+    :raises CrowError: the model did not answer.
+    """
     messages = (_SYSTEM, UserMessage(parts=(Text(text=prompt),)))
     request = Request(messages=messages, tools=tools, max_output_tokens=_MAX_OUTPUT_TOKENS)
     started, pieces, first_s = time.monotonic(), 0, 0.0
@@ -382,7 +393,7 @@ async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int
 
 
 async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Report) -> None:
-    """Start the built-in tools and each MCP server once."""
+    """Start the built-in tools and each MCP server once, and report whether that worked."""
     wait_s = loaded.settings.limits.mcp_start_timeout_s + 1
     workspace = adapters.open_workspace(lambda: loaded, os.getcwd(), ())
     servers = [*adapters.configured_servers(loaded), *servers]
@@ -403,13 +414,13 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
         if server.state == "ready":
             report(Finding(check, "ok", _count(server.tools, "tool", "tools")))
         else:
-            advice = "Run its command by hand: is it installed, and does it need variables or a network?"
+            advice = "Run its command by hand. Is it installed, and does it need environment variables or the network?"
             advice = "" if "crow mcp login" in server.detail else advice
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 
 async def check_confinement(loaded: Loaded, report: Report) -> None:
-    """Say what confines commands, then prove it in a scratch directory."""
+    """Report which sandbox confines commands, then try it out in a scratch directory."""
     if loaded.problem is not None:
         report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
         return
@@ -424,9 +435,11 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
 
 
 async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
-    """Run commands that try to do more than their access allows. Where possible, check from outside whether a command
-    succeeded, without trusting its output. `has_network` means that commands with the access `write` have network
-    access."""
+    """Run commands that try to do more than their access allows, and report whether one succeeded.
+
+    Where possible, this is checked from outside, because the output of a command cannot be trusted. `has_network` means
+    that commands with the access `write` may use the network.
+    """
     attempts = _Attempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
         report(await attempt())
@@ -440,7 +453,7 @@ def _scratch_directory() -> Iterator[Path]:
 
 
 def _home(paths: Paths) -> Path:
-    """The user's home, or crow's own directory for a user without one."""
+    """Return the user's home directory, or crow's own directory if the user has no home."""
     try:
         return Path.home()
     except RuntimeError:
@@ -453,7 +466,7 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
         state: State = "failed" if status.setting == "required" else "warning"
         words = "every command has full access, and needs your permission unless a rule allows it"
         if status.setting == "required":
-            words = "commands with the access read or write fail, as configured"
+            words = "commands with the access read or write fail, because sandbox.enabled requires a sandbox"
         advice = 'Set sandbox.enabled = "auto".' if status.setting == "off" else sandbox_advice()
         return Finding(check, state, f"{status.problem.rstrip('.')}; {words}", advice)
     parts = [f"{status.name} confines commands"]
@@ -467,10 +480,10 @@ def _sandbox_finding(status: SandboxStatus) -> Finding:
 
 
 def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None) -> str:
-    """Return advice on how to make it possible to confine commands on this machine. `root` is the directory that holds
-    /proc and /.dockerenv."""
+    """Return advice on how to get a working sandbox on this machine. `root` is the directory that holds `proc` and
+    `.dockerenv`."""
     if sys.platform != "linux":
-        return "Work in a virtual machine or container if you want to allow commands in advance."
+        return "If you want to allow commands in advance, work in a virtual machine or container."
     if shutil.which("bwrap") is None if has_bubblewrap is None else not has_bubblewrap:
         return "Install bubblewrap (apt, dnf, pacman, zypper or apk: the package is called bubblewrap)."
 
@@ -482,25 +495,25 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None
 
     if is_set("kernel/apparmor_restrict_unprivileged_userns", "1"):
         return (
-            "Like Ubuntu 24.04 and later, this system requires an AppArmor profile to create user namespaces. "
-            "Add a profile for bwrap with the rule `userns,`, or set the sysctl "
+            "On this system, as on Ubuntu 24.04 and later, a program needs an AppArmor profile to create user "
+            "namespaces. Add a profile for bwrap with the rule `userns,`, or set the sysctl "
             "kernel.apparmor_restrict_unprivileged_userns to 0."
         )
     if is_set("user/max_user_namespaces", "0"):
-        return "Set the sysctl user.max_user_namespaces to a number such as 15000; 0 forbids user namespaces."
+        return "The sysctl user.max_user_namespaces is 0, which forbids user namespaces. Set it to 15000, for example."
     if is_set("kernel/unprivileged_userns_clone", "0"):
-        return "Set the sysctl kernel.unprivileged_userns_clone to 1; 0 forbids user namespaces."
+        return "The sysctl kernel.unprivileged_userns_clone is 0, which forbids user namespaces. Set it to 1."
     if any((root / name).exists() for name in (".dockerenv", "run/.containerenv")):
         return (
             "This is a container, and its seccomp profile probably forbids user namespaces. Start it with a profile "
-            "that allows them (Docker and Podman: --security-opt seccomp=FILE). If the container itself may be thrown "
-            'away, allow commands there instead: permissions.allow = ["shell"].'
+            "that allows them (Docker and Podman: --security-opt seccomp=FILE). If nothing in the container is worth "
+            'protecting, allow all commands instead: permissions.allow = ["shell"].'
         )
-    return "Run `bwrap --ro-bind / / true` by hand; its message says what the system forbids."
+    return "Run `bwrap --ro-bind / / true` by hand. Its error message says what the system forbids."
 
 
 class _Attempts:
-    """Commands that try to do more than their access allows."""
+    """Runs commands that try to do more than their access allows. Each method returns the finding of one attempt."""
 
     def __init__(self, workspace: Workspace, paths: Paths) -> None:
         self._workspace = workspace
@@ -509,14 +522,14 @@ class _Attempts:
         self._home = _home(paths)
 
     async def _run(self, command: str, access: CommandAccess) -> str:
-        """The output of the command. A command that cannot be started gives the reason instead."""
+        """Run a command and return its output, or the reason why it could not be started."""
         try:
             return (await self._workspace.run(command, access=access, timeout_s=_ATTEMPT_S, on_output=_ignore))[1]
         except OSError as error:
             return str(error)
 
     async def read(self) -> Finding:
-        """A `read` command tries to change the workspace."""
+        """Try to change the workspace with a `read` command."""
         kept, made = self._folder / "kept.txt", self._folder / "made.txt"
         kept.write_text("kept")
         await self._run(f"echo changed > {kept.name}; echo made > {made.name}", "read")
@@ -524,7 +537,7 @@ class _Attempts:
         return _verdict("read access", escaped, "a read command", "change the workspace")
 
     async def write(self) -> Finding:
-        """A `write` command writes into the workspace, which must work, and tries to write elsewhere."""
+        """Write into the workspace with a `write` command, which must work, and try to write elsewhere."""
         inside, name = self._folder / "inside.txt", f".crow-doctor-{secrets.token_hex(8)}"
         targets = [self._home / name, self._paths.data_dir / name]
         command = "; ".join(f"echo made > {shlex.quote(str(target))}" for target in targets)
@@ -538,7 +551,7 @@ class _Attempts:
         return _verdict("write access", bool(escaped), "a write command", "write outside of the workspace")
 
     async def secrets(self) -> Finding:
-        """A `write` command tries to read crow's database, and to list ~/.ssh if there is one."""
+        """Try to read crow's database with a `write` command, and to list ~/.ssh if there is one."""
         keys = self._home / ".ssh"
         try:
             names = os.listdir(keys)
@@ -551,7 +564,7 @@ class _Attempts:
         return _verdict("secrets", escaped, "a write command", f"read {places}")
 
     async def processes(self) -> Finding:
-        """A `write` command sends this process a signal that is ignored by default."""
+        """Try to send this process a signal with a `write` command. By default, the signal is ignored."""
         arrived, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGURG, arrived.set)
         try:
@@ -561,8 +574,10 @@ class _Attempts:
         return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
 
     async def network(self, access: CommandAccess) -> Finding:
-        """A command without network access tries to connect to a port of this process. Before that, an unconfined
-        command proves that the port can be reached."""
+        """Try to connect to a port of this process with a command that has no network access.
+
+        Before that, an unconfined command shows that the port can be reached.
+        """
         check = "network"
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]

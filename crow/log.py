@@ -1,4 +1,7 @@
-"""The log. It is a file: the protocol uses stdout, and editors show stderr. Only `crow serve` logs to stderr."""
+"""Writes crow's log to a file, because the protocol uses stdout, and editors show stderr to the user.
+
+Only `crow serve` writes its log to stderr.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ _MAX_ADDED = 200
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
-    """Write to `file` the log records of crow at `level` and above, and the warnings and errors of libraries. Any
-    earlier log handler is replaced.
+    """Start the log in `file`. It has crow's records at `level` and above, and warnings and errors of libraries.
 
-    `secrets` are masked. The file has mode 0600 and is rotated at 2 MB. If the log cannot be written, logging stops
-    silently: it must never break a session. After `log_as_json`, only the level and the secrets change.
+    The text of `secrets` is masked. The file has mode 0600 and is rotated at 2 MB. If the file cannot be written,
+    logging stops silently, because it must never break a session. An earlier log ends. But if `log_as_json` was called
+    before, its log continues, and only the level and the secrets change.
     """
     handlers = logging.getLogger().handlers
     json_log = next((each for each in handlers if isinstance(each.formatter, _JsonFormatter)), None)
@@ -38,7 +41,7 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 
 
 def log_as_json(file: Path | None, level: str, secrets: Iterable[str] = ()) -> None:
-    """Write the log as JSON, one object per line, to `file`, or to stderr if it is None. See `start_logging`.
+    """Start the log as JSON, one object per line, in `file`, or on stderr if `file` is None. See `start_logging`.
 
     The file is rotated at 50 MB.
     """
@@ -59,21 +62,21 @@ def _install(handler: logging.Handler, formatter: logging.Formatter, level: str)
 
 
 def mask_in_log(secrets: Iterable[str]) -> None:
-    """Mask further secrets from now on, such as the token of a login."""
+    """Mask more secrets from now on, such as the token of a login."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _MaskingFormatter):
             handler.formatter.add(secrets)
 
 
 class _StderrLog(logging.StreamHandler[TextIO]):
-    """Logs to stderr, and never fails: a closed stderr must not break a session."""
+    """Logs to stderr. It never raises, because a closed stderr must not break a session."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class names it
         """Do nothing."""
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file that is created when the first record is written. A process that logs nothing creates no file."""
+    """A log file that is created with the first record. A process that logs nothing creates no file."""
 
     def __init__(self, file: Path, *, max_bytes: int = _MAX_BYTES) -> None:
         super().__init__(file, maxBytes=max_bytes, backupCount=_OLD_FILES, delay=True)
@@ -95,7 +98,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
 
 class _MaskingFormatter(logging.Formatter):
-    """Adds the trace context of the client's request, and replaces every secret by `…`, in tracebacks too."""
+    """Formats records with the trace context of the client's request. Replaces every secret with `…`, even in
+    tracebacks."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(process)d %(levelname)s %(name)s:%(trace)s %(message)s")
@@ -104,7 +108,7 @@ class _MaskingFormatter(logging.Formatter):
         self._mask = SecretMask(self._secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Mask these too. Only the newest ones are kept: tokens are renewed all the time."""
+        """Mask more secrets. Only the newest secrets are kept, because tokens are renewed all the time."""
         self._added = (*self._added, *secrets)[-_MAX_ADDED:]
         self._mask = SecretMask((*self._secrets, *self._added))
 
@@ -115,11 +119,12 @@ class _MaskingFormatter(logging.Formatter):
 
 
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""The attributes that every log record has. All others come from `extra`."""
+"""The attributes that every log record has. All other attributes come from `extra`."""
 
 
 class _JsonFormatter(_MaskingFormatter):
-    """Formats a record as one JSON object: time, level, logger, message, the trace context, and what `extra` adds."""
+    """Formats a record as one JSON object with its time, level, logger, message and trace context, and the values in
+    `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record, with its secrets masked."""

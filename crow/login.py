@@ -1,7 +1,7 @@
-"""`crow login`: asks for endpoint, key and model, tries them and saves them.
+"""`crow login`: asks the user for an endpoint, a key and a model, tests them and saves them.
 
-The settings are saved only if a test request is answered or the user insists. Editors run this command in a
-terminal to log in, so the exit code says whether it succeeded.
+They are saved only if the model answers a test request, or the user insists. Editors run this command in a terminal to
+log in, so the exit code says whether it succeeded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MODELS_SHOWN = 20
 
 
 async def log_in(loaded: Loaded) -> int:
-    """Ask on stdin and stdout. Returns 0 if the settings were saved.
+    """Ask the user on stdin and stdout. Return 0 if the settings were saved, else another exit code.
 
-    :raises ConfigError: an answer is not valid for its setting, or the file cannot be written.
+    :raises ConfigError: an answer is not valid for its setting, or the settings file cannot be written.
     """
     if loaded.problem is not None:
         raise loaded.problem
     current = loaded.settings.model
-    print("Which endpoint should crow use? Any that speaks OpenAI's chat completions will work.")
+    print("Which endpoint should crow use? Every endpoint with OpenAI's chat completions API works.")
     base_url = _ask("Endpoint", current.base_url)
     known_key = ""
     if base_url.rstrip("/") == current.base_url and current.api_key is not None:
@@ -49,7 +49,7 @@ async def log_in(loaded: Loaded) -> int:
     print(f"Saved to {loaded.paths.config_file}.")
     for setting in ("model.base_url", "model.api_key", "model.name"):
         if loaded.sources[setting].startswith("environment"):
-            print(f"The {loaded.sources[setting]} is set and takes precedence over the file.")
+            print(f"The {loaded.sources[setting]} is also set, and crow uses it instead of the value in the file.")
     return 0
 
 
@@ -75,10 +75,10 @@ def _ask_key(*, has_default: bool) -> str:
 def _settings(**values: str) -> ModelSettings:
     try:
         return ModelSettings.model_validate({key: value for key, value in values.items() if value})
-    except ValueError:  # the error's own text would show the key
+    except ValueError:  # the text of this error would show the key
         raise ConfigError(
-            "The endpoint or the key cannot be used: an endpoint is an http or https URL without user name and query, "
-            "such as http://localhost:11434/v1; a key is plain ASCII without spaces."
+            "The endpoint or the key is not valid. An endpoint is an http or https URL without a user name or a query, "
+            "such as http://localhost:11434/v1. A key is plain ASCII without spaces."
         ) from None
 
 
@@ -102,7 +102,7 @@ async def _print_models(settings: ModelSettings) -> None:
 
 
 async def _try(settings: ModelSettings) -> bool:
-    """Send one short prompt and say whether it was answered."""
+    """Send one short prompt, print the outcome, and return whether the model answered."""
     if settings.name == OFFLINE:
         return True
     print(f"Trying {settings.name} ...")

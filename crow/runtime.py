@@ -1,4 +1,4 @@
-"""Settings of this process: garbage collection, free memory, and protection from other processes."""
+"""Tunes this process: its garbage collection, its free memory, and its protection from other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _LARGE_BLOCK_BYTES = 1024 * 1024
 def importing() -> Iterator[None]:
     """Pause garbage collection while packages are imported, and exclude the imported objects from later collections.
 
-    These objects exist until the process ends. Collecting them would take a tenth of the start time and 250 ms at exit.
+    The imported objects exist until the process ends. Looking through them for garbage would take a tenth of the start
+    time, and 250 ms at exit.
     """
     gc.disable()
     try:
@@ -48,24 +49,24 @@ def models_built_on_use() -> Iterator[None]:
 
 
 def keep_little() -> None:
-    """Make glibc return each large block to the system when it is freed.
+    """Make glibc return each large block of memory to the system as soon as it is freed.
 
-    By default, freeing the first large block raises glibc's mmap threshold, so later blocks come from the heap, which
-    never shrinks: 100 MB stayed allocated after an answer of 12 MB.
+    By default, glibc takes large blocks from its heap after the first one has been freed, and this heap never shrinks.
+    100 MB stayed allocated after an answer of 12 MB.
     """
     _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
 def trim() -> None:
-    """Return free memory to the system. Takes some milliseconds; other threads continue meanwhile."""
+    """Return free memory to the system. This takes some milliseconds. Other threads continue meanwhile."""
     _call_glibc("malloc_trim", 0)
 
 
 def forbid_inspection() -> None:
-    """Prevent other processes of this user from reading this process's memory and initial environment, and prevent core
-    files. Programs that this process starts are not affected, except that their limit for core files starts at 0.
+    """Prevent other processes of this user from reading the memory and the initial environment of this process.
 
-    Linux only. Root can still read both.
+    Also prevents core files. Programs that this process starts are not protected, but they write no core files either,
+    unless they raise their limit. Root can still read both. Works only on Linux.
     """
     _call_glibc("prctl", _PR_SET_DUMPABLE, 0, 0, 0, 0)
     with suppress(ImportError, OSError, ValueError):
@@ -75,9 +76,9 @@ def forbid_inspection() -> None:
 
 
 def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
-    """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. Linux only.
+    """Overwrite the values of secret variables in the memory that /proc/PID/environ shows. Works only on Linux.
 
-    `is_secret` gets the name and value of each variable. `os.environ` keeps the values, because Python has copied them.
+    `is_secret` gets the name and the value of each variable. `os.environ` keeps the values, because it has copies.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
@@ -98,8 +99,8 @@ def wipe_environment(is_secret: Callable[[str, str], bool]) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the new parent of each descendant whose own parent ends. Return whether that worked. Linux
-    only."""
+    """Make this process the new parent of every descendant whose own parent has ended. Return whether that worked. It
+    works only on Linux."""
     return _call_glibc("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 

@@ -32,8 +32,11 @@ _PLAIN = Dialect(reasoning="none", opaque=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchHit:
-    """A title, prompt or answer that a search found. `entry` is the id of the entry, and `snippet` the text around the
-    match. `kind` is `title`, `user` or `assistant`."""
+    """A search result: a title, a prompt or an answer that matches.
+
+    `entry` is the id of the matching entry, and `snippet` is the text around the match. `kind` is `title`, `user` (a
+    prompt) or `assistant` (an answer).
+    """
 
     session_id: str
     entry: int
@@ -44,10 +47,11 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A stored session, as it was when it was read. Its methods read the current state.
+    """A stored session. Its attributes show the state when it was read, but its methods read the current state.
 
     `message_count` is the number of prompts and answers. `cost` is in US dollars. Tokens and cost include sub-agents.
-    `parent_id` is set for a sub-agent, `forked_from` for a fork. Times are in UTC.
+    Times are in UTC. `parent_id` is the id of the session for which a sub-agent works. `forked_from` is the id of the
+    session from which this session was forked.
     """
 
     id: str
@@ -76,10 +80,10 @@ class Session:
         return tags_of(self.metadata)
 
     async def messages(self) -> list[dict[str, Any]]:
-        """Return the whole conversation as messages of OpenAI's chat completions API, as if it had never been
-        compacted. The first message is the system message.
+        """Return the whole conversation as messages of OpenAI's chat completions API. Compactions are ignored.
 
-        If a call has no result, a result that says so is added. Thoughts are left out.
+        The first message is the system message. Thoughts are left out. If a call has no result, a result is added that
+        says so.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -87,7 +91,8 @@ class Session:
         return await _openai_messages([one async for one in self.entries() if not isinstance(one.body, compactions)])
 
     async def context(self) -> list[dict[str, Any]]:
-        """Return the messages that the model would get now: after a compaction, the summary and what follows it.
+        """Return the messages that the model would get now. After a compaction, these are the summary and all later
+        messages.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -122,7 +127,7 @@ class Session:
 
 
 class Sessions:
-    """The stored sessions. Nothing is written, and other processes may write at the same time."""
+    """The stored sessions, for reading only. Other processes may write to the database at the same time."""
 
     def __init__(self, store: Store, admin: Admin) -> None:
         self._store = store
@@ -131,15 +136,16 @@ class Sessions:
     @classmethod
     @asynccontextmanager
     async def open(cls, path: str | os.PathLike[str] | None = None) -> AsyncIterator[Sessions]:
-        """Open the database at `path`, by default the one that crow uses (`crow config` prints its path or URL). `path`
-        may also be the URL of a PostgreSQL database.
+        """Open the database at `path`, which is the path of a SQLite file or the URL of a PostgreSQL database.
 
-        :raises ~crow.domain.errors.StoreUnavailable: there is no such database, it cannot be read, it is not a crow
-            database, or an older crow wrote it.
+        The default is the database that crow itself uses. `crow config` prints its path or URL.
+
+        :raises ~crow.domain.errors.StoreUnavailable: there is no such database, it cannot be read, it is not a database
+            of crow, or an older crow wrote it.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
         :raises ~crow.domain.errors.ArgumentError: the URL is not valid, or the driver for it is not installed.
         """
-        from crow import adapters  # takes longer to import than everything else here
+        from crow import adapters  # this import takes longer than all others here
 
         place = None if path is None else os.fspath(path)
         store = await adapters.open_store_at(load_settings({}, os.environ), place, to_read=True)
@@ -151,9 +157,10 @@ class Sessions:
     async def list(
         self, *, workspace: str | os.PathLike[str] | None = None, archived: bool = False, limit: int | None = None
     ) -> tuple[Session, ...]:
-        """Return the sessions that have a prompt, newest first; sub-agents are left out.
+        """Return the sessions that have at least one prompt, newest first, without sub-agents.
 
-        `workspace` is the directory of the sessions. With `archived`, only the archived ones are returned.
+        With `workspace`, only sessions that work in this directory are returned. With `archived`, only archived
+        sessions are returned, and without it only the others.
 
         :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
@@ -187,9 +194,11 @@ class Sessions:
         until: datetime | None = None,
         limit: int = 20,
     ) -> tuple[SearchHit, ...]:
-        """Search titles, prompts and answers; all words must match. Titles come first, then the newest entries.
+        """Search titles, prompts and answers. All words of `query` must match. Titles come first, then the newest
+        entries.
 
-        `model` is a part of a model's name. `since` is included, `until` is not. A time without a zone is local time.
+        `model` is a part of the name of the session's model. Matches must not be older than `since`, and must be older
+        than `until`. A time without a time zone is local time.
         """
         scope = Scope(
             cwd=_directory(workspace),

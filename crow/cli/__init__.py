@@ -191,7 +191,10 @@ def _serve(options: argparse.Namespace) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in {"starlette", "uvicorn", "websockets"}:
             raise
-        raise UserError(f"crow serve needs the package {package}: pip install 'crow-acp[serve]'") from error
+        raise UserError(
+            f"crow serve needs the package {package}, which is not installed. In a clone of crow, run: "
+            "pipx install --force '.[serve]'"
+        ) from error
     work = serve(loaded, lambda: _load(options), offers_v2=options.experimental_v2, is_resident=options.user)
     try:
         return _run_async(work)

@@ -1,1 +1,1 @@
-"""Serves the Agent Client Protocol: connects lines on stdin and stdout to the agent. Only this package imports acp."""
+"""The front end: serves the Agent Client Protocol (ACP) to clients. Only this package imports `acp`."""

@@ -1,4 +1,4 @@
-"""Serves ACP over one connection: what each method does, and how errors are answered."""
+"""Serves ACP over one connection: carries out each method, and turns errors into error responses."""
 
 from __future__ import annotations
 
@@ -63,16 +63,17 @@ ID_BYTES = 1_000
 
 WARM_AFTER_S = 0.2
 DRAIN_S = 0.5
-"""How long unfinished requests may still run after the end of stdin."""
+"""After the end of stdin, unfinished requests may run for this many seconds."""
 
 CHECK_SHARES_S = 2.0
-"""A client that may no longer see a session gets its updates for at most about this long."""
+"""Seconds between checks whether a client may still see its sessions. Until the next check, it still gets updates."""
 
 SHORT_ENTRIES = 30
-"""Closing a session does not cancel a load of at most this many entries, because that takes only a moment."""
+"""Closing a session cancels a load of its history only if the history is longer than this many entries. A shorter load
+takes only a moment."""
 
 CLOSE_S = 0.8
-"""Time limit for closing everything. What still runs after that is cancelled."""
+"""The time limit in seconds for closing all sessions and the store. After it, unfinished work is cancelled."""
 
 CONFIGURED = "configured"
 """The authentication method that uses the configuration as it is."""
@@ -89,7 +90,8 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""Besides prompts, `$/cancel_request` can cancel these requests. Others end before crow could read a cancellation."""
+"""Requests that `$/cancel_request` can cancel, besides prompts. All other requests end so soon that no cancellation can
+arrive in time."""
 
 UNSTABLE = frozenset(
     {
@@ -97,8 +99,8 @@ UNSTABLE = frozenset(
         *("auth/status", "providers/list", "providers/set", "providers/disable"),
     }
 )
-"""Requests that are not part of the stable protocol. They are refused before `initialize`, because only its response
-offers them."""
+"""Requests that are not part of the stable protocol. They are refused before `initialize`, because only the response to
+`initialize` offers them."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -112,14 +114,14 @@ async def serve(
     is_warmed: bool = True,
     agent_type: type[AcpAgent] | None = None,
 ) -> None:
-    """Serves until the client is gone or the connection is stopped; then closes everything within `CLOSE_S`.
+    """Serves a connection until the client is gone or the connection is stopped, then closes everything in `CLOSE_S`.
 
-    With a shared `host`, sessions stay open, and `requester` says who uses the connection.
+    With a shared `host`, the sessions stay open, and `requester` describes the user of the connection.
 
-    With `is_warmed`, the first prompt is prepared while the client is quiet. A client that sends a prompt at once does
-    not need this. `agent_type` serves the methods; the default is `AcpAgent`.
+    With `is_warmed`, crow prepares the first prompt while the client is quiet. This is not needed for a client that
+    sends a prompt at once. `agent_type` is the class that serves the methods, by default `AcpAgent`.
 
-    Each session runs in this function's task group, not in the task of the request that opens the session.
+    Each session runs in this function's task group, so it outlives the request that opens it.
     """
     if host is not None:
         await _serve_shared(connection, host, requester, agent_type or AcpAgent)
@@ -237,15 +239,15 @@ class AcpAgent:
             raise request_error(INTERNAL_ERROR, f"Internal error in {method}. {self._dependencies.log_hint}") from error
 
     async def warm_when_quiet(self) -> None:
-        """Waits until no message has come for `WARM_AFTER_S`, then imports what the first prompt needs. Earlier imports
-        would delay answers."""
+        """Waits until the client has sent nothing for `WARM_AFTER_S`, then imports the packages that the first prompt
+        needs. Earlier, the imports would delay responses."""
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._host.warm()
 
     async def close(self) -> None:
-        """Closes every session and the store. Prompts are answered with `cancelled`, slow requests with an error."""
+        """Closes every session and the store. Open prompts end with `cancelled`, other slow requests with an error."""
         self._host.idle.stop()
         self._host.hurry()
         if self._running:
@@ -262,7 +264,7 @@ class AcpAgent:
             try:
                 await self._sessions.check_again()
             except StoreError as error:
-                logger.warning("Shares cannot be checked now: %s", error)
+                logger.warning("Crow could not check which sessions are shared: %s", error)
 
     def leave(self) -> None:
         """Leaves all sessions. Requests other than prompts end with an error."""
@@ -283,7 +285,7 @@ class AcpAgent:
         assert task is not None
         with anyio.CancelScope() as scope:
             self._running[task] = scope
-            # The task counts as running until it has also sent the response.
+            # The task counts as running until it has sent the response.
             task.add_done_callback(self._running.pop)
             if method in CANCELLABLE:
                 self._cancel_by_id[params.request_id] = scope.cancel
@@ -292,9 +294,9 @@ class AcpAgent:
             finally:
                 self._cancel_by_id.pop(params.request_id, None)
         if self._is_closing:
-            problem = f"The connection was closed before {method} was done. Start crow again and repeat the request."
+            problem = f"The connection was closed before {method} had ended. Start crow again and repeat the request."
             raise request_error(INTERNAL_ERROR, problem)
-        raise request_error(REQUEST_CANCELLED, f"{method} was cancelled by the client.")
+        raise request_error(REQUEST_CANCELLED, f"The client cancelled {method}.")
 
     async def _initialize(self, params: RequestParams) -> dict[str, Any]:
         self._is_initialized = True
@@ -403,12 +405,12 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session. A client that comes back with a cursor is sent what it has missed."""
+        """Opens a stored session. If the request has a cursor, sends the updates that the client has missed since."""
         cursor = cursor_in(params)
         async with self._sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
                 store, session = await self._sessions.store(), opened.session
-                # A turn may end while the store is read. What the client has learned of it must be sent all the same.
+                # A turn may end while the store is read. The updates of that turn must be sent all the same.
                 is_running = session.is_running
                 missed = await missed_since(cursor, store, session.id, session.branch.entries)
                 is_running = is_running or session.is_running
@@ -435,12 +437,13 @@ class AcpAgent:
         try:
             await self._sessions.close(params["sessionId"])
         except NoSuchSession:
-            if not was_loading:  # a cancelled load closes the session itself
+            if not was_loading:  # a cancelled load closes its session itself
                 raise
         return {}
 
     def _cancel_loading(self, session_id: str) -> bool:
-        """Cancels the requests that load this session, unless its history is short. Returns whether there were any."""
+        """Cancels the requests that load this session, unless its history is short. Returns whether any such request
+        was running."""
         loads = [load for load in self._loading.values() if load.session_id == session_id]
         for load in loads:
             load.end()
@@ -490,7 +493,7 @@ class AcpAgent:
     async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
         """Runs a prompt in the host, and waits for the end of its turn.
 
-        A client that sends a prompt again after its connection broke gets the response to the first one.
+        If the client repeats a prompt after its connection broke, it gets the response to the first prompt.
         """
         opened = await self._writable(params["sessionId"])
         key = (self._sessions.requester.connection_id, params.request_id)
@@ -513,16 +516,16 @@ class AcpAgent:
         return {"stopReason": prompt.stop} | ({} if prompt.usage is None else {"usage": usage_object(prompt.usage)})
 
     async def _writable(self, session_id: object) -> OpenSession:
-        """An open session that this client may use. :raises CrowError: it may not."""
+        """Returns an open session that this client may change. :raises CrowError: the client may not change it."""
         await self._sessions.require(session_id, "write")
         opened = self._sessions.opened(session_id)
         self._sessions.refuse_watcher(session_id)
         return opened
 
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
-        """Adds a prompt to the running turn; never starts a turn.
+        """Adds a prompt to the running turn, but never starts a turn.
 
-        A turn's updates may only be sent while a `session/prompt` request waits for its response.
+        The protocol allows updates of a turn only while a `session/prompt` request waits for its response.
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
         opened.note_sent(message_id)
@@ -553,7 +556,7 @@ class AcpAgent:
 
 
 def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
-    """The authentication methods that the client can use."""
+    """Returns the authentication methods that the client can use."""
     text = "Uses OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL, or [model] in config.toml."
     configured = {"id": CONFIGURED, "name": "Endpoint from the configuration", "description": text}
     if not caps.terminal_auth:
@@ -570,7 +573,7 @@ def auth_methods(caps: ClientCapabilities) -> list[dict[str, Any]]:
 
 
 def error_response(error: CrowError) -> RequestError:
-    """The response to a request that failed with `error`."""
+    """Returns the error response to a request that failed with `error`."""
     match error:
         case NoSuchSession():
             return request_error(RESOURCE_NOT_FOUND, str(error), sessionId=limit_text(error.session_id, ID_BYTES))
@@ -587,7 +590,7 @@ def error_response(error: CrowError) -> RequestError:
 
 
 class Load:
-    """A request that loads a session. `cancel` cancels it."""
+    """A request that loads a session. Calling `cancel` cancels the request."""
 
     def __init__(self, session_id: str, cancel: Callable[[], None]) -> None:
         self.session_id = session_id
@@ -596,7 +599,7 @@ class Load:
         self._is_unwanted = False
 
     async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
-        """Yields the batches of `history`. Notes that it is long if it has more than `SHORT_ENTRIES` entries."""
+        """Yields the batches of `history`, and notes whether the history has more than `SHORT_ENTRIES` entries."""
         count = 0
         async for batch in history:
             self._is_long = count >= SHORT_ENTRIES
@@ -606,7 +609,7 @@ class Load:
             count += len(batch)
 
     def end(self) -> None:
-        """Cancel the request now if the history is long, else as soon as it turns out to be long."""
+        """Cancels the request as soon as more than `SHORT_ENTRIES` entries have been loaded."""
         self._is_unwanted = True
         if self._is_long:
             self._cancel()

@@ -1,4 +1,4 @@
-"""The interface of a connection to a client, and the client as one session sees it."""
+"""The connection to a client, as an interface, and the object through which a session talks to its client."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
 MAX_REMEMBERED = 1_000
-"""For at most this many of the last messages and calls of a replay, it is remembered that they were sent."""
+"""After a replay, crow remembers that it has sent this many of the last messages and this many of the last calls."""
 
 
 class RequestParams(dict[str, Any]):
@@ -85,7 +85,7 @@ class ClientConnection(Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone. If it can be told the reason, it is."""
+        """Acts as if the client were gone. Sends the client the reason if the transport can."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:
@@ -102,19 +102,19 @@ class ClientConnection(Protocol):
 
 
 def request_error(code: int, message: str, **data: object) -> RequestError:
-    """An error with its text in `message` and in `data.details`, since clients show one or the other."""
+    """Returns an error whose text is in `message` and in `data.details`, since clients show one or the other."""
     message = limit_text(safe(message), MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})
 
 
 class SessionClient:
-    """See :class:`crow.agent.Client`.
+    """The client of one session: implements :class:`crow.agent.Client` over a connection.
 
-    `options` returns the session's current config options, and `commands` its current commands. `has_network` says
-    whether confined commands with the access `write` may use the network.
+    `options` returns the session's current config options, and `commands` its current slash commands. `has_network`
+    means that confined commands with the access `write` may use the network.
 
-    The user sees at most one permission request and one question from a server at a time. Otherwise, a new dialog might
-    replace the one that the user is answering.
+    The user sees at most one permission request and one question from an MCP server at a time. Otherwise, a new dialog
+    might replace the one that the user is answering.
     """
 
     def __init__(
@@ -148,15 +148,15 @@ class SessionClient:
         self._replayed_messages: frozenset[str] = frozenset()
         self._replayed_calls: frozenset[CallRef] = frozenset()
         self.has_learned = False
-        """Whether the client joined a running turn and has not been sent its unfinished message and calls."""
+        """Whether the client joined a running turn, but has not yet been sent its unfinished message and calls."""
         self.place = CursorTracker(is_used=caps.cursors)
-        """How much of the session's log the client has been sent."""
+        """The place in the session's log up to which the client has been sent everything."""
         self.sent_at = 0.0
-        """When the connection last took an update, on the monotonic clock."""
+        """The monotonic time in seconds when the last update was sent."""
         self.is_closed = False
         self._parent: SessionClient | None = None
         self.subagents: dict[str, SessionClient] = {}
-        """The sub-agents that work now and that the client sees as sessions, by their ids."""
+        """The clients of the running sub-agents that the client sees as sessions, by session id."""
         self._states: dict[str, events.SubagentChanged] = {}
         self._replayed: dict[str, events.SubagentChanged] = {}
 
@@ -174,8 +174,8 @@ class SessionClient:
         self._is_known = asyncio.Event()
 
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
-        """Takes over what other clients have been shown of the running turn, and how far they are in the log. See
-        `crow.domain.replay.RunningTurn`."""
+        """Prepares a client that joins a running turn. `running` are the events of the turn so far, which other clients
+        have been sent; see `crow.domain.replay.RunningTurn`. `place` is the place of those clients in the log."""
         if place is not None and self._caps.cursors:
             self.place = place
         for event in running:
@@ -194,7 +194,7 @@ class SessionClient:
         return self._live.knows(call)
 
     def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
-        """The sub-agent that the call belongs to, if the client sees it as a session."""
+        """Returns the client of the sub-agent that made the call, or None if there is no such client."""
         return next((subagent for subagent in self.subagents.values() if subagent.has_call(call)), None)
 
     @property
@@ -203,7 +203,7 @@ class SessionClient:
         return self._caps.subagents
 
     def open_subagent(self, session_id: str) -> SessionClient:
-        """See :class:`crow.agent.Client`. The user sees one question at a time, also across sub-agents."""
+        """See :class:`crow.agent.Client`. The user sees one question at a time, even from several sub-agents."""
         client = self.subagent(session_id)
         client.open()
         self.subagents[session_id] = client
@@ -216,13 +216,13 @@ class SessionClient:
             client.open()
 
     def note_state(self, event: events.SubagentChanged) -> None:
-        """Remembers what is known about a sub-agent."""
+        """Remembers the state of a sub-agent."""
         self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
 
     async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
         """Announces the session's sub-agents and sends their stored histories, before the history of the session.
 
-        Until `tell_subagents`, running sub-agents send nothing more, because the client treats everything before the
+        Updates of running sub-agents wait until `tell_subagents`, because the client treats everything before the
         response as history.
         """
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
@@ -230,7 +230,7 @@ class SessionClient:
             running, state = self.subagents.get(row.id), row.state
             if running is not None:
                 running.hold()
-            elif state == "running":  # its process may have died
+            elif state == "running":  # the process of the sub-agent may have died
                 state = (await store.open_session(row.id)).row.state
             title = title_line(row.title or "")
             await self.send({"sessionUpdate": "subagent_update", "sessionId": row.id, "title": title})
@@ -267,7 +267,7 @@ class SessionClient:
             running.open()
 
     def subagent(self, session_id: str) -> SessionClient:
-        """A client for a sub-agent of this session."""
+        """Returns a client for a sub-agent of this session."""
         client = SessionClient(
             session_id,
             self._connection,
@@ -283,7 +283,7 @@ class SessionClient:
         return client
 
     async def publish(self, event: Event) -> None:
-        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips what the replay has sent."""
+        """See :class:`crow.agent.Client`. Waits while a replay runs, and skips events that the replay has sent."""
         if isinstance(event, events.CallProgressed) and (subagent := self._subagent_with(event.call)) is not None:
             await subagent.publish(event)
             return
@@ -317,16 +317,18 @@ class SessionClient:
                 return False
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:
-        """Sends an event of a session that has several clients. Prompts are shown, unless this client has sent them."""
+        """Sends an event of a session that may have several clients. If the event is a prompt of another client, shows
+        the prompt too."""
         match event:
             case events.EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))) if not is_own:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
         await self.publish(event)
 
     async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:
-        """A turn begins after `entry`, which is its prompt unless that is a slash command or not complete yet.
+        """Shows that a turn begins, and shows its prompt, unless this client has sent the prompt.
 
-        Shows the prompt and that the turn runs, unless this client has sent the prompt.
+        `entry` is the id of the prompt's entry. If the prompt is a slash command, or is not complete yet, `entry` is
+        the id of the last entry before the turn, or None.
         """
         updates: Sequence[Update] = ()
         if prompt.command is not None:
@@ -343,7 +345,7 @@ class SessionClient:
                 await self.send(turn_state_update({"state": "running"}))
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
-        """A turn has ended. Shows `state`, unless this client gets the response to the prompt."""
+        """Shows the `state` in which a turn has ended, unless this client gets the response to the prompt."""
         if not is_own:
             await self._is_known.wait()
             async with self._updating:
@@ -365,10 +367,10 @@ class SessionClient:
         limits: ReplayLimits | None = None,
         family: Family | None = None,
     ) -> ReplayUpdates:
-        """Sends a stored history, within `limits`. See `ReplayUpdates` for `family`.
+        """Sends a stored history, shortened as `limits` say. For `family`, see `ReplayUpdates`.
 
-        If a turn is running, its new events wait until the history is sent. After the history, the turn's unfinished
-        message and calls are sent.
+        If a turn is running, its unfinished message and calls are sent after the history. New events of the turn wait
+        until then.
         """
         async with self._updating:
             self.has_learned, self.place.cursor = False, Cursor()
@@ -392,10 +394,11 @@ class SessionClient:
         return updates
 
     async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:
-        """Sends what a client has missed, except prompts that it has sent itself, and the running turn's unfinished
-        message and calls as far as the client does not have them.
+        """Sends the updates that a client has missed, except for prompts that it has sent itself.
 
-        :raises CursorGap: the client was sent part of a message that is not in the history.
+        If a turn is running, also sends the parts of its unfinished message and calls that the client does not have.
+
+        :raises CursorGap: the client was sent a part of a message that is not in the history.
         """
         async with self._updating:
             self.has_learned = False
@@ -436,16 +439,19 @@ class SessionClient:
                     await self._send_all(self._live.ended_elsewhere(call, body))
 
     async def _resume_subagents(self, missed: Missed) -> None:
-        """Says that updates of sub-agents may be missing, because their sessions have no cursors."""
+        """Tells the user that updates of sub-agents may be missing, because sessions of sub-agents have no cursors."""
         for subagent in self.subagents.values():
-            subagent.has_learned = False  # the client may have a part of the unfinished message
+            subagent.has_learned = False  # the client may already have a part of the unfinished message
         results = (entry.body for entry in missed.entries if isinstance(entry.body, ToolResult))
         if self._caps.subagents and (self.subagents or any(result.name == "task" for result in results)):
             title = "Updates of sub-agents were missed. Load the session to see all of them."
             await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
 
     def _check(self, missed: Missed) -> None:
-        """:raises CursorGap: the client was sent more of a message than there is."""
+        """Checks the message in the cursor.
+
+        :raises CursorGap: the history has no such message, or the client was sent more of the message than it has.
+        """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):
             return
@@ -454,9 +460,9 @@ class SessionClient:
             self._live.message if answer is None else (answer.message_id, answer.thought, answer.text)
         )
         if message_id != cursor.message:
-            raise CursorGap(f"the message {cursor.message} is not in the present history of this session.")
+            raise CursorGap(f"the message {cursor.message} is not in the current history of this session.")
         if len(thought) < cursor.thought or len(text) < cursor.text:
-            raise CursorGap(f"the message {cursor.message} is shorter than what the client was sent of it.")
+            raise CursorGap(f"the message {cursor.message} is shorter than the part that the client was sent.")
 
     async def _send_entry(
         self,
@@ -467,9 +473,9 @@ class SessionClient:
         cursor: Cursor | None = None,
         skipped: int = 0,
     ) -> int:
-        """Sends an entry of the history, except what was sent before `cursor` and the first `skipped` updates.
+        """Sends the updates of an entry, except those that the client was sent before `cursor` and the first `skipped`.
 
-        Returns how many updates still have to be skipped.
+        Returns the number of updates that still have to be skipped.
         """
         found: list[tuple[Event, Update]] = []
         for event in replay.feed(entry):
@@ -496,7 +502,7 @@ class SessionClient:
         return skipped
 
     async def _send_event(self, event: Event, updates: Sequence[Update]) -> None:
-        """Sends the updates of an event. The last one has the cursor behind its entry."""
+        """Sends the updates of an event. The last update carries the cursor of the place after the event's entry."""
         entry = event.entry if isinstance(event, events.EntryStored) else None
         for index, update in enumerate(updates, 1):
             self.place.pass_update(event, update)
@@ -510,11 +516,11 @@ class SessionClient:
         await self._after_sending()
 
     async def _after_sending(self) -> None:
-        """Called after the updates of an event."""
+        """Does nothing. A subclass can act here after the updates of an event have been sent."""
 
     async def send(self, update: Update, *, has_place: bool = True) -> None:
-        """Sends one update; does nothing once the editor is gone or the session closed. `has_place`: the client has
-        everything up to this update."""
+        """Sends one update, unless the editor is gone or the session is closed. `has_place` is false for an update that
+        has no place in the log, so it carries no cursor."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
             params = {"sessionId": self._session_id, "update": update}
             if self._caps.cursors and has_place and self._parent is None:
@@ -530,14 +536,14 @@ class SessionClient:
             return "cancelled"
 
     async def ask_shared(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See `ask`. A question that a server asks during a sub-agent's call is asked in the sub-agent's session.
+        """See `ask`. A question about the call of a sub-agent is asked in the sub-agent's session.
 
         :raises ConnectionError: the client is gone.
         """
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.ask_shared(question)
         if not self.has_call(question.call):
-            return "cannot_ask"  # from a sub-agent that the editor cannot show
+            return "cannot_ask"  # the call belongs to a sub-agent that the editor cannot show
         await self._is_known.wait()
         params = permission_params(self._session_id, question, has_network=self._has_network)
         async with self._asking:
@@ -576,15 +582,16 @@ class SessionClient:
             return ElicitationAnswer(action="cancel")
 
     async def elicit_shared(self, question: Elicitation) -> ElicitationAnswer:
-        """See `elicit`. A question during a sub-agent's call is asked in the sub-agent's session.
+        """See `elicit`. A question during the call of a sub-agent is asked in the sub-agent's session.
 
-        :raises ConnectionError: the client is gone. :raises RequestError: it cannot ask. :raises TimeoutError: its user
-            did not answer.
+        :raises ConnectionError: the client is gone.
+        :raises RequestError: the client cannot ask its user.
+        :raises TimeoutError: the user did not answer.
         """
         if (subagent := self._subagent_with(question.call)) is not None:
             return await subagent.elicit_shared(question)
         if question.call is not None and not self.has_call(question.call):
-            return ElicitationAnswer(action="cancel")  # from a sub-agent that the editor cannot show
+            return ElicitationAnswer(action="cancel")  # the call belongs to a sub-agent that the editor cannot show
         params = elicitation_params(self._session_id, question)
         if params["mode"] not in self.question_kinds or json_bytes(params) > PART_BYTES:
             return ElicitationAnswer(action="cancel")
@@ -598,10 +605,10 @@ class SessionClient:
             return await self._elicit(params)
 
     async def _decline(self, message: str) -> None:
-        """Tell the user that a question was declined. Say it only once until the queue is empty again."""
+        """Tells the user that a question was declined. Does so only once until the queue is empty again."""
         if not self._has_declined:
             self._has_declined = True
-            title = f"MCP servers ask too much: {MAX_WAITING_QUESTIONS} questions are already waiting for your answer."
+            title = f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer."
             described = f"Until you answer, crow declines all new questions, such as this one: {title_line(message)}"
             await self.publish(events.NoticeShown(severity="warning", title=title, description=described))
 
@@ -621,7 +628,7 @@ class SessionClient:
         return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
-        """Sends updates that repeat the present state."""
+        """Sends updates that belong to no event, because they show the current state."""
         for update in updates:
             self.place.pass_update(None, update)
             await self.send(update)
@@ -629,13 +636,13 @@ class SessionClient:
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
-    """What a turn of another client does, for a client of version 1, which otherwise only learns it from the response
-    to its own prompt."""
+    """Returns an update with the state of a turn that another client has started. Clients of version 1 learn the state
+    of their own turns from the response to the prompt."""
     return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
 
 
 def _after(event: Event, cursor: Cursor) -> Event | None:
-    """The part of a piece of history that comes after `cursor`; None if there is none."""
+    """Returns the part of `event` that comes after `cursor`, or None if nothing comes after it."""
     match event:
         case events.TextShown(message_id=message_id, text=text) if message_id == cursor.message:
             return replace(event, text=text[cursor.text :]) if len(text) > cursor.text else None
@@ -646,7 +653,7 @@ def _after(event: Event, cursor: Cursor) -> Event | None:
 
 
 def refusal_text(error: RequestError) -> str:
-    """The editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
+    """Returns the editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
     match error.data:
         case {"details": str(text)} | {"error": str(text)} | str(text) if text:
             return text

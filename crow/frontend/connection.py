@@ -30,7 +30,7 @@ DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
 
 
 class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
-    """`session/set_config_option` with either type of option."""
+    """The parameters of `session/set_config_option`, for both types of options."""
 
     session_id: str = Field(alias="sessionId")
     config_id: str = Field(alias="configId")
@@ -38,26 +38,26 @@ class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
 
 
 class PromptRequest(BaseModel, strict=True, defer_build=True):
-    """`session/prompt` and `_session/steering`; content blocks are checked later."""
+    """The parameters of `session/prompt` and `_session/steering`. Content blocks are checked later."""
 
     session_id: str = Field(alias="sessionId")
     prompt: list[Any]
 
 
 class SessionRequest(BaseModel, strict=True, defer_build=True):
-    """A request that only names a session."""
+    """The parameters of a request that only names a session."""
 
     session_id: str = Field(alias="sessionId")
 
 
 class ProviderRequest(BaseModel, strict=True, defer_build=True):
-    """`providers/disable`."""
+    """The parameters of `providers/disable`."""
 
     provider_id: str = Field(alias="providerId")
 
 
 class SetProviderRequest(ProviderRequest):
-    """`providers/set`."""
+    """The parameters of `providers/set`."""
 
     api_type: str = Field(alias="apiType")
     base_url: str = Field(alias="baseUrl")
@@ -65,7 +65,7 @@ class SetProviderRequest(ProviderRequest):
 
 
 class TitleRequest(SessionRequest):
-    """`session/set_title`."""
+    """The parameters of `session/set_title`."""
 
     title: str
 
@@ -92,14 +92,14 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
-"""The parameters of each request. They are only validated: the models drop unknown members."""
+"""The models of the parameters of each request. They are only used to validate, because they drop unknown members."""
 
 
 class EditorConnection:
     """The JSON-RPC connection to the editor.
 
     It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
-    its response in the same task, so this class uses the task to tell which request a response belongs to.
+    the response in the same task. So this class finds the request of a response by the current task.
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
@@ -166,7 +166,7 @@ class EditorConnection:
                 self._unanswered.add(request_id)
                 return message | {"params": RequestParams(message["params"], request_id)}
             # This error has the id null, since the client could not tell two responses with the same id apart.
-            problem = "Another request with this id is not answered yet; give each request its own id."
+            problem = "An earlier request with this id has no response yet. Give each request its own id."
             await self._transport.send(FrameError(INVALID_REQUEST, problem).response())
 
     async def send(self, message: Message) -> None:
@@ -201,7 +201,7 @@ class EditorConnection:
 
 
 def _invalid_params(method: str, error: ValidationError) -> RequestError:
-    """Names the first invalid parameter, without its value, which may be a secret."""
+    """Returns an error that names the first invalid parameter. The value is left out, because it may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "params"
     problem = "unknown type" if "tag" in first["type"] else first["msg"]

@@ -26,11 +26,11 @@ _REPEATED_COUNT = re.compile(
 
 
 def parts_from(prompt: object) -> tuple[Part, ...]:
-    """Converts the `prompt` of `session/prompt` into parts: at least one, and no empty ones.
+    """Converts the `prompt` of `session/prompt` into parts. Returns at least one part, and none that is empty.
 
-    Content that crow cannot use becomes a sentence that says so. The targets of links are not read here.
+    Content that crow cannot use becomes a sentence that says so. Files and pages that links point to are not read here.
 
-    :raises ArgumentError: the prompt is empty or not a list of valid content blocks; the message names the block.
+    :raises ArgumentError: the prompt is empty, or contains an invalid content block. The message names the block.
     """
     if not isinstance(prompt, list):
         raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
@@ -60,7 +60,7 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """`part` as content blocks. A long text becomes several blocks. An image that is too large becomes a sentence."""
+    """Converts `part` into content blocks. A long text becomes several blocks, and a very large image a sentence."""
     match part:
         case Text(text=text):
             return tuple({"type": "text", "text": piece} for piece in split_text(text))

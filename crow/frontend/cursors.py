@@ -203,7 +203,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
     :raises CursorGap: the cursor is not a place in the session's present history, or too much was missed.
     """
     if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
-        raise CursorGap(f"entry {cursor.entry} is not in the present history of this session.")
+        raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
     if len(await store.left_behind(leaf, place, ("turn_end",))) > MAX_MISSED_TURNS:
         raise CursorGap(f"more than {MAX_MISSED_TURNS} turns were missed.")

@@ -1,4 +1,4 @@
-"""The endpoints as a client sees them: providers that it may set, and whether crow has credentials."""
+"""Providers that a client may set, and credentials about which it may ask."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """A provider that the client may set. `base_url` is None if the client has disabled the provider."""
+    """A provider of models whose address the client may set. `base_url` is None if the client has disabled it.
+
+    The client may not disable a provider that `is_required`.
+    """
 
     id: str
     base_url: str | None
     is_required: bool
 
     def as_json(self) -> dict[str, Any]:
-        """The provider in the response to `providers/list`."""
+        """Returns the provider as an item of the response to `providers/list`."""
         current = None if self.base_url is None else {"apiType": API_TYPE, "baseUrl": self.base_url}
         return {"providerId": self.id, "supported": [API_TYPE], "required": self.is_required, "current": current}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Whether crow has credentials. `accounts` has a label for each endpoint with a key. The value says whether the
-    default model uses that endpoint."""
+    """The credentials that crow has. `accounts` has a label for each endpoint with a key, and says whether the default
+    model uses that endpoint."""
 
     state: AuthState
     accounts: Mapping[str, bool]
 
     def as_json(self) -> dict[str, Any]:
-        """The response to `auth/status`."""
+        """Returns the response to `auth/status`."""
         return {
             "state": self.state,
             "accounts": [{"label": label, "active": active} for label, active in self.accounts.items()],
@@ -58,11 +61,11 @@ class Endpoints(Protocol):
     """The endpoints of this process. Changes that the client makes last until the process ends."""
 
     def providers(self) -> Sequence[Provider]:
-        """All providers, including those that the client has disabled."""
+        """Returns all providers, including those that the client has disabled."""
         ...
 
     def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
-        """Sends the requests of a provider to another address with these headers, and without the user's key.
+        """Sends requests to a provider to another address from now on, with these headers and without the user's key.
 
         :raises ArgumentError: there is no such provider, or the address cannot be used.
         """
@@ -76,12 +79,12 @@ class Endpoints(Protocol):
         ...
 
     def credentials(self) -> Credentials:
-        """Whether crow has credentials, and for which endpoints."""
+        """Returns the credentials that crow has now."""
         ...
 
 
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
-    """Handles the parameters of `providers/set`. :raises ArgumentError: one cannot be used; nothing has changed."""
+    """Carries out `providers/set`. :raises ArgumentError: a parameter cannot be used. Then nothing has changed."""
     if params["apiType"] != API_TYPE:
         raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
     headers = params.get("headers", {})

@@ -1,4 +1,4 @@
-"""Converts lines of bytes into JSON-RPC messages and messages into lines, without I/O."""
+"""Converts lines of bytes into JSON-RPC messages, and messages into lines. Does no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RequestId: TypeAlias = int | str | None
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 MAX_ID_CHARS = 1000
-"""The maximum length of an id. Responses and error messages repeat the id."""
+"""The maximum length of an id, in characters. It is limited because responses and error messages repeat the id."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -40,13 +40,13 @@ class FrameError:
     id: RequestId = None
 
     def response(self) -> Message:
-        """The complete error response."""
+        """Returns the complete error response."""
         error = {"code": self.code, "message": self.message, "data": {"details": self.message}}
         return {"jsonrpc": "2.0", "id": self.id, "error": error}
 
 
 class RequestError(Exception):
-    """A JSON-RPC error that is sent or received as the response to a request."""
+    """A JSON-RPC error as the response to a request, sent or received."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -55,24 +55,25 @@ class RequestError(Exception):
 
 
 def line_too_long(size: int, limit: int) -> FrameError:
-    """The error for a line of `size` bytes."""
+    """Returns the error for a line of `size` bytes, which is longer than `limit`."""
     message = (
         f"The line is {size} bytes long; crow reads at most {limit} bytes ({limit / 1024 / 1024:g} MiB) in one "
-        "message. Send less at once, or refer to large files with resource_link."
+        "message. Send a shorter message, and refer to large files with resource_link."
     )
     return FrameError(INVALID_REQUEST, message)
 
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Splits a byte stream at newlines. Holds at most `limit` bytes of an unfinished line."""
+    """Splits a stream of bytes into lines. Holds at most `limit` bytes of an unfinished line."""
 
     limit: int = MAX_LINE_BYTES
     _parts: list[bytes] = field(default_factory=list)
     _size: int = 0
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
-        """The lines that `data` completes, without newlines; an error in place of each line over the limit."""
+        """Adds `data`, and returns the lines that are now complete, without newlines. A line over the limit becomes an
+        error."""
         head, *rest = data.split(b"\n")
         self._add(head)
         lines: list[bytes | FrameError] = []
@@ -82,7 +83,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | FrameError]:
-        """The last line, if the stream ended without a newline."""
+        """Returns the last line if the stream ended without a newline, else an empty list."""
         return [self._take()] if self._size else []
 
     def _add(self, part: bytes) -> None:
@@ -99,10 +100,10 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """The message in `line`, the error to answer the line with, or None if the line is ignored.
+    """Returns the message in `line`, the error to answer the line with, or None if the line is ignored.
 
-    A message is safe for the SDK's connection: it has a string method, a valid id (if any) and object parameters, or it
-    is a response whose error is an object.
+    The SDK's connection can handle every message that is returned. A request or notification has a string as its method
+    and an object as its parameters, and any id is valid. In a response, the error is an object.
     """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
@@ -118,7 +119,7 @@ def parse(line: bytes) -> Message | FrameError | None:
     except ValueError:  # Python refuses to parse integers of thousands of digits
         return FrameError(PARSE_ERROR, "The line contains a number that is too long.")
     if isinstance(value, list):
-        return FrameError(INVALID_REQUEST, "ACP has no batches; send one object per line.")
+        return FrameError(INVALID_REQUEST, "ACP does not allow batches. Send one object per line.")
     if not isinstance(value, dict):
         return FrameError(INVALID_REQUEST, f"A message must be a JSON object, not {describe(value)}.")
     is_response = value.get("method") is None and (
@@ -128,7 +129,8 @@ def parse(line: bytes) -> Message | FrameError | None:
 
 
 def encode(message: Message) -> bytes:
-    """`message` as a line of UTF-8 with its newline. Lone surrogates become U+FFFD, NaN and infinities null.
+    """Returns `message` as a line of UTF-8 with its newline. Lone surrogates become U+FFFD. NaN and infinities become
+    null.
 
     :raises TypeError: a value cannot be represented in JSON.
     """
@@ -143,7 +145,7 @@ def encode(message: Message) -> bytes:
 
 
 def describe(value: object) -> str:
-    """`value` for an error message: as JSON, or only its kind if it is large."""
+    """Describes `value` for an error message: an object or list by its type, any other value as JSON, cut if long."""
     if type(value) in _KINDS:
         return _KINDS[type(value)]
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -164,7 +166,7 @@ def _reject_constant(name: str) -> Any:
 
 
 def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a JSON value with `change` applied to each key, string, number and constant."""
+    """Returns a copy of a JSON value, with `change` applied to each key, string, number and constant."""
     match value:
         case list() | tuple():
             return [_map_leaves(item, change) for item in value]
@@ -183,7 +185,7 @@ def _finite(value: Any) -> Any:
 
 
 def _call(value: Message) -> Message | FrameError | None:
-    """A request or notification."""
+    """Returns a valid request or notification, the error to answer it with, or None if it is ignored."""
     request_id, method, params = value.get("id"), value.get("method"), value.get("params")
     if "id" in value and not _is_id(request_id):
         problem = f"A request's id is {describe(request_id)}; expected a whole number or a short string."
@@ -204,14 +206,14 @@ def _call(value: Message) -> Message | FrameError | None:
 def _response(value: Message) -> Message | FrameError | None:
     response_id, error = value.get("id"), value.get("error")
     if response_id is None and ("result" in value or "error" in value):
-        return None  # the client could not read one of crow's lines; this answers no request
+        return None  # the client could not read one of crow's lines, so its error has no id
     if not _is_id(response_id):
         problem = f"A response's id is {describe(response_id)}; expected a whole number or a short string."
         return FrameError(INVALID_REQUEST, problem)
     response: Message = {"jsonrpc": "2.0", "id": response_id}
     if error is None:
-        # If there is no result either, this is a null result from a client that drops nulls, or not a response at all.
-        # The transport decides which, since it knows whether a request with this id is open.
+        # A message without a result is either no response, or a response with a null result from a client that leaves
+        # out nulls. The transport decides, because it knows whether a request with this id is open.
         return response | {"result": value["result"]} if "result" in value else response
     if not isinstance(error, dict):
         error = {"message": error if isinstance(error, str) else json.dumps(error)}

@@ -23,14 +23,15 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
 """Name and description of each mode."""
 
 _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
-"""How hard a reasoning model thinks: values and names. "default" is stored as an empty string, and no level is sent."""
+"""The thought levels of a reasoning model, and their names. "default" is stored as an empty string, and then no level
+is sent to the endpoint."""
 
 _NO_MODEL = "none"
-"""The current value of the menu until a model is chosen. A menu must have a current value."""
+"""The current value of the option for the model until a model is chosen. An option must have a current value."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
-    """The `modes` of a response that opens a session."""
+    """Returns the value of `modes` in the response to a request that opens a session."""
     modes = [{"id": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     return {"currentModeId": current, "availableModes": modes}
 
@@ -38,10 +39,10 @@ def mode_state(current: str) -> dict[str, Any]:
 def config_options(
     *, mode: str, model: str, models: Sequence[str], config: Mapping[str, object], booleans: bool
 ) -> list[dict[str, Any]]:
-    """All config options of a session with the configuration `config`.
+    """Returns all config options of a session whose stored configuration is `config`.
 
-    Boolean options are included only if the client supports them. The mode is offered here as well as in `modes`, since
-    clients read one or the other. The current model is offered even if `models` does not contain it. If there is no
+    Boolean options are included only if the client supports them. The mode is an option too, because some clients read
+    only the options and not `modes`. The current model is offered even if `models` does not contain it. If there is no
     model at all, the option for the model is left out.
     """
     modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
@@ -66,7 +67,7 @@ def config_options(
 
 
 def mode_named(value: object) -> Mode:
-    """The mode with this id. :raises ArgumentError: there is no such mode."""
+    """Returns the mode with this id. :raises ArgumentError: there is no such mode."""
     for mode in MODES:
         if value == mode:
             return mode
@@ -74,9 +75,9 @@ def mode_named(value: object) -> Mode:
 
 
 def option_value(option: object, value: object, *, model: str, models: Sequence[str]) -> str | bool:
-    """The value to store for the parameters of `session/set_config_option`.
+    """Returns the value to store when a client sets `option` to `value`.
 
-    :raises ArgumentError: unknown option or value.
+    :raises ArgumentError: the option is unknown, or the value is not one of its choices.
     """
     match option:
         case "mode":
@@ -110,6 +111,6 @@ def _select(option_id: str, name: str, text: str, current: str, choices: list[di
 
 
 def _offered(model: str, models: Sequence[str]) -> tuple[str, ...]:
-    """The names to choose from. An endpoint's model whose name has hidden characters is left out."""
+    """Returns the names of the models to choose from. A model whose name has hidden characters is left out."""
     plain = (name for name in models if is_plain(name))
     return tuple(dict.fromkeys(name for name in (*plain, model) if name))

@@ -28,10 +28,10 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCapabilities:
-    """What crow may send to this client or ask of it.
+    """The capabilities of a client: what it can show, and which requests it can answer.
 
-    `cancelled_calls`: whether a tool call may have the status `cancelled`. `cursors`: whether updates name their place
-    in the session's log.
+    With `cancelled_calls`, a tool call may have the status `cancelled`. With `cursors`, each update carries a cursor,
+    from which the client can resume the session.
     """
 
     reads_files: bool = False
@@ -52,7 +52,8 @@ class ClientCapabilities:
 
 
 def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
-    """The capabilities in the parameters of `initialize`; absent, null or of the wrong type means not supported."""
+    """Reads the capabilities in the parameters of `initialize`. A member that is missing, null or of the wrong type
+    counts as not supported."""
     offered = _object(params, "clientCapabilities")
     files, session = _object(offered, "fs"), _object(offered, "session")
     elicitation, meta = _object(offered, "elicitation"), _object(offered, "_meta")
@@ -75,7 +76,7 @@ def client_capabilities(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def client_name(params: Mapping[str, Any]) -> str:
-    """The client's name and version for the log; may be empty."""
+    """Returns the client's name and version for the log, or an empty string if the client sent neither."""
     info = _object(params, "clientInfo")
     return " ".join(str(info[key]) for key in ("name", "version") if isinstance(info.get(key), str))
 
@@ -84,9 +85,10 @@ def client_name(params: Mapping[str, Any]) -> str:
 class OpenRequest:
     """A request that opens a session.
 
-    If `model` is None, the session's stored model is used, else the configured one. `config` changes the session's
-    stored configuration; None removes a member. `metadata` is merged into the session's metadata. `is_watcher`: the
-    client only wants to watch a session that others may use. `missing` is an error message if `cwd` does not exist.
+    If `model` is None, the session keeps its stored model, and a new session gets the default model. `config` changes
+    the session's stored configuration, and `metadata` its stored metadata; in both, None removes a member. `is_watcher`
+    means that the client only wants to watch the session. `missing` is an error message if `cwd` does not exist, else
+    it is empty.
     """
 
     cwd: str
@@ -100,10 +102,11 @@ class OpenRequest:
 
 
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Reads the parameters of session/new, load, resume or fork. Unknown members of `_meta` are ignored. With
-    `may_be_missing`, the caller deals with directories that do not exist.
+    """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
-    :raises ArgumentError: a parameter cannot be used; the message names it.
+    With `may_be_missing`, a `cwd` that does not exist raises no error, but sets `missing` in the result.
+
+    :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
     directories = params.get("additionalDirectories") or ()
     if not isinstance(directories, list | tuple) or len(directories) > MAX_DIRECTORIES:
@@ -151,7 +154,10 @@ def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
 
 
 def session_alias(params: Mapping[str, Any]) -> str | None:
-    """`_meta.crow.alias`: the name of the session to open or create. :raises ArgumentError: not a usable name."""
+    """Reads `_meta.crow.alias`, the alias of the session to open or create. None if there is none.
+
+    :raises ArgumentError: the alias is not a valid name.
+    """
     alias = _crow_meta(params).get("alias")
     if alias is None:
         return None
@@ -163,9 +169,9 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
 
 
 def session_metadata(params: Mapping[str, Any]) -> JsonObject:
-    """`_meta.crow.metadata`: what to merge into the session's metadata; null removes a member.
+    """Reads `_meta.crow.metadata`, an object to merge into the session's metadata. Null removes a member.
 
-    :raises ArgumentError: not an object, too large or too deep.
+    :raises ArgumentError: it is not an object, is too large, or is nested too deeply.
     """
     metadata = _crow_meta(params).get("metadata")
     if metadata is None:
@@ -179,7 +185,10 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:
-    """`_meta.crow.entry`: the id of the entry to fork from. :raises ArgumentError: not a positive whole number."""
+    """Reads `_meta.crow.entry`, the id of the entry to fork from. None if there is none.
+
+    :raises ArgumentError: it is not a positive whole number.
+    """
     entry = _crow_meta(params).get("entry")
     if entry is None:
         return None
@@ -189,14 +198,14 @@ def fork_entry(params: Mapping[str, Any]) -> int | None:
 
 
 def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
-    """The trace context in `_meta`; empty if there is none."""
+    """Reads the trace context in `_meta`. Returns an empty dict if there is none."""
     return trace_context_from(_object(params, "_meta"))
 
 
 def archived_filter(params: Mapping[str, Any]) -> bool | None:
-    """Which sessions to list: only archived ones (True), only the others (False), or both (None).
+    """Reads which sessions to list: only archived sessions (True), only the others (False), or both (None).
 
-    `_meta.crow.archived` is the older way to ask for archived ones; it counts only without `archived`.
+    `_meta.crow.archived` is the older way to ask for archived sessions. It is ignored if `archived` is present.
 
     :raises ArgumentError: `archived` has an unknown value.
     """
@@ -209,9 +218,9 @@ def archived_filter(params: Mapping[str, Any]) -> bool | None:
 
 
 def new_title(text: str) -> str:
-    """The title to store: one line, without hidden characters, and shortened if it is too long.
+    """Turns `text` into a title to store: one line without hidden characters, shortened if it is too long.
 
-    :raises ArgumentError: nothing is left of it.
+    :raises ArgumentError: the text has no visible characters.
     """
     title = on_one_line(text)
     if not title:
@@ -220,9 +229,9 @@ def new_title(text: str) -> str:
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """`_meta["acp/cursor"]`: the cursor from which on the client wants what it has missed.
+    """Reads `_meta["acp/cursor"]`. The client wants all updates that it has missed since this cursor.
 
-    :raises ArgumentError: it is not a string.
+    :raises ArgumentError: the cursor is not a string.
     """
     cursor = _object(params, "_meta").get("acp/cursor")
     if cursor is not None and not isinstance(cursor, str):
@@ -231,13 +240,13 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
-    """`_meta.crow.replay`: whether `session/load` sends tool results as they are, however long the session is.
+    """Reads `_meta.crow.replay`. With "full", `session/load` sends whole tool results even in a long session.
 
-    :raises ArgumentError: it is neither "full" nor "short".
+    :raises ArgumentError: the value is neither "full" nor "short".
     """
     replay = _crow_meta(params).get("replay")
     if replay not in (None, "full", "short"):
-        raise ArgumentError(f'_meta.crow.replay is {describe(replay)}; expected "full", or "short" as without it.')
+        raise ArgumentError(f'_meta.crow.replay is {describe(replay)}; expected "full" or "short" (the default).')
     return replay == "full"
 
 
@@ -267,7 +276,7 @@ def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """A list of `{"name": ..., "value": ...}` as pairs. Error messages omit the values, which may be secrets."""
+    """Reads a list of `{"name": ..., "value": ...}` as pairs. Errors do not show the values, which may be secrets."""
     items = entry.get(key)
     pairs = []
     for item in [] if items is None else items if isinstance(items, list) else [items]:
@@ -295,9 +304,9 @@ def _existing_directory(name: str, path: object) -> str:
 
 
 def _system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `systemPrompt` as a change of the session's configuration. Null keeps what is stored.
+    """Reads `systemPrompt` as a change of the session's configuration. Null changes nothing.
 
-    `override` replaces crow's role in the system prompt. `append` adds the text at the prompt's end.
+    `override` replaces crow's role in the system prompt. `append` adds the text to the end of the system prompt.
     """
     if prompt is None:
         return {}
@@ -322,8 +331,8 @@ def _system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _meta_system_prompt(prompt: object) -> dict[str, object]:
-    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string overrides; the text of
-    `{"append": text}` is appended."""
+    """Reads `_meta.systemPrompt`, which some clients send instead of `systemPrompt`. A string means `override`, and
+    `{"append": text}` means `append`."""
     match prompt:
         case None:
             return {}
@@ -336,7 +345,7 @@ def _meta_system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _prompt_config(mode: object, text: str) -> dict[str, object]:
-    """A system prompt replaces an earlier one of the other mode, too."""
+    """Returns the change of the configuration that stores `text` for `mode` and removes the text for the other mode."""
     appended = mode == "append"
     return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 

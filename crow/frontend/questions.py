@@ -1,4 +1,4 @@
-"""Questions to the user as requests to the client, and the meaning of the client's answers."""
+"""Turns questions for the user into requests to the client, and reads the client's answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
-    """The parameters of `session/request_permission`.
+    """Returns the parameters of `session/request_permission`.
 
-    They repeat everything about the call, because many clients build their dialog from this request alone. A call that
-    is too large to be shown whole can only be allowed or rejected once.
+    They repeat everything about the call, because many clients build their dialog from this request alone. If a call is
+    too large to be shown completely, the user can allow or reject it only once, not always.
     """
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
@@ -47,15 +47,15 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
         if answer in labels
     ]
     params = {"sessionId": session_id, "toolCall": {"status": "pending"} | call, "options": options}
-    # A rule with hidden characters would have to be escaped, and would then no longer name this call.
+    # A rule with hidden characters would have to be escaped, and would then no longer match this call.
     has_rule = question.rule and safe(question.rule) == question.rule
     return params | ({"_meta": {"crow": {"rule": question.rule}}} if has_rule else {})
 
 
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
-    """The answer in the response to `session/request_permission`; anything unclear is a rejection.
+    """Reads the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
-    An "always" answer that was not `offered` counts as the matching "once" answer.
+    An answer for "always" that was not `offered` counts as the same answer for "once".
     """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
@@ -69,7 +69,7 @@ def permission_answer(result: object, offered: Collection[str] = PERMISSION_KIND
 
 
 def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]:
-    """The parameters of `elicitation/create`."""
+    """Returns the parameters of `elicitation/create`."""
     params: dict[str, Any] = {"sessionId": session_id, "message": question.message}
     if question.call is not None:
         params["toolCallId"] = question.call.call_id
@@ -83,9 +83,9 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 
 
 def elicitation_answer(result: object) -> ElicitationAnswer:
-    """The answer in the response to `elicitation/create`; anything unclear counts as dismissed.
+    """Reads the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
 
-    Values of types that a form cannot contain are dropped.
+    Values whose type a form cannot contain are left out.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:

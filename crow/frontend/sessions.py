@@ -1,4 +1,4 @@
-"""The sessions that one connection has opened, and the requests that open, change and close sessions."""
+"""Opens, changes and closes sessions for one connection, and keeps track of those that are open."""
 
 from __future__ import annotations
 
@@ -49,29 +49,31 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedStore(Store, Protocol):
-    """The store as one principal sees it."""
+    """A store that shows one principal only the sessions that this principal may see."""
 
     principal: str | None
 
     async def access(self, session_id: str) -> Access | None:
-        """What the principal may do with a session; None if it is unknown or hidden."""
+        """Returns the principal's access to a session, or None if the session is unknown or hidden."""
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Returns what the principal may do with a session, if it is at least `need`.
+        """Returns the principal's access to a session, which is `need` or more.
 
-        :raises NoSuchSession: the session is unknown or hidden. :raises ArgumentError: the principal may do less.
+        :raises NoSuchSession: the session is unknown or hidden.
+        :raises ArgumentError: the principal has less access than `need`.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requester:
-    """Who uses a connection to a shared host.
+    """The user of a connection to a shared host, with this user's rights.
 
-    `view` returns the store as they see it. If it is None, they may see and do everything. `check` raises an error if a
-    request to open a session asks for something that they may not have; `check_params` does so for the raw parameters
-    of any request, before anything looks at the paths in them. `connection_id` identifies the client, also after it has
-    connected again; it may be empty. `may_configure`: whether they may change what concerns the whole process, such as
-    endpoints.
+    `view` wraps the store, so that it shows only the sessions of this user. If `view` is None, the user may see and do
+    everything. `check` raises an error if the user may not open a session with this request. `check_params` raises an
+    error if the user may not send a request with these parameters; it is called before any path in them is used.
+
+    `connection_id` stays the same when the client connects again. It may be empty. With `may_configure`, the user may
+    change settings of the whole process, such as endpoints.
     """
 
     view: Callable[[Store], GuardedStore] | None = None
@@ -83,7 +85,7 @@ class Requester:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """A session that a connection has opened, and the client object that sends its updates over this connection.
+    """A session that a connection has opened, with the client that sends the session's updates over this connection.
 
     `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
     is set if the host is shared.
@@ -96,12 +98,12 @@ class OpenSession:
     attachment: Attachment | None = None
 
     async def flushed(self) -> None:
-        """Waits until the client has been sent everything that was published until now."""
+        """Waits until all updates that were published before this call have been sent to the client."""
         if self.attachment is not None:
             await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that the client has sent the prompt with this id, if other clients may see the prompt, too."""
+        """Remembers that this client has sent the prompt with this id. Does nothing unless the host is shared."""
         if self.attachment is not None:
             self.hosted.clients.note_sender(message_id, self.attachment)
 
@@ -111,9 +113,10 @@ class OpenSession:
 
 
 class OpenSessions:
-    """The sessions that one connection has opened, by id. The host runs them.
+    """The sessions that one connection has opened. The host runs them.
 
-    On a shared host, other connections may have opened the same sessions, and a session stays open without connections.
+    On a shared host, other connections may have opened the same sessions, and a session may stay open after its last
+    connection has ended.
     """
 
     client_type: type[SessionClient] = SessionClient
@@ -137,34 +140,44 @@ class OpenSessions:
         self._opened: dict[str, OpenSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
-        """The client has these capabilities. Only a shared host has cursors."""
+        """Sets the client's capabilities. Without a shared host, cursors are switched off."""
         self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
 
     @property
     def origin(self) -> Origin:
-        """Identifies the client of this connection."""
+        """The identity of the client of this connection."""
         return self.requester.connection_id or self._connection
 
     async def store(self) -> Store:
-        """The store, as far as this connection may see it. :raises StoreError: it cannot be used."""
+        """Returns the store, with only the sessions that this connection may see.
+
+        :raises StoreError: the store cannot be used.
+        """
         self.is_used = True
         guarded = await self._guarded()
         return await self.host.store() if guarded is None else guarded
 
     async def _guarded(self) -> GuardedStore | None:
-        """The store as the principal of this connection sees it; None if the connection may see everything."""
+        """Returns the store of this connection's principal, or None if the connection may see everything."""
         if self._view is None and self.requester.view is not None:
             self._view = self.requester.view(await self.host.store())
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
-        """:raises NoSuchSession: the connection may not see the session. :raises ArgumentError: it may not do that."""
+        """Checks that this connection has this access to a session.
+
+        :raises NoSuchSession: the session is unknown, or the connection may not see it.
+        :raises ArgumentError: the connection has less access.
+        """
         guarded = await self._guarded()
         if guarded is not None and isinstance(session_id, str):
             await guarded.require(session_id, access)
 
     def opened(self, session_id: object) -> OpenSession:
-        """The session with this id. :raises NoSuchSession: this connection has not opened it, or it is being closed."""
+        """Returns the session with this id.
+
+        :raises NoSuchSession: this connection has not opened the session, or the session is being closed.
+        """
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
         is_gone = opened is None or (opened.attachment is not None and opened.attachment.is_detached)
         if opened is None or is_gone or opened.session.closing:
@@ -172,13 +185,13 @@ class OpenSessions:
         return opened
 
     def get(self, session_id: object) -> Session:
-        """The open session with this id. :raises NoSuchSession: see `opened`."""
+        """Returns the open session with this id. :raises NoSuchSession: see `opened`."""
         return self.opened(session_id).session
 
     def cancel(self, session_id: object) -> None:
-        """Cancels what runs in an open session, or the work of a sub-agent that runs in one.
+        """Cancels the turn of an open session, or the work of a sub-agent of an open session.
 
-        :raises NoSuchSession: neither has this id.
+        :raises NoSuchSession: neither an open session nor a running sub-agent has this id.
         """
         for opened in self._opened.values():
             if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
@@ -189,10 +202,11 @@ class OpenSessions:
                 self.host.tasks.start_soon(opened.session.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
-        """:raises ArgumentError: this connection only watches the session."""
+        """Checks that this connection may change the session. :raises ArgumentError: it only watches the session."""
         if not self._may_write(self.opened(session_id)):
             raise ArgumentError(
-                f"This client only watches session {session_id}. To take part, load it without _meta.crow.watch."
+                f"This client only watches session {session_id}. To send prompts, load the session without "
+                "_meta.crow.watch."
             )
 
     def _may_write(self, opened: OpenSession) -> bool:
@@ -200,7 +214,10 @@ class OpenSessions:
 
     @asynccontextmanager
     async def locked(self, session_id: str) -> AsyncIterator[OpenSession]:
-        """The open session with this id, kept open during the block. :raises NoSuchSession: see `opened`."""
+        """Yields the open session with this id, and keeps it open during the block.
+
+        :raises NoSuchSession: see `opened`.
+        """
         await self.require(session_id, "write")
         async with self.host.lock(session_id):
             self.refuse_watcher(session_id)
@@ -226,7 +243,7 @@ class OpenSessions:
             try:
                 tail = Tail(row=await store.create_session(new), entries=())
                 return self._start(tail, request, contents)
-            except ArgumentError:  # another process may have just created it
+            except ArgumentError:  # another process may have just created a session with this alias
                 row = None if alias is None else await store.session_by_alias(alias)
                 if row is None:
                     raise
@@ -234,10 +251,10 @@ class OpenSessions:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
-        """Creates and opens a session that continues another session from `entry` (None: from its current entry)."""
+        """Creates and opens a session that continues another session from `entry`, or from its last entry if None."""
         self.requester.check(request)
         store = await self.store()
-        await self.require(session_id, "read")  # a stranger must not learn what is open here, nor wait for its lock
+        await self.require(session_id, "read")  # others must not notice whether the session is open or locked
         self.host.refuse_if_running(session_id)
         contents = await self._inspect_if_new(store, request)
         async with self.host.lock(session_id):
@@ -262,8 +279,9 @@ class OpenSessions:
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
         """Opens a stored session. If the block fails, a session that was not open before is closed again.
 
-        A session that is already open in this process is closed and opened again, unless it is busy or has a result
-        that could not be stored yet.
+        If the session is already open in this process, it is closed and opened again, so that the request takes effect.
+        It stays open while it is busy, while it has a result that could not be stored yet, or, on a shared host, if
+        other clients use it.
         """
         self.requester.check(request)
         store, host = await self.store(), self.host
@@ -326,7 +344,8 @@ class OpenSessions:
                 raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
-        """:raises ArgumentError: a directory is missing, although no other machine has it for this session."""
+        """Checks a request with a directory that does not exist here. It is valid only if the session's files are on
+        another machine. :raises ArgumentError: they are not."""
         row = await store.session(session_id)
         is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
@@ -334,7 +353,7 @@ class OpenSessions:
 
     @asynccontextmanager
     async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
-        """A session that is open already, now also on this connection. If the block fails, it is as before."""
+        """Opens a session on this connection that is already open in the host. If the block fails, undoes this."""
         known = self._opened.get(hosted.session.id)
         opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
         try:
@@ -345,7 +364,7 @@ class OpenSessions:
             raise
 
     async def _access(self, session_id: str) -> Access | None:
-        """What this connection may do with a session; None if it may not even see the session."""
+        """Returns this connection's access to a session, or None if the connection may not even see the session."""
         guarded = await self._guarded()
         return "own" if guarded is None else await guarded.access(session_id)
 
@@ -355,8 +374,8 @@ class OpenSessions:
         return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
-        """Leaves the sessions that are no longer shared with the user of this connection, and stops writing to those
-        that are shared only for reading now."""
+        """Checks this connection's access to each open session again. Leaves a session if the connection may no longer
+        see it, and only watches a session if the connection may now only read it."""
         for opened in tuple(self._opened.values()):
             access = await self._access(opened.session.id)
             if access is None:
@@ -377,11 +396,11 @@ class OpenSessions:
                 await hosted.session.branch.change(SessionChanges(config=config))
 
     async def close(self, session_id: str) -> None:
-        """Cancels what runs in a session and closes it. If other clients have opened it too, only leaves it.
+        """Cancels the turn of a session and closes the session. If other clients have opened it too, only leaves it.
 
-        :raises NoSuchSession: this connection has not opened it.
+        :raises NoSuchSession: this connection has not opened the session.
         """
-        await self.require(session_id, "read")  # a stranger must not wait for the lock of a session
+        await self.require(session_id, "read")  # others must not notice whether the session is locked
         async with self.host.lock(session_id):
             opened = self.opened(session_id)
             if opened.hosted.is_watched_without(self.origin) or not self._may_write(opened):
@@ -414,9 +433,9 @@ class OpenSessions:
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
-        """Closes a session if it is open, and leaves it out of lists from now on.
+        """Closes a session if it is open, and hides it from lists from now on.
 
-        :raises NoSuchSession: it does not exist.
+        :raises NoSuchSession: the session does not exist.
         """
         store = await self.store()
         await self.require(session_id, "own")
@@ -428,7 +447,7 @@ class OpenSessions:
                 await store.update_session(session_id, SessionChanges(archived=True))
 
     async def unarchive(self, session_id: str) -> None:
-        """Puts an archived session back on the list. :raises NoSuchSession: it does not exist."""
+        """Shows an archived session in lists again. :raises NoSuchSession: the session does not exist."""
         store = await self.store()
         await self.require(session_id, "own")
         async with self.host.lock(session_id):
@@ -436,7 +455,7 @@ class OpenSessions:
                 await self.host.change(session_id, SessionChanges(archived=False))
 
     async def set_title(self, session_id: str, title: str) -> None:
-        """Stores a title that crow does not replace. :raises NoSuchSession: the session does not exist."""
+        """Stores a title. Crow never replaces such a title. :raises NoSuchSession: the session does not exist."""
         store = await self.store()
         await self.require(session_id, "write")
         if session_id in self._opened:
@@ -449,7 +468,7 @@ class OpenSessions:
                 await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
 
     async def status(self, session_id: str) -> Literal["open", "saved"]:
-        """Whether a session is open in this process. Changes nothing. :raises NoSuchSession: it does not exist."""
+        """Returns whether a session is open in this process. :raises NoSuchSession: the session does not exist."""
         hosted = self.host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
         if self.host.is_shared or not is_open:
@@ -457,7 +476,10 @@ class OpenSessions:
         return "open" if is_open else "saved"
 
     async def _close_everywhere(self, store: Store, session_id: str) -> None:
-        """Closes a session on all connections, if it is open. :raises NoSuchSession: this connection may not see it."""
+        """Closes a session on all connections, if it is open.
+
+        :raises NoSuchSession: this connection may not see the session.
+        """
         hosted = self.host.open.get(session_id)
         if hosted is not None:
             if self.host.is_shared:
@@ -466,9 +488,9 @@ class OpenSessions:
             await self.host.close(hosted)
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """The modes and config options, for the response to the request that has just opened a session.
+        """Returns the modes and config options of a session, for the response to the request that has just opened it.
 
-        Right after that response, the commands, usage and title are sent, followed by all other updates.
+        Right after that response, sends the session's commands, usage and title, and then all other updates.
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
@@ -481,7 +503,7 @@ class OpenSessions:
         return answer | ({"_meta": meta} if meta else {})
 
     def options(self, session: Session) -> list[dict[str, Any]]:
-        """All config options of a session."""
+        """Returns all config options of a session."""
         row, caps = session.branch.row, self.caps
         model = row.model or self.host.dependencies.model
         config = {"auto_compact": self.host.dependencies.auto_compact, **row.config}
@@ -498,8 +520,10 @@ class OpenSessions:
         draft: Draft | None = None,
         is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait. `draft` is the unfinished answer of
-        another process."""
+        """Opens a session in the host, and on this connection. Does not wait.
+
+        `draft` is the unfinished answer if another process runs a turn of the session, else None.
+        """
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
         servers = _merge_servers(dependencies.servers, request.servers)
@@ -531,14 +555,14 @@ class OpenSessions:
     def _attach(
         self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
     ) -> OpenSession:
-        """Adds a client to a session of a shared host. The client sends nothing until `introduce`."""
+        """Adds this connection's client to a session of a shared host. Updates wait until `introduce`."""
         session = hosted.session
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
         attachment = hosted.clients.attach(client, origin=self.origin, may_write=not is_watcher, drop=self._drop)
         if self.requester.view is not None:
             attachment.check = partial(self.require, session.id)
-        # Only a user of this machine has the same files in the editor.
+        # The editor of a remote user has other files, so only the editor of a local user serves files.
         if self.requester.may_configure and isinstance(session.workspace, SharedWorkspace):
             attachment.editor = self._through_editor(session.id, session.workspace.disk)
         opened = OpenSession(session=session, client=client, hosted=hosted, contents=contents, attachment=attachment)
@@ -546,7 +570,10 @@ class OpenSessions:
         return opened
 
     def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
-        """The workspace `disk` as this connection's editor serves it; None if it serves nothing."""
+        """Returns a workspace in which this connection's editor serves files and terminals, and `disk` the rest.
+
+        Returns None if the editor serves neither.
+        """
         dependencies, caps = self.host.dependencies, self.caps
         in_terminals = dependencies.editor_terminals and caps.terminals
         if not (caps.reads_files or caps.writes_files or in_terminals):
@@ -567,17 +594,18 @@ class OpenSessions:
         )
 
     def _bind(self, client: SessionClient, session: Session) -> None:
-        """Called when a client and its session are made."""
+        """Does nothing. A subclass can connect a new client with its session here."""
 
     def _drop(self, reason: str) -> None:
-        logger.warning("A client is dropped: %s", reason)
+        logger.warning("A client is disconnected: %s", reason)
         self._connection.stop(reason)
 
     async def _update(self, store: Store, tail: Tail, request: OpenRequest) -> Tail:
-        """Store the directories, model and configuration of `request`, and return the changed session. A change of the
-        model is also stored as an entry.
+        """Stores the directories, model and configuration of `request`, and returns the changed session.
 
-        If the database cannot be written, directories and model change only in the returned row.
+        A change of the model is also stored as an entry.
+
+        If the database cannot be written, the directories and the model change only in the returned session.
 
         :raises StoreUnavailable: the configuration cannot be stored.
         """
@@ -603,7 +631,7 @@ class OpenSessions:
                     return replace(tail, row=await store.session(row.id), entries=(*tail.entries, *stored))
             return replace(tail, row=await store.update_session(row.id, changes))
         except StoreUnavailable as error:
-            logger.warning("The directory %s of session %s is not stored: %s", cwd, row.id, error)
+            logger.warning("The directory %s of session %s could not be stored: %s", cwd, row.id, error)
             row = replace(row, cwd=cwd, additional_directories=directories, model=model, permissions=rules)
             return replace(tail, row=row)
 
@@ -619,7 +647,7 @@ class OpenSessions:
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
     async def _warn_about_files(self, opened: OpenSession) -> None:
-        """Tells the user, after the response, that the session can be read here but not prompted."""
+        """After the response, tells the user if the session can only be read here, because its files are elsewhere."""
         problem = await opened.session.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
@@ -648,12 +676,13 @@ class OpenSessions:
 
 
 def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
-    """A session's configuration with changes; None removes a member."""
+    """Returns a session's configuration with `changes` applied. A change to None removes the member."""
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
 def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
-    """A session as `session/list` shows it. `archived` is unstable, so only a client that asked about it gets it."""
+    """Returns a session as an item of the response to `session/list`. The unstable member `archived` is included only
+    for a client that asked for archived sessions."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
     if tells_archived:
         info["archived"] = row.archived
@@ -675,10 +704,10 @@ def _iso_time(ms: int) -> str:
 
 
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
-    """The user's servers, followed by the editor's servers. A server that both have is included only once.
+    """Returns the user's servers, followed by the editor's. A server that is in both lists is included only once.
 
-    Two different servers with the same name are both included, because the user's rules for one server must not apply
-    to the other.
+    If two different servers have the same name, both are included, because the user's rules for one must not apply to
+    the other.
     """
 
     def identity(server: McpServer) -> tuple[str, ...]:

@@ -17,19 +17,21 @@ Update: TypeAlias = dict[str, Any]
 ERROR_CODE = -32603
 STOP_REASONS = frozenset({"end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled", "error"})
 MAX_REPLAYED = 200
-"""The histories of a session's newest sub-agents, at most this many, are replayed. Older ones are only announced."""
+"""A replay of a session sends the histories of at most this many of its newest sub-agents. Older sub-agents are only
+announced."""
 
 CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
-"""What the client may do with a sub-agent that was announced to it."""
+"""The capabilities of a sub-agent's session, as they are announced to the client."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """What a replay of the session `session_id` knows about its sub-agents.
+    """The sub-agents of the session `session_id`, as a replay of the session finds them.
 
-    If a sub-agent is replayed as part of the session that it works for, `parent_id` is that session. `tasks` maps the
-    id of each `task` call to the sub-agent that got its order, and `answers` maps it to the sub-agent's answer. The
-    replay of a sub-agent adds to both. `known` contains the sub-agents that were announced.
+    If the session is itself a sub-agent, and is replayed together with the session that it works for, `parent_id` is
+    the id of that session. The keys of `tasks` and `answers` are ids of `task` calls. Their values are the id of the
+    sub-agent that carried out the call, and its answer. The replay of a sub-agent adds to both. `known` contains the
+    ids of the sub-agents that were announced.
     """
 
     session_id: str
@@ -39,13 +41,13 @@ class Family:
     known: set[str] = field(default_factory=set)
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
-        """The sub-agent that carried out a call, if the client knows it."""
+        """Returns the id of the sub-agent that carried out a call, or None if the client does not know it."""
         named = task_of(result) if result is not None else None
         return self.tasks.get(call.call_id) or (named if named in self.known else None)
 
 
 def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> SubagentChanged:
-    """What is known about a sub-agent after `event`."""
+    """Returns the state of a sub-agent after `event`. `known` is its state before."""
     if known is None:
         return event
     title = known.title if event.title is None else event.title
@@ -53,12 +55,13 @@ def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> Subag
 
 
 def link(session_id: str) -> Fields:
-    """A link to a session, as content of a tool call."""
+    """Returns a link to a session, as content of a tool call."""
     return {"type": "session", "sessionId": session_id}
 
 
 def subagent_update(event: SubagentChanged, usage: Fields | None = None) -> Update:
-    """Tells the session's client about a sub-agent. `usage` is what its last turn used."""
+    """Returns an update that tells the session's client about a sub-agent. `usage` has the token counts of the
+    sub-agent's last turn."""
     update: Update = {"sessionUpdate": "subagent_update", "sessionId": event.session_id}
     if event.title is not None:
         update |= {"title": title_line(event.title), "capabilities": dict(CAPABILITIES)}
@@ -81,7 +84,7 @@ def _stop(stop: str, detail: str) -> Fields:
 
 
 def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:
-    """A message between two sessions, as the session `seen_by` shows it. A long text is sent in pieces."""
+    """Returns updates that show a message between two sessions in the session `seen_by`. A long text is split."""
     other = "recipientMessageId" if seen_by == message.sender else "senderMessageId"
     first, *rest = split_text(limit_text(message.text)) or [""]
     update: Update = {
@@ -104,7 +107,7 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """The instructions that a call of `task` gave to the sub-agent. None if the arguments contain no prompt."""
+    """Returns the instructions that a `task` call gave to the sub-agent, or None if its arguments have no prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
         return None
@@ -112,7 +115,8 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """The answer to a call of `task`: the text in its result, or else the text `later`. None if both are missing."""
+    """Returns the sub-agent's answer to a `task` call: the text in the call's result, or else the text `later`. Returns
+    None if there is neither."""
     text = answer_text(result) or later
     if text is None:
         return None

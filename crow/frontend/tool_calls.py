@@ -1,6 +1,6 @@
-"""Tool calls as clients see them, and the size limits of everything that is sent to a client.
+"""Converts tool calls into fields for clients, and limits the size of everything that is sent to a client.
 
-Live updates, replay and permission requests use the same functions, so that a call looks the same everywhere.
+Live updates, replays and permission requests use the same functions, so a call looks the same everywhere.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from crow.tools import PlannedCall
 Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
-"""The maximum size of a line that crow sends. The limits for the parts of one update add up to less than this. All
-sizes are in bytes of JSON."""
+"""The maximum size of a line that crow sends. The limits of the parts of one update add up to less than this. All sizes
+here are in bytes of JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -40,8 +40,10 @@ QUESTION_CHARS = 16_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """The most bytes of each part of a call that are sent. Without `repeats_output`, text in the content of a call is
-    not sent a second time in its raw output."""
+    """The limits for the parts of one call, in bytes of JSON.
+
+    If `repeats_output` is false, text that is already in the content of a call is left out of its raw output.
+    """
 
     text: int = _TEXT_BYTES
     arguments: int = _INPUT_BYTES
@@ -53,11 +55,11 @@ class CallLimits:
 
 STANDARD = CallLimits()
 FULL = CallLimits(text=300_000, repeats_output=False)
-"""The limits of a replay for a client that asked for everything. They add up to less than a line."""
+"""The limits of a replay for a client that asked for whole results. They add up to less than the limit for a line."""
 
 
 def short_limits(result_bytes: int) -> CallLimits:
-    """The limits of a replay whose results were shortened to about `result_bytes` each when they were read."""
+    """Returns the limits of a replay for which each stored result was shortened to about `result_bytes`."""
     return CallLimits(
         arguments=max(1_000, 2 * result_bytes),
         raw_output=max(1_000, result_bytes),
@@ -83,7 +85,7 @@ def call_fields(
     arguments: str | None = None,
     limits: CallLimits = STANDARD,
 ) -> Fields:
-    """Id, title, kind and locations of a call; also its name and input if they are given."""
+    """Returns the id, title, kind and locations of a call, and its name and input if they are given."""
     fields: Fields = {
         "toolCallId": call_id,
         "title": title_line(announcement.title, _TITLE_CHARS) or title_line(name) or "Tool call",
@@ -103,14 +105,14 @@ def call_fields(
 
 
 def raw_input(arguments: str, limit: int = _INPUT_BYTES) -> object:
-    """The arguments as an object, with hidden characters escaped and long texts cut."""
+    """Returns the arguments as an object, with hidden characters escaped and long texts cut."""
     value = parsed_arguments(arguments)
     short = limit_json({"arguments": arguments} if value is None else value, limit)
     return limit_json(_escaped(short), limit)
 
 
 def parsed_arguments(arguments: str) -> Fields | None:
-    """The arguments as an object; None if they are not a JSON object or nest too deeply."""
+    """Returns the arguments as an object, or None if they are not a JSON object or are nested too deeply."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -124,7 +126,7 @@ def is_plain(text: str) -> bool:
 
 
 def _escaped(value: object) -> object:
-    """A JSON value with hidden characters escaped in its strings and keys."""
+    """Returns a copy of a JSON value, with hidden characters escaped in its strings and keys."""
     match value:
         case str():
             return safe(value)
@@ -137,7 +139,8 @@ def _escaped(value: object) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """Builds an announcement for a call stored without one. The title is the command, or the name and main argument."""
+    """Builds an announcement for a call that was stored without one. Its title is the command, or the tool's name and
+    main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
@@ -147,7 +150,7 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
-    """The content of a finished call: its diffs, or the result's text followed by images and attachments."""
+    """Returns the content of a finished call: its diffs, or the text of its result, then its images and attachments."""
     if result.announcement.diffs and not result.is_error:
         return diff_contents(result.announcement.diffs, limits.diffs)
     images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
@@ -162,13 +165,14 @@ def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[F
 
 
 def output_text(result: ToolResult) -> str:
-    """What a command printed, if the tool returned that separately; else the result's text for the model."""
+    """Returns the output of a command if the tool returned it separately, else the text of the result for the model."""
     output = result.raw_output.get("output")
     return output if isinstance(output, str) and output else result.text
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPUT_BYTES) -> Fields:
-    """The field `rawOutput`, unless it would be empty. `with_text=False` leaves out what a terminal already shows."""
+    """Returns the field `rawOutput`, or no field if it would be empty. `with_text=False` leaves out the text, because a
+    terminal already shows it."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
@@ -176,29 +180,29 @@ def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPU
 
 
 def text_content(text: str) -> Fields:
-    """A text as tool call content."""
+    """Returns a text as content of a tool call."""
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
 def shown_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Text from a tool, with hidden characters escaped, and shortened if it is long."""
+    """Returns a tool's text for the client: hidden characters are escaped, and a long text is shortened."""
     return _cut(text, limit, safe)[0]
 
 
 def console_block(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Command output as a Markdown code block."""
+    """Returns the output of a command as a Markdown code block."""
     return fenced(shown_text(text, limit), "console")
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A text as a Markdown code block; the fence is longer than any run of backticks in it."""
+    """Returns a text as a Markdown code block. The fence is longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _result_text(result: ToolResult, limit: int) -> str:
-    """The result's text for clients that render Markdown. It is a code block if Markdown would change the text."""
+    """Returns the result's text for clients that render Markdown: as a code block if Markdown would change the text."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
     if not text.strip():
@@ -209,7 +213,7 @@ def _result_text(result: ToolResult, limit: int) -> str:
     if kind == "search" and not result.is_error:
         return fenced(text)
     if kind == "read" and not result.is_error:
-        # Indented text is a code block too. A fence could clash with the fence that some clients put around files.
+        # An indented text is a code block too. Some clients put a fence around a file, so a second fence could clash.
         return textwrap.indent(text, "    ")
     return text
 
@@ -223,15 +227,15 @@ ACCESS_WORDS = {
         "It is not confined, because commands cannot be confined here: it can do everything that you can."
     ),
 }
-"""What a command may do, for the user who has to allow it."""
+"""The sentences that tell the user what a command could do if the user allows it."""
 
 
 def question_contents(
     plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
 ) -> tuple[list[Fields], bool]:
-    """Returns the content of a permission request, which shows what the call would do, and whether it shows everything.
+    """Returns the content of a permission request, and whether that content shows the whole call.
 
-    `has_network`: whether commands with the access `write` may use the network. `reason` says why crow asks.
+    `has_network` means that commands with the access `write` may use the network. `reason` says why crow asks.
     """
     contents, hidden_changes = diff_view(plan.announcement.diffs)
     hidden = 0
@@ -248,7 +252,7 @@ def question_contents(
             add(plan.argument, "sh")
         case "external" if plan.review_text:
             server = in_title(title_line(plan.argument or name))
-            blocks.append(f"MCP server {server} asks your model to answer this, and gets the answer:")
+            blocks.append(f"MCP server {server} sends this request to your model and gets the answer:")
             add(plan.review_text)
         case "external":
             inner = parsed_arguments(arguments)
@@ -280,7 +284,8 @@ def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
 
 
 def _attachment_block(attachment: Attachment, room: int) -> Fields:
-    """The attachment as a content block. If its data takes more than `room` bytes, the block is a link or a note."""
+    """Returns an attachment as a content block. If its data takes more than `room` bytes, the block is a link or a
+    note."""
     name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
     uri = attachment.uri if is_link(attachment.uri) else None
@@ -296,19 +301,21 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
 
 
 def is_link(uri: str | None) -> bool:
-    """Whether a client may offer to open the URI: it is a web page or a file on this machine, and not too long."""
+    """Whether a client may offer to open the URI. It may if the URI is not too long, and names a web page or a file on
+    this machine."""
     if uri is None or len(uri) > _URI_CHARS or not is_plain(uri):
         return False
     return uri.lower().startswith(("https://", "http://", "file:///"))
 
 
 def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
-    """Diffs of the whole texts. If these are too large together, only the changed regions and a note that says so."""
+    """Returns the diffs with the whole texts of the files. If these take more than `limit` bytes, returns only the
+    changed regions, and a note that says so."""
     return diff_view(diffs, limit)[0]
 
 
 def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fields], int]:
-    """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
+    """See `diff_contents`. Also returns the number of characters of the changed regions that are not shown."""
     diffs = tuple(diffs)
     if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= limit:
         whole: list[Fields] = [DiffFields(diff, DiffHunk(1, 1, diff.old_text or "", diff.new_text)) for diff in diffs]
@@ -332,8 +339,10 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
 
 
 def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
-    """Chooses regions from the beginning and the end that together take at most `room` of `limit` bytes. Returns their
-    diffs by index, and how many characters of `regions` are not shown."""
+    """Chooses regions from the beginning and the end that together take at most `room` of `limit` bytes.
+
+    Returns the diffs of these regions by index, and the number of characters of `regions` that are not shown.
+    """
     shown: dict[int, Fields] = {}
     left = room
     hidden = 0
@@ -361,10 +370,10 @@ def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: 
 
 
 class DiffFields(dict[str, Any]):
-    """A diff as content of a tool call, and what version 2 of the protocol needs to know about it.
+    """A diff as content of a tool call, with more attributes for version 2 of the protocol.
 
-    `old_line` and `new_line` are the numbers of the texts' first lines in the file. `is_new` means that the file did
-    not exist before. `is_cut` means that the texts are not whole.
+    `old_line` and `new_line` are the line numbers in the file at which the old and the new text begin. `is_new` means
+    that the file did not exist before. `is_cut` means that the texts are not complete.
     """
 
     __slots__ = ("is_cut", "is_new", "new_line", "old_line")
@@ -379,17 +388,17 @@ class DiffFields(dict[str, Any]):
 
 
 def json_bytes(value: object) -> int:
-    """The size of `value` as JSON on the wire, in bytes."""
+    """Returns the size of `value` as JSON, in bytes, as it would be sent."""
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """`text`, or its beginning and end around a marker if it is larger than `limit` bytes of JSON."""
+    """Returns `text` if it takes at most `limit` bytes of JSON, else its beginning and end with a marker between."""
     return _cut(text, limit)[0]
 
 
 def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """See `limit_text`; `change` is applied to what is shown. Also returns how many characters are left out."""
+    """See `limit_text`. Applies `change` to the text that is kept. Also returns the number of characters left out."""
     if len(text) <= limit and _fits(shown := change(text), limit):
         return shown, 0
     keep = min(limit, len(text))
@@ -403,8 +412,8 @@ def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """Returns `text`, or its beginning and end (`keep` characters together) around a marker. Also returns how many
-    characters are left out."""
+    """Returns `text` if it has at most `keep` characters, else its beginning and end, which have `keep` characters
+    together, with a marker between. Also returns the number of characters left out."""
     if len(text) <= keep:
         return text, 0
     head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
@@ -413,7 +422,7 @@ def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
 
 
 def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
-    """`text` in pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
+    """Splits `text` into pieces of at most `limit` bytes of JSON each. An empty text has no pieces."""
     if _fits(text, limit):
         return [text] if text else []
     step = max(1, (limit - 2) // 6)  # a character takes at most six bytes
@@ -421,7 +430,7 @@ def split_text(text: str, limit: int = PIECE_BYTES) -> list[str]:
 
 
 def limit_json(value: object, limit: int) -> object:
-    """A JSON value whose long strings and lists are shortened until the value takes at most `limit` bytes."""
+    """Returns a JSON value, with long strings and lists shortened so that it takes at most `limit` bytes."""
     max_items = 10_000
     for max_bytes in (limit // 2, 20_000, 5_000, 1_000, 200):
         if _fits(value, limit):
@@ -432,7 +441,7 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes. Encodes it only if the number of characters does not decide."""
+    """Whether `value` takes at most `limit` bytes. Encodes it only if its number of characters does not tell."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     if isinstance(value, dict) and _most_bytes(value) <= limit:
@@ -441,8 +450,8 @@ def _fits(value: object, limit: int) -> bool:
 
 
 def _most_bytes(value: dict[str, object]) -> float:
-    """An upper bound of the size of an object, found without encoding it; infinite if it has other values than texts,
-    truth values and small numbers."""
+    """Returns an upper bound of the size of an object, without encoding it. Returns infinity if the object contains
+    anything but texts, truth values and small numbers."""
     total = 2
     for key, item in value.items():
         if isinstance(item, str):
@@ -454,7 +463,7 @@ def _most_bytes(value: dict[str, object]) -> float:
 
 
 def _chars(value: object) -> int:
-    """Counts the characters of all strings in `value`, except keys: a lower bound of its size."""
+    """Returns a lower bound of the size of `value`: the number of characters in all its strings, without keys."""
     if isinstance(value, str):
         return len(value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

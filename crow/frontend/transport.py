@@ -1,4 +1,4 @@
-"""The SDK's transport over stdin and stdout: reads messages from one and writes messages to the other."""
+"""Carries messages over stdin and stdout, as a transport for the protocol's SDK."""
 
 from __future__ import annotations
 
@@ -25,46 +25,47 @@ Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
 CHUNK_BYTES = 256 * 1024
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""No further request is handled while more bytes than this wait for the editor to read them."""
+"""While more bytes than this wait for the editor to read them, no further request is handled."""
 
 LINE_OVERHEAD_BYTES = 4096
-"""A waiting line counts as this many bytes more than its size, because the task that sends it takes memory too."""
+"""Added to the size of each waiting line, because the task that sends the line takes memory too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""How many bytes of input are read ahead, approximately, while the editor does not read crow's output. Without reading
+"""While the editor does not read crow's output, about this many bytes of its input are read ahead. Without reading
 ahead, crow would not notice the end of stdin."""
 
 GIVE_UP_S = 0.3
-"""How long unanswered requests wait for an editor that has closed stdin and does not read crow's output."""
+"""If the editor has closed stdin and does not read crow's output, crow waits this many seconds before it gives up."""
 
 CLOSE_S = 0.2
-"""How long `close` waits for all waiting lines to be written."""
+"""`close` waits this many seconds for all waiting lines to be written."""
 
 FINISH_S = 3.0
-"""How long `close` waits in total for a partly written line and the last responses, if the editor keeps reading."""
+"""If the editor keeps reading, `close` has this many seconds to finish a line and to write the last responses."""
 
 STALLED_S = 0.5
-"""An editor that has read nothing for this long is assumed to have stopped reading."""
+"""An editor that has read nothing for this many seconds counts as no longer reading."""
 
 FAIR_S = 0.005
-"""How long a task may keep sending before other tasks get a turn."""
+"""A task may send messages for this many seconds before other tasks get a turn."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def claim_stdio() -> Iterator[tuple[int, int]]:
-    """Moves stdin and stdout to private descriptors that children do not inherit, and closes these at the end.
+    """Moves stdin and stdout to private descriptors, which child processes do not inherit. Closes both at the end.
 
-    Yields (read, write). Meanwhile descriptor 0 is empty, and descriptor 1 and `sys.stdout` write nowhere: no stray
-    print can break the protocol.
+    Yields the descriptor to read from and the one to write to. Meanwhile, descriptor 0 is empty, and descriptor 1 and
+    `sys.stdout` discard their output. So a stray `print` cannot break the protocol.
 
     :raises EditorError: stdin or stdout is closed.
     """
     try:
         source, sink = os.dup(0), os.dup(1)
     except OSError as error:
-        raise EditorError("stdin or stdout is closed; an editor must start `crow acp` with pipes for both.") from error
+        problem = "stdin or stdout is closed. An editor must start `crow acp` with a pipe for each of them."
+        raise EditorError(problem) from error
     try:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
@@ -79,39 +80,40 @@ def claim_stdio() -> Iterator[tuple[int, int]]:
 
 
 class Transport(Protocol):
-    """The SDK's `Transport`, and a way to stop it."""
+    """The transport of a connection: the SDK's `Transport` with a method to stop it."""
 
     async def receive(self) -> Message | None:
-        """The next message, or None if the client is gone. Never raises for an invalid message."""
+        """Returns the next message, or None if the client is gone. Never raises for an invalid message."""
         ...
 
     async def send(self, message: Message) -> None:
-        """Sends a message; waits while the client does not keep up. Responses and notifications to a client that is
-        gone are dropped.
+        """Sends a message. Waits while the client reads more slowly than crow sends.
+
+        If the client is gone, responses and notifications are discarded.
 
         :raises ConnectionError: `message` is a request, and the client is gone.
         """
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone; still sends pending output. A transport that can tells the client the
-        reason."""
+        """Acts as if the client were gone, but still sends pending output. Tells the client the reason if the transport
+        can."""
         ...
 
     async def close(self) -> None:
-        """Sends pending output, within time limits, and closes the connection."""
+        """Sends pending output for a limited time, and closes the connection."""
         ...
 
 
 class Wire:
-    """Converts between messages and lines of JSON, and finds the request that a response answers."""
+    """Converts between messages and lines of JSON, and matches responses with requests."""
 
     def __init__(self, observe: Observer | None = None) -> None:
         self._observe: Observer = observe or (lambda _direction, _line: None)
         self._open_requests: set[int | str] = set()
 
     def encode(self, message: Message) -> bytes:
-        """`message` as a line.
+        """Returns `message` as a line.
 
         :raises TypeError: a request or notification has a value that JSON does not have.
         :raises RecursionError: a request or notification is nested too deeply.
@@ -123,7 +125,7 @@ class Wire:
         except (TypeError, RecursionError):
             if "method" in message or "id" not in message:
                 raise
-            # Every request is answered, even if a bug in crow makes its result impossible to encode.
+            # Every request gets a response, even if a bug in crow makes the result impossible to encode.
             logger.exception("The response to request %r cannot be encoded as JSON", message["id"])
             error = FrameError(frames.INTERNAL_ERROR, "Internal error: see crow's log.", message["id"])
             line = frames.encode(error.response())
@@ -131,15 +133,15 @@ class Wire:
         return line
 
     def decode(self, line: bytes | FrameError) -> Message | FrameError | None:
-        """The message in `line`, or None if the line needs no handling. An invalid line is to be answered with the
-        error."""
+        """Returns the message in `line`, None if there is nothing to handle, or the error to answer an invalid line
+        with."""
         if isinstance(line, bytes):
             self._observe("in", line)
         message = frames.parse(line) if isinstance(line, bytes) else line
         return self._match_response(message) if isinstance(message, dict) and "method" not in message else message
 
     def _match_response(self, response: Message) -> Message | FrameError | None:
-        """The response with the exact id of its request: some clients return a number as a string."""
+        """Returns the response with the exact id of its request, because some clients return a number as a string."""
         given = response["id"]
         number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
         for request_id in (given, number):
@@ -152,13 +154,14 @@ class Wire:
 
 
 class FairSending:
-    """Gives other tasks a turn when one task sends many messages without ever waiting."""
+    """Gives other tasks a turn while one task sends many messages without waiting."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     async def rest(self) -> None:
-        """Call this after each message that was sent without waiting."""
+        """Gives other tasks a turn if this task has sent for too long. Must be called after each message that was sent
+        without waiting."""
         if self._since is None:
             self._since = time.monotonic()
             asyncio.get_running_loop().call_soon(self._reset)
@@ -170,9 +173,9 @@ class FairSending:
 
 
 class StdioTransport:
-    """The SDK's `Transport` over two descriptors of any kind, which stay open. Create it inside the event loop.
+    """A `Transport` over two file descriptors of any kind. It does not close them. Create it inside the event loop.
 
-    The transport itself answers a line that is not a valid message. Each sender waits until its line is written, so a
+    The transport itself answers lines that are not valid messages. Each sender waits until its line is written, so a
     slow editor slows down the turn, and memory use stays bounded.
     """
 
@@ -196,7 +199,10 @@ class StdioTransport:
         self._sending = FairSending()
 
     async def receive(self) -> Message | None:
-        """The next message; None when stdin has ended or the editor stopped reading. Never raises for a bad line."""
+        """Returns the next message, or None if stdin has ended or the editor has stopped reading.
+
+        Never raises for an invalid line.
+        """
         while True:
             while self._lines and not self._stopped and not self._sink.is_behind:
                 message = self._message(self._lines.popleft())
@@ -214,9 +220,9 @@ class StdioTransport:
                 self._at_end = not data
 
     async def send(self, message: Message) -> None:
-        """Writes one line and returns when it is written. If cancelled meanwhile, the whole line is still written.
+        """Writes one line, and returns when it is written. If the caller is cancelled, the line is still written whole.
 
-        Once the editor is gone, notifications and responses are dropped.
+        If the editor is gone, notifications and responses are discarded.
 
         :raises ConnectionError: `message` is a request, and the editor is gone.
         """
@@ -229,13 +235,13 @@ class StdioTransport:
             await self._sending.rest()
 
     def stop(self, reason: str = "") -> None:  # noqa: ARG002 - editors get no reason
-        """Acts as if stdin had ended; still writes pending output. May be called from the loop's signal handlers."""
+        """Acts as if stdin had ended, but still writes pending output. The loop's signal handlers may call this."""
         self._stopped = True
         self._source.end()
         self._sink.release_waiters()
 
     async def close(self) -> None:
-        """Writes pending output, within time limits, and makes the output descriptor blocking again."""
+        """Writes pending output for a limited time, and makes the output descriptor blocking again."""
         self._source.end()
         if self._reading is not None:
             await asyncio.wait([self._reading])
@@ -265,7 +271,7 @@ class StdioTransport:
         return self._sink.write(self._wire.encode(message), is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
-        """The message in `line`, or None if the line needs no handling. Answers an invalid line with an error."""
+        """Returns the message in `line`, or None if there is none to handle. Answers an invalid line with an error."""
         message = self._wire.decode(line)
         if isinstance(message, FrameError):
             self._write(message.response())
@@ -284,7 +290,7 @@ class WaitingLine:
 
 
 class Sink:
-    """Writes whole lines to a descriptor, in order. Lines wait while the reader does not keep up."""
+    """Writes whole lines to a descriptor, in order. If the reader is slow, lines wait in memory."""
 
     def __init__(self, fd: int, *, on_gone: Callable[[], None], max_waiting_bytes: int) -> None:
         self._fd = fd
@@ -298,7 +304,7 @@ class Sink:
         self._caught_up: asyncio.Future[None] | None = None
         self.is_gone = False
         mode = os.fstat(fd).st_mode
-        # Terminals and files stay blocking: a terminal may share its flags with the shell, and a file never blocks.
+        # Terminals and files stay blocking. A terminal may share its flags with the shell, and a file never blocks.
         can_watch = _can_watch(fd, self._loop.add_writer, self._loop.remove_writer)
         self._was_blocking = (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) and can_watch and os.get_blocking(fd)
         if self._was_blocking:
@@ -309,9 +315,9 @@ class Sink:
             self._loop.add_reader(fd, self._lose_reader)
 
     def write(self, line: bytes, *, is_response: bool) -> asyncio.Future[None] | None:
-        """Writes `line` now and returns None, or returns a future that is done when the line is written.
+        """Writes `line`. Returns None if it is written now, else a future that is done when it has been written.
 
-        `close` may drop lines that are not responses.
+        `close` may discard lines that are not responses.
         """
         if self.is_gone or (self._is_ending and not is_response):
             return None
@@ -333,7 +339,7 @@ class Sink:
         return self._waiting_bytes > self._max_waiting_bytes
 
     def caught_up(self) -> asyncio.Future[None]:
-        """A future that is done when the sink is no longer behind, or when `release_waiters` is called."""
+        """Returns a future that is done when the sink is no longer behind, or when `release_waiters` is called."""
         if self._caught_up is None or self._caught_up.done():
             self._caught_up = self._loop.create_future()
         return self._caught_up
@@ -346,7 +352,7 @@ class Sink:
     async def close(self) -> None:
         """Writes the waiting lines.
 
-        After `CLOSE_S`, finishes the line that it has begun, then writes only responses. Stops if the reader does.
+        After `CLOSE_S`, finishes the current line and then writes only responses. Stops if the reader stops reading.
         """
         started = self._loop.time()
         if self._waiting:
@@ -366,7 +372,7 @@ class Sink:
                 os.set_blocking(self._fd, True)
 
     def _write_some(self, rest: memoryview) -> memoryview:
-        """Writes as much as the reader takes; returns the remainder."""
+        """Writes as much as the reader takes, and returns the remainder."""
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
@@ -415,7 +421,7 @@ class Sink:
 
 
 def _open_source(fd: int) -> WatchedSource | ThreadSource:
-    """A source of bytes for any kind of descriptor."""
+    """Returns a source of bytes that suits the kind of the descriptor."""
     loop = asyncio.get_running_loop()
     # Some loops accept a file to watch, but never report the file's end.
     if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
@@ -424,7 +430,7 @@ def _open_source(fd: int) -> WatchedSource | ThreadSource:
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
-    """Whether the loop can watch this descriptor: never on Windows, and never if the device is always ready."""
+    """Whether the event loop can watch this descriptor. It cannot on Windows, nor if the device is always ready."""
     try:
         add(fd, lambda: None)
         remove(fd)
@@ -434,9 +440,9 @@ def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: 
 
 
 class WatchedSource:
-    """Reads a pipe, socket or terminal when the loop reports it ready.
+    """Reads a pipe, socket or terminal whenever the event loop reports that it is ready.
 
-    The descriptor may be blocking. Making it non-blocking would affect every process that shares it.
+    The descriptor stays blocking if it is, because making it non-blocking would affect every process that shares it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -446,7 +452,7 @@ class WatchedSource:
         self._ended = False
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end. Only one task may read."""
+        """Returns the next bytes, or empty bytes at the end. Only one task may read at a time."""
         while not self._ended:
             self._ready = self._loop.create_future()
             self._loop.add_reader(self._fd, self._wake)
@@ -464,7 +470,7 @@ class WatchedSource:
         return b""
 
     def end(self) -> None:
-        """Acts as if the end had been reached; wakes the reading task."""
+        """Acts as if the end had been reached, and wakes the reading task."""
         self._ended = True
         self._wake()
 
@@ -474,7 +480,8 @@ class WatchedSource:
 
 
 class ThreadSource:
-    """Reads a descriptor that the loop cannot watch. Uses a daemon thread per chunk, which never delays the exit."""
+    """Reads a descriptor that the event loop cannot watch. A daemon thread reads each chunk, so a read that blocks does
+    not delay the exit."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

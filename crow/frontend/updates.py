@@ -1,4 +1,4 @@
-"""Converts events of a session, live or replayed, into `session/update` payloads."""
+"""Converts the events of a session into the updates that a client gets, both live and in a replay."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class _OpenCall:
     """An announced call that has not ended.
 
     `in_terminal` is the output that was sent to the client's terminal, or None without a terminal. `content` is the
-    content that the client shows. `subagent` is the sub-agent that carries out the call, if the client knows it.
+    content that the client shows. `subagent` is the id of the sub-agent that carries out the call, or empty if there is
+    none or the client does not know it.
     """
 
     announcement: Announcement
@@ -77,7 +78,7 @@ class _OpenCall:
 
 @dataclass(slots=True)
 class _OpenMessage:
-    """The message that is being streamed: the text and thought that were sent so far."""
+    """The message that is being streamed, with the text and the thought that were sent so far."""
 
     message_id: str
     text: list[str] = field(default_factory=list)
@@ -87,9 +88,9 @@ class _OpenMessage:
 class LiveUpdates:
     """Converts events of a running session into updates for one client.
 
-    Remembers unfinished calls and the unfinished message. So updates contain only what is new, and `catch_up` can
-    update a client that has just loaded the session. Every update of a tool call has a status. `cwd` is shown in
-    terminals. `new_id` makes ids for messages that are not stored.
+    It remembers the unfinished calls and the unfinished message. So each update contains only news, and `catch_up` can
+    send them to a client that has just loaded the session. Every update of a tool call has a status. `cwd` is the
+    directory to show in terminals. `new_id` makes ids for messages that are not stored.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class LiveUpdates:
         self._message = _OpenMessage("")
 
     def updates(self, event: Event) -> tuple[Update, ...]:
-        """The updates for `event`, in order. `SessionClient` adds the lists of options and commands."""
+        """Returns the updates for `event`, in order. `SessionClient` adds the lists of options and commands."""
         match event:
             case events.EntryStored(entry=entry):
                 return self._stored(entry)
@@ -161,16 +162,16 @@ class LiveUpdates:
 
     @property
     def message(self) -> tuple[str, str, str]:
-        """The id, thought and text of the unfinished message; empty if there is none."""
+        """The id, thought and text of the unfinished message. All three are empty if there is none."""
         return self._message.message_id, "".join(self._message.thought), "".join(self._message.text)
 
     def catch_up(
         self, *, ended: Iterable[CallRef] = (), shown: Collection[str] = (), cursor: Cursor | None = None
     ) -> tuple[Update, ...]:
-        """The unfinished message and calls, for a client that has just received the stored history.
+        """Returns updates with the unfinished message and calls, for a client that has just got the stored history.
 
-        Leaves out the calls that `ended` in that history, and the message if its id is among the messages `shown`
-        there. With `cursor`, also leaves out what the client has been sent before, except that open calls are repeated.
+        Leaves out the calls that `ended` in that history, and the message if `shown` contains its id. With `cursor`,
+        also leaves out the text and the output that the client has already been sent.
         """
         for call in ended:
             self._calls.pop(call, None)
@@ -190,14 +191,15 @@ class LiveUpdates:
         return tuple(updates)
 
     def ended_elsewhere(self, call: CallRef, result: ToolResult | None) -> tuple[Update, ...]:
-        """The end of a call of which the client knows, and which is neither running nor in the session's own log."""
+        """Returns updates that end a call. The client knows the call, but it is no longer running, and its entry is not
+        in the session's own log."""
         if result is not None:
             return _finished_call(result, by_id=self._caps.plans)
         return (_call_update(call, _ended_status(self._caps)),)
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
-        """The content of a permission request for an announced call: `content`, followed by the call's terminal if
-        there is one. Clients show it in place of what the call showed before."""
+        """Returns the content of a permission request for an announced call: `content`, then the call's terminal if it
+        has one. Clients show this in place of the earlier content of the call."""
         opened = self._calls.get(call)
         if opened is None:
             return content
@@ -233,14 +235,14 @@ class LiveUpdates:
                 return self._remark(f"mask_{entry.id}", f"(Older tool outputs elided: {_token_change(mask)}.)")
             case entries.Assistant():
                 self._message = _OpenMessage("")
-                return ()  # its text was streamed
-            case entries.TurnEnd(stop="interrupted", detail=detail):  # another process has died
+                return ()  # the text of the answer was streamed
+            case entries.TurnEnd(stop="interrupted", detail=detail):  # the process that ran the turn has died
                 return _remark_updates(f"turn_end_{entry.id}", f"({detail or INTERRUPTED_TURN})")
             case _:
-                return ()  # the client already shows its user's prompt; other entries are not shown
+                return ()  # the client already shows the prompt of its user, and no other entry is shown
 
     def _call_updates(self, call: CallRef, opened: _OpenCall) -> tuple[Update, ...]:
-        """The call in its present state, for a client that does not know the call yet."""
+        """Returns updates with the current state of the call, for a client that does not know the call yet."""
         fields = call_fields(call.call_id, opened.announcement, name=opened.name, arguments=opened.arguments)
         opened.content = [link(opened.subagent)] if opened.subagent else diff_contents(opened.announcement.diffs)
         if opened.in_terminal is not None:
@@ -270,7 +272,7 @@ class LiveUpdates:
         return (_update("tool_call", status="in_progress") | call_fields(call.call_id, announcement),)
 
     def _linked(self, call_id: str, session_id: str) -> tuple[Update, ...]:
-        """Link a running call to the session of the sub-agent that carries it out."""
+        """Returns an update that links a running call to the session of the sub-agent that carries it out."""
         found = next((each for each in self._calls.items() if each[0].call_id == call_id), None)
         if found is None or not self._caps.subagents:
             return ()
@@ -326,7 +328,7 @@ class LiveUpdates:
         return (update | {"content": content},)
 
     def _remark(self, message_id: str, words: str) -> tuple[Update, ...]:
-        """A remark by crow, marked for clients that keep it apart from the model's answer."""
+        """Returns updates with a remark by crow, marked as a remark for clients that do not show it as an answer."""
         mark = {"_meta": {"crow": {"remark": True}}} if self._caps.marked_remarks else {}
         return tuple(update | mark for update in _remark_updates(message_id, words))
 
@@ -344,10 +346,10 @@ class LiveUpdates:
 
 
 class ReplayLimits:
-    """How much of each call a replay sends. The longer the history is, the less of each call is sent.
+    """The limits for the parts of each call in a replay. The longer the history is, the lower the limits are.
 
     If several histories are replayed, such as those of sub-agents, the entries of the earlier histories count too.
-    `is_full` means that the client asked for everything.
+    `is_full` means that the client asked for whole results.
     """
 
     def __init__(self, *, is_full: bool = False) -> None:
@@ -355,11 +357,13 @@ class ReplayLimits:
         self._entries = 0
         self.calls = tool_calls.FULL if is_full else tool_calls.STANDARD
         self.answer_bytes = REPLAY_ANSWER_BYTES
-        """The answer of a slash command has at most this many bytes."""
+        """The limit for the answer of a slash command, in bytes."""
 
     def result_bytes(self, entries: int) -> int | None:
-        """Sets the limits for the next history, which has this many entries. Returns how many bytes of each tool result
-        to read at most, or None to read all."""
+        """Sets the limits for the next history, which has this many entries.
+
+        Returns the number of bytes to read of each tool result at most, or None to read whole results.
+        """
         self._entries += entries
         most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
         if self._is_full or most >= tool_calls.STANDARD.text:
@@ -373,10 +377,10 @@ class ReplayLimits:
 class ReplayUpdates:
     """Converts a stored history into updates for one client.
 
-    Takes every event of `crow.domain.replay.Replay` in order. A call becomes one update with its final status. If a
-    turn showed nothing, a remark is added at its end.
+    `updates` must get every event of `crow.domain.replay.Replay`, in order. A call becomes one update with its final
+    status. If a turn has no answer, a remark is added at its end.
 
-    With `family`, the messages between the session and its sub-agents are shown, too.
+    With `family`, the messages between the session and its sub-agents are shown too.
     """
 
     def __init__(
@@ -387,12 +391,12 @@ class ReplayUpdates:
         self._family = family
         self._order = self._text = ""
         self.stop = self.detail = ""
-        """How the last turn ended."""
+        """The stop reason of the last turn."""
         self._announced: dict[CallRef, events.CallAnnounced] = {}
         self._is_answered = True
 
     def updates(self, event: Event) -> tuple[Update, ...]:
-        """The updates for `event`."""
+        """Returns the updates for `event`."""
         match event:
             case events.EntryStored(entry=entry):
                 updates = self._stored(entry)
@@ -414,7 +418,7 @@ class ReplayUpdates:
         return updates
 
     def note_sent(self) -> None:
-        """The client was sent a part of the answer to the present prompt earlier."""
+        """Notes that the client was already sent a part of the answer to the current prompt."""
         self._is_answered = True
 
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
@@ -449,7 +453,7 @@ class ReplayUpdates:
                 return ()
 
     def _ordered(self, family: Family, call_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
-        """The prompt that a sub-agent got from its session."""
+        """Returns updates with the prompt that a sub-agent got from its parent session."""
         self._order = call_id
         family.tasks[call_id] = family.session_id
         order = events.SessionMessage(
@@ -461,7 +465,7 @@ class ReplayUpdates:
         return message_updates(order, family.session_id)
 
     def _answered(self, stop: str) -> tuple[Update, ...]:
-        """The answer that a sub-agent sent to its session."""
+        """Returns updates with the answer that a sub-agent sent to its parent session."""
         if self._family is None or not self._order or stop != "end_turn" or not self._text:
             return ()
         self._family.answers[self._order] = self._text
@@ -476,7 +480,7 @@ class ReplayUpdates:
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
     ) -> tuple[Update, ...]:
-        """Add the link to the sub-agent, the order and the answer to the updates of a call of `task`."""
+        """Adds a link to the sub-agent, its instructions and its answer to the updates of a `task` call."""
         family = self._family
         task = family.task(call, result) if family is not None else None
         if family is None or task is None:
@@ -507,7 +511,7 @@ class ReplayUpdates:
         return self._with_messages((update,), event.call, announced.arguments)
 
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
-        """A remark if the turn ended badly or without an answer.
+        """Returns updates with a remark if the turn failed or has no answer, else no updates.
 
         Without the remark, nothing would separate this turn's prompt from the next prompt, and clients would join them.
         """
@@ -526,21 +530,21 @@ class ReplayUpdates:
 
 
 def prompt_updates(message_id: str, parts: Sequence[Part]) -> tuple[Update, ...]:
-    """A prompt of the user."""
+    """Returns updates with a prompt of the user."""
     shown = [block for part in parts for block in blocks(part)]
     return tuple(_update("user_message_chunk", content=block, messageId=message_id) for block in shown)
 
 
 def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """A slash command as the user typed it. Its answer has the id `message_id`."""
+    """Returns updates with a slash command as the user typed it. `message_id` is the id of the command's answer."""
     return _chunks("user_message_chunk", limit_text(text), messageId=f"{message_id}_typed")
 
 
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
-    """The complete plan as updates; no updates if `items` is None.
+    """Returns updates with the complete plan, or no updates if `items` is None.
 
-    `by_id` means that the client supports the protocol's unstable updates for plans with ids. The client then gets
-    those updates, and is also told when the plan becomes empty.
+    `by_id` means that the client supports the protocol's unstable updates for plans with ids. It then gets those
+    updates, and also learns when the plan becomes empty.
     """
     if items is None:
         return ()
@@ -557,8 +561,8 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
 
 
 def usage_object(usage: Usage) -> Fields:
-    """The token counts of a turn, for the response to its prompt. Cached tokens are a part of the input, and thought
-    tokens a part of the output."""
+    """Returns the token counts of a turn, for the response to its prompt. The input includes cached tokens, and the
+    output includes thought tokens."""
     sent, made = usage.input_tokens or 0, usage.output_tokens or 0
     optional = {
         "thoughtTokens": usage.reasoning_tokens,
@@ -571,7 +575,7 @@ def usage_object(usage: Usage) -> Fields:
 
 
 def usage_update(event: events.ContextMeasured) -> Update:
-    """How full the context is, and the cost if it is known."""
+    """Returns an update with the size of the context, and with the cost if it is known."""
     update = _update("usage_update", used=max(0, event.used), size=max(0, event.size))
     return update if event.cost is None else update | {"cost": {"amount": event.cost, "currency": "USD"}}
 
@@ -590,24 +594,28 @@ def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """A remark by crow: a separate paragraph, even in clients that join all chunks. It may quote hostile text."""
+    """Returns updates with a remark by crow. It is a paragraph of its own even in clients that join all chunks.
+
+    The remark may quote hostile text, so hidden characters are escaped.
+    """
     return _text_updates(message_id, f"{safe(words)}\n\n")
 
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """A thought has a message id of its own, because clients join chunks with the same id."""
+    """Returns updates with a thought. They have a message id of their own, because clients join chunks with the same
+    id."""
     return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
 def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
-    """The next part of a summary. An empty `text` removes the parts that were sent before."""
+    """Returns updates with the next part of a summary. An empty `text` removes the parts that were sent before."""
     if not text:
         return (_update("compaction_update", compactionId=compaction_id, status="in_progress", summary=[]),)
     return _chunks("compaction_summary_chunk", text, compactionId=compaction_id)
 
 
 def _compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
-    """A compaction's state; `detail` is its summary or why it failed."""
+    """Returns an update with the state of a compaction. `detail` is its summary, or the reason why it failed."""
     update = _update("compaction_update", compactionId=compaction_id, status=status)
     if detail and status == "completed":
         update["summary"] = [{"type": "text", "text": piece} for piece in split_text(limit_text(detail))]
@@ -631,7 +639,7 @@ def _call_update(call: CallRef, status: str) -> Update:
 
 
 def _ended_status(caps: ClientCapabilities) -> str:
-    """The status of a call without a result."""
+    """Returns the status of an ended call that has no result."""
     return "cancelled" if caps.cancelled_calls else "failed"
 
 
@@ -646,7 +654,7 @@ def _finished_call(
     limits: CallLimits = tool_calls.STANDARD,
     by_id: bool,
 ) -> tuple[Update, ...]:
-    """A call that the client does not know yet, with its result. For `by_id` see `plan_updates`."""
+    """Returns updates with a call that the client does not know yet, and its result. For `by_id` see `plan_updates`."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
     content = tool_calls.result_contents(result, limits)
     update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
@@ -657,7 +665,7 @@ def _finished_call(
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
-    """The fields (title, kind or locations) that differ from what the client knows."""
+    """Returns those of the fields title, kind and locations that have changed since the client was sent them."""
     known = call_fields(call.call_id, opened.announcement)
     opened.announcement = announcement
     return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}
@@ -668,14 +676,14 @@ def _terminal_output(call: CallRef, text: str) -> Fields:
 
 
 def _terminal_exit(call: CallRef, code: object) -> Fields:
-    """The `terminal_exit` field. A negative `code` means that the signal with this number ended the command."""
+    """Returns the field `terminal_exit`. A negative `code` means that the signal with this number ended the command."""
     exited = isinstance(code, int) and code >= 0
     signal = f"signal {-code}" if isinstance(code, int) and code < 0 else None
     return {"terminal_id": call.call_id, "exit_code": code if exited else None, "signal": signal}
 
 
 def _terminal_end(result: ToolResult, sent: str) -> Fields:
-    """The exit status, and the output that was not sent to the terminal yet."""
+    """Returns the exit status, and the part of the output that was not sent to the terminal yet."""
     output = tool_calls.output_text(result)
     rest = output[len(sent) :] if output.startswith(sent) else f"\n{output}"
     meta: Fields = {"terminal_exit": _terminal_exit(result.call, result.raw_output.get("exit_code"))}

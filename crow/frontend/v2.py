@@ -39,16 +39,16 @@ REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_a
 
 
 class VersionedConnection(ClientConnection, Protocol):
-    """A connection whose requests can have the parameters of either version."""
+    """A connection whose requests can have the parameters of either version of the protocol."""
 
     checks_parameters: bool
     """Whether `run` checks the parameters of requests against version 1."""
 
 
 class SessionClientV2(SessionClient):
-    """The client of one session, in version 2.
+    """The client of one session, in version 2 of the protocol.
 
-    It also sends the state of the session, and each user message when that message has become part of the conversation.
+    It also sends the state of the session. It sends each prompt when the prompt becomes part of the conversation.
     `session` is set before the session starts.
     """
 
@@ -57,17 +57,17 @@ class SessionClientV2(SessionClient):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.known_commands: list[dict[str, Any]] | None = None
-        """The commands that the client knows."""
+        """The slash commands that the client has been sent."""
         self._wording = Wording()
         self._state = IDLE
         self._insertions: dict[str, asyncio.Future[str]] = {}
         self._names: dict[str, str] = {}  # tool names, by the ids of the calls that have not ended
         self._running_calls: set[str] = set()
         self._cancellable: set[str] = set()
-        self._questions: Counter[str] = Counter()  # open questions, by call id; the id is empty if no call asks
+        self._questions: Counter[str] = Counter()  # open questions by call id, which is empty if no call asks
 
     def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
-        """Returns the future message id of a prompt. It is set when the prompt has become part of the conversation."""
+        """Returns a future for the message id of a prompt. It is set when the prompt joins the conversation."""
         self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
         return future
 
@@ -78,7 +78,7 @@ class SessionClientV2(SessionClient):
             self._state = RUNNING
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:  # noqa: ARG002
-        """See `SessionClient.publish_shared`. In version 2, clients are shown their own prompts, too."""
+        """See `SessionClient.publish_shared`. In version 2, a client is sent its own prompts too."""
         await self.publish(event)
 
     async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:  # noqa: ARG002
@@ -101,7 +101,7 @@ class SessionClientV2(SessionClient):
             await self._show(RUNNING)
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See `TurnListener`. Also shows the prompt if it was cancelled before it was shown, but is stored."""
+        """See `TurnListener`. Also shows the prompt if it is stored, but was cancelled before it was shown."""
         await self._is_known.wait()
         async with self._updating:
             expected = self._insertions.get(prompt.message_id)
@@ -126,7 +126,7 @@ class SessionClientV2(SessionClient):
             case EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))):
                 await self._publish_prompt(message_id, prompt_updates(message_id, parts))
             case EntryStored(entry=Entry(body=Command(message_id=message_id, text=text))):
-                if message_id in self._insertions:  # a prompt of a server that could not be filled in
+                if message_id in self._insertions:  # the prompt names a prompt of an MCP server, which failed
                     await self._publish_prompt(message_id, command_updates(message_id, text))
         await super().publish(event)
 
@@ -175,11 +175,13 @@ class SessionClientV2(SessionClient):
         await self._show_whether_blocked()
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """Asks the user. Meanwhile, the state is `requires_action`, unless other calls of the turn still run."""
+        """Sends a question for the user. Until the answer, the state is `requires_action`, unless other calls run."""
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
-            if call_id in self._running_calls:  # the question, perhaps from an MCP server, is not about the call itself
+            if (
+                call_id in self._running_calls
+            ):  # the question comes from an MCP server, and is not about the call itself
                 params["subject"]["toolCall"] = {"toolCallId": call_id}
         self._questions[call_id] += 1
         try:
@@ -216,15 +218,16 @@ class SessionClientV2(SessionClient):
             await self._show(state)
 
     def _is_blocked(self) -> bool:
-        """Whether the turn cannot go on without the user. A sub-agent's question blocks the sub-agent's `task` call."""
+        """Whether the turn cannot continue without the user. A question of a sub-agent blocks the sub-agent's `task`
+        call."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
-        own = self.session.running_calls  # while a task runs, questions about any other call come from its sub-agent
+        own = self.session.running_calls  # a question about a call that is not in here comes from a sub-agent
         asked_by_subagents = sum(count for call_id, count in self._questions.items() if call_id not in own)
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Adds whether the client may cancel the call, if that has changed. Also keeps track of the running calls."""
+        """Adds to an update whether the client may cancel the call, if that has changed. Also notes which calls run."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -245,21 +248,21 @@ class SessionClientV2(SessionClient):
 
 
 class VersionedSessions(OpenSessions):
-    """The open sessions of a client that uses version 1 or, after `begin_v2`, version 2."""
+    """The open sessions of a client that uses version 1, or version 2 after a call of `begin_v2`."""
 
     is_v2 = False
 
     def begin_v2(self) -> None:
-        """Opens sessions in version 2 from now on. No session may be open yet."""
+        """Switches to version 2. No session may be open yet."""
         self.is_v2, self.client_type = True, SessionClientV2
 
     def find(self, session_id: str) -> Session | None:
-        """The open session with this id, if there is one."""
+        """Returns the open session with this id, or None."""
         opened = self._opened.get(session_id)
         return None if opened is None else opened.session
 
     async def find_to_cancel(self, session_id: object) -> Session | None:
-        """The open session with this id, if this client may cancel what others have prompted there."""
+        """Returns the open session with this id, or None if this client may not cancel the prompts of others there."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
         if opened is None or not self._may_write(opened):
             return None
@@ -270,12 +273,13 @@ class VersionedSessions(OpenSessions):
         return opened.session
 
     def is_watched_by_others(self, session_id: str) -> bool:
-        """Whether other clients have opened the session, too."""
+        """Whether other clients have opened the session too."""
         opened = self._opened.get(session_id)
         return opened is not None and opened.hosted.is_watched_without(self.origin)
 
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
-        """See `OpenSessions.introduce`. In version 2, the commands are added, and the mode is only a config option."""
+        """See `OpenSessions.introduce`. In version 2, the response also has the commands, and the mode is only a config
+        option."""
         answer = super().introduce(opened)
         if not self.is_v2:
             return answer
@@ -292,16 +296,16 @@ class VersionedSessions(OpenSessions):
 
 
 class NegotiatingAgent(AcpAgent):
-    """Answers the requests of a connection in version 1 or 2, whichever `initialize` agrees on.
+    """Answers the requests of a connection in version 1 or 2 of the protocol. `initialize` chooses the version.
 
-    Version 2 has a method table of its own, over the same sessions.
+    Version 2 has a method table of its own, but the same sessions.
     """
 
     sessions_type = VersionedSessions
     _sessions: VersionedSessions
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """See `AcpAgent.handle`. In version 2, `session/cancel` also takes back the waiting prompts."""
+        """See `AcpAgent.handle`. In version 2, `session/cancel` also withdraws the waiting prompts."""
         if is_notification and method == "session/cancel" and self._sessions.is_v2:
             revoke_waiting(await self._sessions.find_to_cancel(params.get("sessionId")))
         return await super().handle(method, params, is_notification)
@@ -312,7 +316,7 @@ class NegotiatingAgent(AcpAgent):
             raise ArgumentError(f"protocolVersion is {describe(version)}; expected a whole number, such as 2.")
         agreed, spoken = min(max(version, 1), PROTOCOL_VERSION), PROTOCOL_VERSION if self._sessions.is_v2 else 1
         if agreed != spoken and (self._sessions.is_used or self._sessions.is_v2):
-            problem = f"This connection already uses version {spoken} of the protocol; start crow again to change it."
+            problem = f"This connection already uses version {spoken} of the protocol. Start crow again to use another."
             raise request_error(INVALID_REQUEST, problem)
         if agreed != PROTOCOL_VERSION:
             return await super()._initialize(params)
@@ -424,8 +428,9 @@ class NegotiatingAgent(AcpAgent):
         return {}
 
     async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Answers when the prompt has become part of the conversation. `state_update` reports the rest of its turn."""
-        # On stdio nothing waits before the prompt is submitted, so a cancellation sent right after it takes effect.
+        """Responds as soon as the prompt is part of the conversation. Updates of the state report the rest of the
+        turn."""
+        # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(text_in(params, "sessionId"))
         key = (self._sessions.requester.connection_id, params.request_id)
         run = self._host.prompt_again(self._connection, key)
@@ -450,7 +455,7 @@ class NegotiatingAgent(AcpAgent):
             del self._cancel_by_id[params.request_id]
 
     async def _follow(self, run: PromptRun, inserted: asyncio.Future[str]) -> None:
-        """Waits for the end of a prompt's turn. If the prompt was not inserted, its request gets an error."""
+        """Waits for the end of a prompt's turn. If the prompt never joined the conversation, fails `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
         try:
             await run.wait()
@@ -465,12 +470,12 @@ class NegotiatingAgent(AcpAgent):
 
 
 def client_of(opened: OpenSession) -> SessionClientV2:
-    """The client of a session that was opened in version 2."""
+    """Returns the client of a session that was opened in version 2."""
     return cast(SessionClientV2, opened.client)
 
 
 def idle_state(prompt: PendingPrompt) -> Update:
-    """The state after the turn of a prompt."""
+    """Returns an update with the state after the turn of a prompt."""
     if prompt.error is None:
         return IDLE | {"stopReason": prompt.stop}
     error = turn_error(prompt.error)
@@ -478,7 +483,7 @@ def idle_state(prompt: PendingPrompt) -> Update:
 
 
 def state_after(end: TurnEnd) -> Update:
-    """The state after a turn that ended while the client was away."""
+    """Returns an update with the state after a turn that ended while the client was not connected."""
     if end.stop not in ("interrupted", "error"):
         return IDLE | {"stopReason": end.stop}
     words = end.detail or "The turn was interrupted."
@@ -486,7 +491,7 @@ def state_after(end: TurnEnd) -> Update:
 
 
 def turn_error(error: Exception) -> RequestError:
-    """The error of a turn, as the client sees it."""
+    """Returns the error response for a turn that failed with `error`."""
     if isinstance(error, CrowError):
         return error_response(error)
     return request_error(INTERNAL_ERROR, "Internal error. Crow's log has the details.")
@@ -499,13 +504,13 @@ def is_stored(session: Session, prompt: PendingPrompt) -> bool:
 
 
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
-    """Takes back a prompt that waits for an earlier turn, or ends the prompt's own turn."""
+    """Withdraws a prompt that waits for an earlier turn, or cancels the prompt's turn if it runs."""
     if not session.revoke(prompt):
         session.withdraw(prompt)
 
 
 def revoke_waiting(session: Session | None) -> None:
-    """Takes back all prompts that wait for the running turn."""
+    """Withdraws all prompts that wait for the running turn."""
     if session is not None:
         for prompt in session.waiting:
             session.revoke(prompt)
@@ -520,7 +525,8 @@ async def drop(session: Session, prompt: PendingPrompt) -> None:
 
 
 def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Reads the parameters of `initialize`. All clients of version 2 show terminals, notices and compactions.
+    """Reads the client's capabilities from `initialize`. All clients of version 2 show terminals, notices and
+    compactions.
 
     :raises ArgumentError: a member has the wrong type.
     """
@@ -545,7 +551,7 @@ def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
 
 
 def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
-    """Reads the parameters of `session/new` and `session/resume`; see `open_request_from`.
+    """Reads the parameters of `session/new` or `session/resume`. For `may_be_missing`, see `open_request_from`.
 
     :raises ArgumentError: a parameter cannot be used.
     """
@@ -562,7 +568,7 @@ def open_request_v2(params: Mapping[str, Any], *, may_be_missing: bool = False) 
 
 
 def wants_replay(params: Mapping[str, Any]) -> bool:
-    """Whether `session/resume` asks for the history. :raises ArgumentError: `replayFrom` is unknown."""
+    """Whether `session/resume` asks for the history. :raises ArgumentError: the value of `replayFrom` is unknown."""
     match params.get("replayFrom"):
         case None:
             return False
@@ -573,7 +579,7 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
 
 
 def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A required object. :raises ArgumentError: it is missing or not an object."""
+    """Returns the object that is required as the parameter `key`. :raises ArgumentError: it is missing or no object."""
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
@@ -581,7 +587,7 @@ def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """A required string. :raises ArgumentError: it is missing or not a string."""
+    """Returns the string that is required as the parameter `key`. :raises ArgumentError: it is missing or no string."""
     value = params.get(key)
     if not isinstance(value, str):
         raise ArgumentError(f"{where}{key} is {describe(value)}; expected a string.")

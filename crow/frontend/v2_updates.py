@@ -26,10 +26,10 @@ _QUOTED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
 
 
 class Wording:
-    """Turns the updates of version 1 into those of version 2, in order.
+    """Converts the updates of version 1 of the protocol into updates of version 2.
 
-    During a replay, the first chunk of each message becomes a whole message, and the output of a terminal replaces what
-    the client has. So a client may apply a replay to a session that it already shows.
+    In a replay, the first chunk of each message becomes a message that replaces any earlier text with its id, and the
+    output of a terminal replaces earlier output. So a client may apply a replay to a session that it already shows.
     """
 
     def __init__(self) -> None:
@@ -38,16 +38,16 @@ class Wording:
         self._message = ("", "")
 
     def begin_replay(self) -> None:
-        """The next updates are a replay."""
+        """Treats the next updates as a replay."""
         self.is_replaying = True
 
     def end_replay(self) -> None:
-        """The replay is over."""
+        """Treats the next updates as live again."""
         self.is_replaying = False
         self._replayed.clear()
 
     def updates(self, update: Update) -> Iterator[Update]:
-        """The updates of version 2 that replace `update`; none if version 2 sends its content elsewhere."""
+        """Yields the updates of version 2 that replace `update`, or none if version 2 sends its content elsewhere."""
         match update["sessionUpdate"]:
             case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
                 yield self._chunk(kind, update)
@@ -57,7 +57,7 @@ class Wording:
                 plan = {"type": "items", "planId": PLAN_ID, "entries": update["entries"]}
                 yield {"sessionUpdate": "plan_update", "plan": plan}
             case "current_mode_update":
-                return  # the mode is also a config option, whose update is sent too
+                return  # the mode is also a config option, and the update of that option is sent too
             case "config_option_update":
                 yield update | {"configOptions": config_options(update["configOptions"])}
             case "available_commands_update":
@@ -70,7 +70,7 @@ class Wording:
         if self.is_replaying:
             is_first = message not in self._replayed
             self._replayed.add(message)
-        else:  # the model's text is streamed
+        else:  # the text of the model is streamed
             is_first = kind == "user_message_chunk" and message != self._message
         self._message = message
         if not is_first:
@@ -86,7 +86,7 @@ class Wording:
         yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
 
     def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
-        """The state and output of the call's terminal. Version 1 sends them in `_meta`."""
+        """Yields the state and the output of the call's terminal. Version 1 sends them in `_meta`."""
         if (info := meta.get("terminal_info")) is not None:
             opened: Update = {"sessionUpdate": "terminal_update", "terminalId": info["terminal_id"]}
             match update.get("rawInput"):
@@ -107,7 +107,7 @@ class Wording:
 
 
 def call_fields(call: Mapping[str, Any]) -> Fields:
-    """The fields of a tool call. A call that the user cancelled has the status `cancelled`."""
+    """Returns the fields of a tool call. A call that the user cancelled has the status `cancelled`."""
     fields = {key: value for key, value in call.items() if key not in ("sessionUpdate", "_meta")}
     if "content" in fields:
         fields["content"] = call_content(fields["content"])
@@ -118,7 +118,7 @@ def call_fields(call: Mapping[str, Any]) -> Fields:
 
 
 def call_content(content: Sequence[Fields]) -> list[Fields]:
-    """The content of a tool call. The changed regions of one file become one diff, where the first region was."""
+    """Returns the content of a tool call. All changed regions of a file become one diff, in the place of the first."""
     regions: dict[str, list[DiffFields]] = {}
     for item in content:
         if isinstance(item, DiffFields):
@@ -133,14 +133,14 @@ def call_content(content: Sequence[Fields]) -> list[Fields]:
 
 
 def config_options(options: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """The config options of a session."""
+    """Returns the config options of a session."""
     return [
         {"configId": option["id"]} | {key: value for key, value in option.items() if key != "id"} for option in options
     ]
 
 
 def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
-    """The slash commands of a session."""
+    """Returns the slash commands of a session."""
     return [
         {"type": "command", **command} | ({"input": {"type": "text", **command["input"]}} if "input" in command else {})
         for command in offered
@@ -148,9 +148,9 @@ def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
 
 
 def permission_params(params: Mapping[str, Any]) -> Fields:
-    """The parameters of `session/request_permission`.
+    """Returns the parameters of `session/request_permission`.
 
-    The texts in the call's content become the description of the question. The call keeps the rest of its content.
+    The texts in the call's content become the description of the question. The rest of the content stays in the call.
     """
     call = call_fields(params["toolCall"])
     content = call.pop("content", [])
@@ -164,7 +164,8 @@ def permission_params(params: Mapping[str, Any]) -> Fields:
 
 
 def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
-    """The change of one file. Its patch contains the regions that are not cut. If all are cut, it has no patch."""
+    """Returns the change of one file as a diff. Its patch contains only the regions whose text is complete. If there is
+    no such region, the diff has no patch."""
     is_new = regions[0].is_new
     change = {"operation": "add" if is_new else "modify", "path": path, "fileType": "text"}
     hunks = [line for region in regions if not region.is_cut for line in _hunks(region)]
@@ -179,7 +180,8 @@ def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
 
 
 def _hunks(region: DiffFields) -> Iterator[str]:
-    """The lines of a patch that makes the change. The texts are escaped, so they have no unusual line ends."""
+    """Yields the lines of a patch with the change of `region`. Its texts are escaped, so a line can end only with a
+    newline."""
     for hunk in changed_regions(region["oldText"], region["newText"]):
         before, after = _lines(hunk.old_text), _lines(hunk.new_text)
         shorter = min(len(before), len(after))
@@ -187,7 +189,7 @@ def _hunks(region: DiffFields) -> Iterator[str]:
         tail = next((n for n in range(shorter - head) if before[-1 - n] != after[-1 - n]), shorter - head)
         if head == len(before) == len(after):
             continue
-        # A side without lines starts at the line before the change.
+        # In a patch, a side without lines starts at the line before the change.
         starts = (region.old_line + hunk.old_line - 1, region.new_line + hunk.new_line - 1)
         old_at, new_at = (start - (not lines) for start, lines in zip(starts, (before, after), strict=True))
         yield f"@@ -{old_at},{len(before)} +{new_at},{len(after)} @@"
@@ -198,7 +200,7 @@ def _hunks(region: DiffFields) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a text, including their line ends."""
+    """Returns the lines of a text, with their line ends."""
     lines = [f"{line}\n" for line in text.split("\n")]
     last = lines.pop()[:-1]
     return [*lines, last] if last else lines
@@ -214,13 +216,13 @@ def _marked(mark: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _quoted(path: str) -> str:
-    """A path as git writes it in the header of a patch."""
+    """Returns a path as git writes it in the header of a patch."""
     escaped = "".join(_QUOTED.get(character, character) for character in path)
     return path if escaped == path else f'"{escaped}"'
 
 
 def _signal_name(words: str | None) -> str | None:
-    """The name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
+    """Returns the name of a signal, such as SIGKILL for `signal 9`. An unknown signal is returned unchanged."""
     if words is None:
         return None
     with suppress(ValueError):

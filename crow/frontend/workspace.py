@@ -21,7 +21,8 @@ from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
-"""Seconds between checks of the disk while a write is unanswered. Some editors write the file and never answer."""
+"""While a write has no response, the disk is checked every so many seconds, because some editors write the file and
+never respond."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
@@ -36,9 +37,9 @@ _REFUSAL = re.compile(
 
 
 class EditorRequests:
-    """Sends the requests of one session.
+    """Sends the requests of one session to the editor.
 
-    `answer_s` is the time limit for an answer, in seconds. While a write is unanswered, the disk is checked every
+    `answer_s` is the time limit for a response, in seconds. While a write has no response, the disk is checked every
     `silence_s` seconds.
     """
 
@@ -51,14 +52,14 @@ class EditorRequests:
     async def send(self, method: str, *, wait_long: bool = False, **params: Any) -> Any:
         """Sends a request and returns its result. See `SendRequest`.
 
-        :raises TimeoutError: the editor did not answer in time; with `wait_long` there is no limit.
+        :raises TimeoutError: the editor did not respond in time. With `wait_long`, there is no time limit.
         """
         with anyio.fail_after(None if wait_long else self.answer_s):
             return await self._request(method, {"sessionId": self._session_id, **params})
 
 
 class DiskBackedWorkspace:
-    """The part of a :class:`crow.tools.Workspace` that no editor serves. `disk` does."""
+    """The methods of a :class:`crow.tools.Workspace` that no editor serves. They are passed on to `disk`."""
 
     def __init__(self, disk: Workspace) -> None:
         self.disk = disk
@@ -80,15 +81,16 @@ class DiskBackedWorkspace:
 
 
 class EditorWorkspace(DiskBackedWorkspace):
-    """See :class:`crow.tools.Workspace`. The editor serves UTF-8 text, `disk` everything else.
+    """A workspace in which the editor reads and writes UTF-8 text. `disk` serves everything else.
 
-    A file must exist on disk to be read. If the editor's answer looks wrong, the text on disk is used instead. A write
-    goes only through the editor, unless the text does not fit in one line of the protocol. If the editor refuses a
-    write, the text is not written to the disk either. After a write the file is read again, because some editors format
-    on save, and some report success without writing.
+    A file must exist on disk to be read. If the editor's response looks wrong, the text on disk is used instead.
 
-    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the variables
-    that `hidden` names.
+    Only the editor writes text, except for text that does not fit into one line of the protocol. If the editor refuses
+    a write, the text is not written to the disk either. After a write, the file is read again, because some editors
+    format text when they save it, and some report success without writing.
+
+    If `hidden` is None, `disk` runs the commands. Otherwise they run in the editor's terminals, without the environment
+    variables that `hidden` names.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         """See :class:`crow.tools.Workspace`.
 
         :raises PermissionError: the editor refused or failed.
-        :raises TimeoutError: the editor did not answer; the file may or may not have been written.
+        :raises TimeoutError: the editor did not respond. The file may or may not have been written.
         """
         if not self._writes or json_bytes(text) > PART_BYTES:
             return await self.disk.write_text(path, text)
@@ -164,7 +166,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         status = await self.disk.sandbox_status()
         if not self._in_terminals:
             return status
-        problem = "Commands run in the editor's terminals (`editor.terminals`), which nothing confines."
+        problem = "Commands run in the editor's terminals (`editor.terminals`), where they cannot be confined."
         return replace(status, name="", problem=problem, has_overlay=False)
 
     async def run(
@@ -192,7 +194,7 @@ class EditorWorkspace(DiskBackedWorkspace):
         await self.disk.reap()
 
     async def _send_text(self, path: Path, text: str) -> None:
-        """Sends a write request. Returns when the editor answers, or when the disk already contains the text."""
+        """Sends a write request. Returns when the editor has responded, or when the file on disk contains the text."""
         answers: list[Any] = []
         failures: list[Exception] = []
 
@@ -217,16 +219,16 @@ class EditorWorkspace(DiskBackedWorkspace):
                 raise PermissionError(f"The editor did not write {path}: {problem}")
 
     async def _text_after_write(self, path: Path, text: str, before: FileStat) -> str:
-        """The text that the file contains after a write.
+        """Returns the text of the file after a write.
 
-        Usually this is the text on disk. It is the editor's buffer if the editor formatted the text or has not saved it
-        yet. If neither disk nor buffer has changed, the editor's answer was wrong, and the text is written to the disk
-        here.
+        Usually this is the text on disk. It is the text in the editor's buffer if the editor has formatted the text or
+        has not saved it yet. If neither has changed, the editor only claimed to write. Then this method writes the text
+        to the disk.
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
-            # Some editors add a newline to whatever they save, so the file now ends with two. Send the text again
-            # without its last newline.
+            # Some editors add a newline to every text that they save, so this file now ends with two. Send the text
+            # again without its last newline.
             with suppress(RequestError, TimeoutError, ConnectionError):
                 await self._editor.send("fs/write_text_file", path=str(path), content=text[:-1])
             saved = await self._saved(path)
@@ -240,13 +242,16 @@ class EditorWorkspace(DiskBackedWorkspace):
         return await self.disk.write_text(path, text)
 
     async def _saved(self, path: Path) -> str | None:
-        """The text on disk; None if there is no file."""
+        """Returns the text on disk, or None if there is no file."""
         with suppress(FileNotFoundError):
             return await self.disk.read_text(path)
         return None
 
     async def _buffer(self, path: Path) -> str | None:
-        """The editor's text, or None if the text on disk must be used. :raises PermissionError: the editor refused."""
+        """Returns the text in the editor's buffer, or None if the text on disk must be used.
+
+        :raises PermissionError: the editor refused.
+        """
         if not self._reads:
             return None
         try:
@@ -267,20 +272,20 @@ class EditorWorkspace(DiskBackedWorkspace):
 
 
 class SharedWorkspace(DiskBackedWorkspace):
-    """See :class:`crow.tools.Workspace`. The workspace of a session that several clients may use.
+    """The workspace of a session that several clients may use.
 
-    The client whose prompt runs serves files and runs commands, as far as it offers that. If there is no such client,
-    or its connection breaks, `disk` does.
+    While the prompt of a client runs, that client's editor serves files and runs commands, as far as it can. If there
+    is no such client, or its connection breaks, `disk` does both.
     """
 
     def __init__(self, disk: Workspace) -> None:
         super().__init__(disk)
         self.editor: EditorWorkspace | None = None
-        """The workspace as the prompting client serves it."""
+        """The workspace of the client whose prompt runs, or None if that client serves nothing."""
         self._with_leftovers: list[EditorWorkspace] = []
 
     def use(self, editor: EditorWorkspace | None) -> None:
-        """Uses another client's files and terminals from now on, or none."""
+        """Uses the files and terminals of this client's editor from now on. None means to use only `disk`."""
         if self.editor is not None and self.editor.has_leftovers:
             self._with_leftovers.append(self.editor)
         self.editor = editor
@@ -333,8 +338,7 @@ class SharedWorkspace(DiskBackedWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
-        """See :class:`crow.tools.Workspace`. A command that was allowed to run in a terminal of a client does not run
-        elsewhere."""
+        """See :class:`crow.tools.Workspace`. A command that was allowed in a client's terminal runs only there."""
         return await self._current.run(
             command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded
         )
@@ -353,7 +357,8 @@ class SharedWorkspace(DiskBackedWorkspace):
 
 
 def _in_format_of(saved: str, buffer: str) -> str:
-    """`buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps them."""
+    """Returns `buffer` with the byte order mark, line endings and final newline of `saved`, because not every editor
+    keeps them."""
     if saved.endswith("\n") and not buffer.endswith("\n"):
         buffer += "\r\n" if "\r\n" in buffer else "\n"
     if "\r\n" in saved and "\r\n" not in buffer:
@@ -364,7 +369,7 @@ def _in_format_of(saved: str, buffer: str) -> str:
 
 
 def _make_directories(directory: Path) -> list[Path]:
-    """Creates `directory` and its missing parents; returns the new ones, outermost first."""
+    """Creates `directory` and its missing parents. Returns the new directories, outermost first."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()][::-1]
     for path in missing:
         path.mkdir(exist_ok=True)
@@ -372,9 +377,11 @@ def _make_directories(directory: Path) -> list[Path]:
 
 
 class EditorTerminals:
-    """The editor's terminals of one session: one for each command, always released afterwards.
+    """Runs the commands of one session in terminals of the editor. Each command gets a terminal, which is released
+    afterwards.
 
-    The variables named in `hidden` are set to an empty string, since the editor's own environment may contain them.
+    The environment variables that `hidden` names are set to an empty string, because the editor's own environment may
+    contain them.
     """
 
     def __init__(self, editor: EditorRequests, hidden: Sequence[str] = ()) -> None:
@@ -385,7 +392,7 @@ class EditorTerminals:
     async def run(self, command: str, *, cwd: str, timeout_s: float, on_output: OnOutput) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`.
 
-        :raises PermissionError: the editor refused or failed to run it.
+        :raises PermissionError: the editor refused or failed to run the command.
         """
         terminal = await self._create(command, cwd)
         try:
@@ -403,11 +410,11 @@ class EditorTerminals:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether there is something for `reap` to do."""
+        """Whether terminals of cancelled commands wait for `reap`."""
         return bool(self._leftovers)
 
     async def reap(self) -> None:
-        """Kills and releases the terminals of cancelled commands, within a time limit."""
+        """Kills and releases the terminals of cancelled commands. Takes a limited time."""
         leftovers, self._leftovers = self._leftovers, []
         with anyio.move_on_after(REAP_S):
             for terminal in leftovers:
@@ -455,7 +462,7 @@ class EditorTerminals:
                 await on_output(output)
 
     async def _output(self, terminal: str) -> tuple[str, Any]:
-        """The output and the exit status. A missing output is an empty text, and a missing status is None."""
+        """Returns the output and the exit status. A missing output is an empty text, and a missing status is None."""
         try:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
         except (RequestError, TimeoutError, ConnectionError):
@@ -464,7 +471,7 @@ class EditorTerminals:
         output = answer.get("output")
         text = output if isinstance(output, str) else ""
         if answer.get("truncated") is True:
-            text = f"[the beginning is cut: the editor keeps {OUTPUT_BYTES // 1_000_000} MB]\n{text}"
+            text = f"[the beginning is missing, because the editor keeps only {OUTPUT_BYTES // 1_000_000} MB]\n{text}"
         return text, answer.get("exitStatus")
 
     async def _release(self, terminal: str) -> None:
@@ -473,7 +480,8 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """The exit code from an exit status: negative for a signal, -1 if neither code nor signal is known."""
+    """Returns the exit code from an exit status. It is negative for a signal, and -1 if the status has neither a code
+    nor a signal."""
     match status:
         case {"exitCode": int(code)}:
             return code

@@ -1,1 +1,1 @@
-"""`crow serve`: serves the protocol over WebSocket to several clients. Needs the extra `crow-acp[serve]`."""
+"""`crow serve`: serves the protocol over WebSocket to several clients. Needs the extra `serve`."""

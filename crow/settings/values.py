@@ -1,8 +1,8 @@
-"""Every setting: its type, bounds, default and meaning.
+"""Every setting, with its type, bounds, default and meaning.
 
-A field's `Expected` is the end of every error message about that field. The field's docstring says what the setting
-does. `schemas/config.schema.json` is generated from both. This module does not postpone annotations: pydantic would
-evaluate them a second time at every start.
+The docstring of a field says what the setting does. `Expected` is the end of each error message about the field.
+`schemas/config.schema.json` is generated from both. This module does not import `annotations` from `__future__`,
+because pydantic would then evaluate them a second time at every start.
 """
 
 import re
@@ -24,7 +24,7 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a setting accepts: the last words of the error message `... is VALUE; expected ...`."""
+    """A description of the values that a setting accepts: the end of the error message `... is VALUE; expected ...`."""
 
     words: str
 
@@ -94,7 +94,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must not appear in a log, an error or an export."""
+        """Return the values that must not appear in a log, an error or an export."""
         key = getattr(self, "api_key", None)
         texts = (*getattr(self, "headers", {}).values(), *getattr(self, "env", {}).values())
         texts += (secret,) if (secret := getattr(self, "oauth_client_secret", None)) else ()
@@ -107,14 +107,15 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """Size of the context window in tokens; crow refuses longer requests. If unset, crow uses the size that the
-    endpoint reports or that crow has learned, and leaves it to the endpoint to refuse longer requests."""
+    """The size of the context window in tokens. Crow refuses longer requests. If unset, crow uses the size that the
+    endpoint reports or that crow has learned. It then sends longer requests too, and the endpoint may refuse them."""
     max_output_tokens: Tokens | None = None
-    """Limit of one answer in tokens, at most a quarter of the window. If unset, the endpoint's own limit."""
+    """The longest answer in tokens. Crow uses at most a quarter of the context window. If unset, the endpoint's own
+    limit applies."""
     takes_images: Switch = True
     """Whether the model accepts images."""
     input_price: Price | None = None
-    """US dollars per million input tokens; used to show the cost of sessions."""
+    """US dollars per million input tokens. Prices are used to show the cost of sessions."""
     cached_price: Price | None = None
     """US dollars per million cached input tokens."""
     cache_write_price: Price | None = None
@@ -122,30 +123,30 @@ class ModelOptions(Section):
     output_price: Price | None = None
     """US dollars per million output tokens."""
     thought_level: Thought | None = None
-    """How much the model thinks before it answers. If unset, the endpoint's default."""
+    """How long the model thinks before it answers. If unset, the endpoint's default applies."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
     fallback: OtherModel | None = None
-    """The model that answers for the rest of a turn if this model's endpoint still fails after all retries."""
+    """The model that answers for the rest of a turn if the endpoint of this model still fails after all retries."""
 
 
 class ModelSettings(ModelOptions):
     """The default model and its endpoint."""
 
     name: ModelName | None = None
-    """The model's name at its endpoint; "offline" is the built-in model. Environment: CROW_MODEL."""
+    """The model's name at its endpoint. "offline" is the built-in model. Environment: CROW_MODEL."""
     base_url: Url = "https://api.openai.com/v1"
-    """URL of the endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL."""
+    """The URL of the endpoint, without `/chat/completions`. Environment: OPENAI_BASE_URL."""
     api_key: Key | None = None
-    """The endpoint's key. Prefer an environment variable: see api_key_env."""
+    """The endpoint's key. It is safer in an environment variable; see api_key_env."""
     api_key_env: Variable = "OPENAI_API_KEY"
-    """Name of the environment variable that holds the key."""
+    """The name of the environment variable that holds the key."""
     headers: Texts = Field(default_factory=dict, repr=False)
-    """Extra HTTP headers for the endpoint; their values are treated as secrets."""
+    """Extra HTTP headers for the endpoint. Crow treats their values as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """Return a copy with the same endpoint but another model. Options of the configured model are reset to their
-        defaults."""
+        """Return a copy with the same endpoint but another model. The options of the other model have their defaults,
+        because the configured options belong to this model."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -154,46 +155,47 @@ class ModelSettings(ModelOptions):
 
 
 class ProviderSettings(Section):
-    """A further endpoint, under a name that the user chooses."""
+    """Another endpoint, under a name that the user chooses."""
 
     base_url: Url | None = None
-    """URL of the endpoint, without `/chat/completions`. If unset, the URL of the preset that has the provider's
-    name."""
+    """The URL of the endpoint, without `/chat/completions`. If unset, crow's preset for this provider's name
+    applies."""
     api_key: Key | None = None
-    """The endpoint's key. Prefer api_key_env or api_key_command."""
+    """The endpoint's key. It is safer to use api_key_env or api_key_command."""
     api_key_env: Variable | None = None
-    """Name of the environment variable that holds the key. If unset, the preset's variable."""
+    """The name of the environment variable that holds the key. If unset, crow's preset for this provider's name
+    applies."""
     api_key_command: Annotated[
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a command as a list, such as ["pass", "show", "openrouter"]'),
     ] = None
-    """A command that prints the key; it runs before the first request."""
+    """A command that prints the key. Crow runs it before the first request."""
     headers: Texts = Field(default_factory=dict, repr=False)
-    """Extra HTTP headers; their values are treated as secrets."""
+    """Extra HTTP headers. Crow treats their values as secrets."""
     extra_body: Body = Field(default_factory=dict, repr=False)
     """Extra members of every request. They replace crow's own members of the same name."""
     models: Annotated[Strings, Expected('a list of model names, such as ["small", "large"]')] = ()
-    """Models of this endpoint to offer in the editor."""
+    """The models of this endpoint that the editor offers."""
     connect_timeout_s: Seconds | None = None
-    """Seconds to wait for a connection; 15 if unset."""
+    """The time limit for opening a connection, in seconds. If unset, it is 15."""
     first_byte_timeout_s: Seconds | None = None
-    """Overrides first_byte_timeout_s of [limits] for this endpoint."""
+    """Replaces limits.first_byte_timeout_s for this endpoint."""
     idle_timeout_s: Seconds | None = None
-    """Overrides idle_timeout_s of [limits] for this endpoint."""
+    """Replaces limits.idle_timeout_s for this endpoint."""
     proxy: Url | None = Field(default=None, repr=False)
-    """The HTTP proxy to use."""
+    """The URL of the HTTP proxy to use."""
     ca_file: Annotated[NonEmpty, Expected("the path of a PEM file")] | None = None
-    """A file with additional certificate authorities, such as a company's own."""
+    """A PEM file with more certificate authorities to trust, such as a company's own."""
 
 
 class NamedModel(ModelOptions):
-    """A model under a name that the user chooses: NAME, or PROVIDER/NAME."""
+    """A model under a name that the user chooses. The name of its table is NAME or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
-    """The provider that serves the model. If unset, the part of the table's name before the slash, otherwise the
-    endpoint in [model]."""
+    """The provider that serves the model. If unset, it is PROVIDER in the name of the table. If that is missing too,
+    the endpoint in [model] serves the model."""
     name: ModelName | None = None
-    """The model's name at its endpoint. If unset, the table's name without the provider."""
+    """The model's name at its endpoint. If unset, it is NAME in the name of the table."""
 
 
 class McpServerSettings(Section):
@@ -201,43 +203,43 @@ class McpServerSettings(Section):
     env, `${workspace}` stands for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with the arguments in args and the variables in env. It starts in a directory of its own,
-    not in the workspace. A relative path is resolved against the directory of config.toml."""
+    """The program to start, with the arguments in args and the environment variables in env. It starts in a directory
+    of its own, not in the workspace. A path may be relative to the directory of config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
     sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
-    """Confine the server in the same way as a shell command that has this access. If unset, the server is not
-    confined."""
+    """The access of the server. It is confined in the same way as a shell command that has this access. If unset, the
+    server is not confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
-    """The server's URL, instead of a command."""
+    """The URL of the server. A server has either a url or a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
-    """HTTP headers to send to the URL."""
+    """HTTP headers of all requests to the URL."""
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
-    """How to call the URL: streamable HTTP, or the older SSE."""
+    """The transport for the URL. "http" is streamable HTTP, and "sse" is the older transport with SSE."""
     allow_tools: ToolNames = ()
-    """The only tools to offer. If empty, all tools are offered."""
+    """The names of the only tools to offer. If empty, all tools are offered."""
     deny_tools: ToolNames = ()
-    """Tools not to offer."""
+    """The names of tools that are not offered."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
-    """Which of the server's tools change nothing and may be used in plan mode."""
+    """The tools of this server that change nothing, and so may be used in plan mode. `true` means all of them."""
     start_timeout_s: Seconds | None = None
-    """Seconds the server may take to start."""
+    """Replaces limits.mcp_start_timeout_s for this server."""
     call_timeout_s: Seconds | None = None
-    """Seconds a call may take."""
+    """Replaces limits.mcp_call_timeout_s for this server."""
     enabled: Switch = True
     """Whether the server is used."""
     oauth_account: Annotated[NonEmpty, Expected('a name, such as "work"')] | None = None
-    """Distinguishes this login from others at the same URL."""
+    """A name for this login, if there are several logins to the same URL."""
     oauth_client_id: Annotated[NonEmpty, Expected("the id of a client that you registered")] | None = None
-    """The client that you registered at the authorization server. If unset, crow registers itself."""
+    """The id of the OAuth client that you registered at the authorization server. If unset, crow registers itself."""
     oauth_client_secret: (
         Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
         | None
     ) = Field(default=None, repr=False)
-    """The secret of the client in oauth_client_id. Needs oauth_issuer: no other authorization server gets the
-    secret."""
+    """The secret of the client in oauth_client_id. It needs oauth_issuer, because no other authorization server gets
+    the secret."""
     oauth_client_metadata_url: (
         Annotated[
             Annotated[str, Field(pattern=r"^https://[^/]+/.+")],
@@ -245,13 +247,13 @@ class McpServerSettings(Section):
         ]
         | None
     ) = None
-    """The client metadata document that stands for crow at authorization servers that accept such documents."""
+    """The URL of a client metadata document. It identifies crow at authorization servers that accept such documents."""
     oauth_issuer: Url | None = None
-    """The only authorization server to log in at. If unset, the one that the MCP server names."""
+    """The URL of the only authorization server to log in at. If unset, crow uses the one that the MCP server names."""
     oauth_redirect_port: (
         Annotated[int, Field(ge=1, le=65535), Expected("the number of a port, such as 8765")] | None
     ) = None
-    """The port of this machine to which the browser returns after a login. If unset, any free port."""
+    """The port of this machine to which the browser returns after a login. If unset, crow chooses a free port."""
 
     @model_validator(mode="after")
     def _has_one_address(self) -> Self:
@@ -272,7 +274,7 @@ class McpServerSettings(Section):
 
 
 class HookSettings(Section):
-    """A command that takes part in the agent's loop: a table `[[hooks]]`."""
+    """A command that crow runs at one event of the agent's loop. Each table `[[hooks]]` is a hook."""
 
     event: (
         Annotated[
@@ -293,13 +295,13 @@ class HookSettings(Section):
         ]
         | None
     ) = None
-    """When the command runs."""
+    """The event at which the command runs."""
     command: Annotated[
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a program and its arguments as a list, such as ["python3", "-I", "~/.config/crow/hooks/audit.py"]'),
     ] = Field(default=None, repr=False)
-    """The program and its arguments. It runs in the workspace, unconfined. A leading `~/` stands for the home
-    directory. If the program is a relative path, it is resolved against the directory of config.toml."""
+    """The program and its arguments. It runs in the workspace, and is not confined. A leading `~/` stands for the home
+    directory. The path of the program may be relative to the directory of config.toml."""
     name: (
         Annotated[
             str,
@@ -308,21 +310,22 @@ class HookSettings(Section):
         ]
         | None
     ) = None
-    """The hook's name in messages. If unset, the program's name."""
+    """The hook's name in messages. If unset, it is the name of the program."""
     tools: ToolNames = ()
-    """The hook runs only for calls of these tools. If empty, for calls of all tools."""
+    """The hook runs only for calls of these tools. If empty, it runs for calls of all tools."""
     does: Annotated[
         tuple[Literal["read", "write", "execute", "fetch", "external"], ...],
         Field(strict=False),
         Expected('a list of "read", "write", "execute", "fetch" and "external"'),
     ] = ()
-    """The hook runs only for calls that may do one of these things, whatever the tool. If empty, for all calls."""
+    """The hook runs only for calls that may do one of these things, with any tool. If empty, it runs for all calls."""
     paths: Annotated[Strings, Expected('a list of path globs, such as ["*.py", "src/**"]')] = ()
-    """The hook runs only for calls that may touch one of these paths. If empty, for all calls."""
+    """The hook runs only for calls that may read or write one of these paths. If empty, it runs for all calls."""
     workspaces: Annotated[Strings, Expected('a list of path globs, such as ["~/repos/**"]')] = ()
-    """The hook runs only in sessions whose working directory matches one of these globs. If empty, in all sessions."""
+    """The hook runs only in sessions whose working directory matches one of these globs. If empty, it runs in all
+    sessions."""
     timeout_s: Seconds = 10.0
-    """Time limit of the command in seconds. After that, crow ends the command and skips the hook."""
+    """The time limit of the command, in seconds. When it is over, crow ends the command and continues without it."""
     enabled: Switch = True
     """Whether the hook runs."""
 
@@ -343,48 +346,48 @@ class CompactionSettings(Section):
     """When and how a long conversation is compacted."""
 
     auto: Switch = True
-    """Whether crow compacts when the context is full; `/compact` always works."""
+    """Whether crow compacts by itself when the context window fills up. `/compact` always works."""
     threshold: Annotated[
         float, Field(ge=0.1, le=0.95), Expected("a fraction of the window from 0.1 to 0.95, such as 0.85")
     ] = 0.85
     """The fraction of the context window at which compaction starts."""
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
-    """At most this many tokens of the newest messages are kept unchanged."""
+    """A compaction leaves at most this many tokens of the newest messages unchanged."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
-    """After a compaction, this fraction of the room for messages is still filled. The room is the threshold minus the
-    size of the system message and the tools."""
+    """After a compaction, messages fill about this fraction of their room. The room is the threshold minus the size of
+    the system message and the tools."""
     early: Annotated[
         Literal[False] | Annotated[float, Field(ge=0.1, le=1)],
         Expected("a fraction of the threshold from 0.1 to 1, such as 0.6, or false"),
     ] = 0.6
-    """If an idle session fills more than this fraction of the threshold, crow writes the summary before the next prompt
-    needs it. `false` turns this off. Local models never write summaries early."""
+    """If the context of an idle session fills more than this fraction of the threshold, crow writes the summary before
+    the next prompt needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
-    """The model that is asked first for a summary. It gets a shortened transcript; the session's model is asked only if
-    compact_model fails. If unset, the session's model writes summaries, with a request that its endpoint has mostly
-    cached."""
+    """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model is asked. If
+    unset, the session's model writes summaries; most of its request is then in the endpoint's cache."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with a prompt for summaries, which replaces crow's own. `{words}` in it is replaced by the word limit. A
-    relative path is resolved against the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. In it, `{words}` stands for the word limit. The
+    path may be relative to the directory of config.toml."""
 
 
 class TitleSettings(Section):
     """How sessions get their titles."""
 
     model: SmallModel | None = None
-    """The model that writes a session's title after the first turn. If unset, the title is the first line of the first
-    prompt."""
+    """The model that writes the title of a session after its first turn. If unset, the title is the first line of the
+    first prompt."""
 
 
 class PermissionSettings(Section):
-    """Which calls run without asking the user."""
+    """Which tool calls run without a question to the user."""
 
     mode: StartMode = "ask"
     """The mode in which a session starts."""
     allow: Rules = ()
-    """Calls that run without asking: a tool, or a tool and an argument, such as "shell(git status)"."""
+    """Calls that run without a question. Each rule is a tool, or a tool and an argument, such as "shell(git
+    status)"."""
     deny: Rules = ()
-    """Calls that never run, in any mode; deny takes precedence over allow."""
+    """Calls that never run, in any mode. These rules take precedence over allow."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -393,14 +396,14 @@ class SandboxSettings(Section):
     """How the kernel confines commands."""
 
     enabled: Annotated[Literal["auto", "off", "required"], Expected('"auto", "off" or "required"')] = "auto"
-    """Whether commands are confined. "auto" confines them where that is possible, "off" never does, and "required" also
-    refuses to run a command that cannot be confined. Environment: CROW_SANDBOX."""
+    """Whether commands are confined. "auto" confines them if this machine can do so. "off" never confines them.
+    "required" refuses a command that cannot be confined. Environment: CROW_SANDBOX."""
     network: Switch = False
-    """Whether commands with write access can use the network."""
+    """Whether commands with the access `write` can use the network."""
     readable: Annotated[Strings, Expected('a list of paths, such as ["~/datasets"]')] = ()
-    """Additional directories that confined commands can read."""
+    """More directories that confined commands can read."""
     writable: Annotated[Strings, Expected('a list of paths, such as ["~/.cache/ccache"]')] = ()
-    """Additional directories that commands with write access can write to."""
+    """More directories that commands with the access `write` can write to."""
 
 
 class LimitSettings(Section):
@@ -409,49 +412,51 @@ class LimitSettings(Section):
     steps_per_turn: Annotated[int, Field(ge=1), Expected("a whole number above 0, such as 500")] = 500
     """The maximum number of answers that the model may give in one turn."""
     cost_per_turn: Usd | None = None
-    """A turn stops before its next request if it has cost this many US dollars. Another prompt continues the work."""
+    """When a turn has cost this many US dollars, it stops before its next request. Another prompt continues the
+    work."""
     cost_per_session: Usd | None = None
-    """A turn stops before its next request each time the session's cost has grown by this many US dollars. Another
-    prompt continues the work."""
+    """Each time the cost of a session has grown by this many US dollars, its turn stops before the next request.
+    Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
-    """Seconds an MCP server may take to start."""
+    """The time limit for the start of an MCP server, in seconds."""
     mcp_call_timeout_s: Seconds = 600.0
-    """Seconds a call of an MCP tool may take."""
+    """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100
-    """How many MCP tools the model is offered directly; it finds the others with find_tools."""
+    """The maximum number of MCP tools that the model is offered directly. It can find the others with find_tools."""
     first_byte_timeout_s: Seconds = 300.0
-    """Seconds until an answer must begin."""
+    """The time limit for the beginning of an answer, in seconds."""
     idle_timeout_s: Seconds = 120.0
-    """Seconds of silence allowed within an answer."""
+    """The longest pause within an answer, in seconds."""
 
 
 class EditorSettings(Section):
-    """How crow uses the editor."""
+    """The ways in which crow uses the editor."""
 
     terminals: Switch = False
-    """Whether commands run in the editor's terminals, if it has any."""
+    """Whether commands run in the editor's terminals, if the editor has any."""
     answer_timeout_s: Seconds = 30.0
-    """Seconds the editor may take to answer about a file or a terminal."""
+    """The time limit for the editor to answer a request about a file or a terminal, in seconds."""
     user_timeout_s: Seconds = 86_400.0
-    """Seconds that a question to the user (a permission, a form or a link) stays open."""
+    """The time limit for the user to answer a question (a permission, a form or a link), in seconds."""
 
 
 class DatabaseSettings(Section):
     """Where sessions are stored."""
 
     url: DatabaseUrl | None = None
-    """URL of a PostgreSQL database in which to store sessions; needs `crow-acp[postgres]`. If unset, sessions are in
-    a file of this user. Environment: CROW_DATABASE_URL."""
+    """The URL of a PostgreSQL database for the sessions. Needs the extra `postgres`. If unset, the sessions are in a
+    SQLite file of this user. Environment: CROW_DATABASE_URL."""
     direct_url: DatabaseUrl | None = None
-    """URL that leads to the server itself. Needed if `url` leads to a pooler in transaction mode, such as PgBouncer."""
+    """The URL of the same database without a pooler. Needed if `url` leads to a pooler in transaction mode, such as
+    PgBouncer."""
 
     def secrets(self) -> tuple[str, ...]:
-        """The URLs and the passwords in them."""
+        """Return the URLs, and the passwords in them."""
         urls = [url.get_secret_value() for url in (self.url, self.direct_url) if url is not None]
         return tuple(secret for url in urls for secret in (url, *database_passwords(url)))
 
     def shown(self) -> dict[str, object]:
-        """The values for printing: the URLs without passwords."""
+        """Return the values for printing, with the URLs without their passwords."""
         return {key: None if url is None else without_passwords(url.get_secret_value()) for key, url in self}
 
 
@@ -459,7 +464,7 @@ class StoreSettings(Section):
     """How sessions are stored."""
 
     compress_after_days: Annotated[int, Field(ge=1), Expected("a whole number of days, such as 30")] | None = None
-    """Compress tool outputs, images and file contents that are older than this many days; by default nothing is
+    """Crow compresses tool outputs, images and file contents that are older than this many days. If unset, nothing is
     compressed."""
 
 
@@ -469,76 +474,79 @@ class LogSettings(Section):
     level: Annotated[
         Literal["debug", "info", "warning", "error"], Expected('"debug", "info", "warning" or "error"')
     ] = "warning"
-    """The lowest level that is logged. Environment: CROW_LOG."""
+    """The lowest level of records in the log. Environment: CROW_LOG."""
 
 
 PRINCIPAL_PART = "{principal}"
-"""What stands for a principal's name in `serve.roots`."""
+"""The part of a path in `serve.roots` that stands for a principal's name."""
 
 
 def static_part(root: str) -> Path:
-    """The part of an entry of `serve.roots` that is the same for all principals."""
+    """Return the beginning of a path in `serve.roots` that is the same for all principals."""
     parts = Path(root).parts
     return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
 
 
 class ServeSettings(Section):
-    """`crow serve`."""
+    """The settings of `crow serve`."""
 
     listen: Annotated[
         NonEmpty, Expected('HOST:PORT, such as "127.0.0.1:7431", or the absolute path of a Unix socket')
     ] = "127.0.0.1:7431"
-    """Where the server listens. `crow serve --listen` takes precedence."""
+    """The address on which the server listens. `crow serve --listen` takes precedence."""
     node: Annotated[NonEmpty, Expected('the name of this machine, such as "build-1"')] | None = None
-    """The name of this machine among those that use the same PostgreSQL database; by default its host name. A session
-    names the machine that last ran it."""
+    """The name of this machine, if several machines use the same PostgreSQL database. If unset, it is the host name.
+    Each session stores the name of the machine that last ran it."""
     tls_cert: Annotated[NonEmpty, Expected("the path of a PEM file with the certificate chain")] | None = None
-    """The certificate for TLS. A relative path is resolved against the directory of config.toml."""
+    """A PEM file with the certificate for TLS. The path may be relative to the directory of config.toml."""
     tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
-    """The private key of the certificate."""
+    """A PEM file with the private key of the certificate."""
     hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
-    """Names under which clients reach the server, besides localhost and addresses. Requests for other names are
+    """The host names of the server. Clients may always use localhost and IP addresses. Requests with any other name are
     refused."""
     origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
-    """Web pages that may connect. Other pages are refused; programs that are no browsers send no origin."""
+    """The origins of web pages that may connect. All other pages are refused. Programs other than browsers send no
+    origin."""
     operators: Annotated[Strings, Expected('a list of principals, such as ["prometheus"]')] = ()
-    """Principals whose tokens may read /metrics, which counts the work of all. Without tokens, everybody may."""
+    """The principals who may read /metrics, which counts the work of everybody. On a server without tokens, everybody
+    may read it."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
-    """Proxies whose X-Forwarded-For header tells the address of the client."""
+    """The addresses of proxies. Crow takes the address of a client from their X-Forwarded-For header."""
     roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/crow/{principal}"]')] = ()
-    """Directories below which the workspaces of principals must be, with links resolved. `{principal}` stands for the
-    name of the principal. A server with tokens needs at least one."""
+    """The workspaces of principals must be in one of these directories, after links are resolved. `{principal}` stands
+    for the name of the principal. A server with tokens needs at least one directory."""
     client_servers: Switch = False
-    """Whether principals may bring MCP servers of their own: programs that start on this machine unconfined, and URLs
-    that it calls. Turn this on only for principals whom you would give a shell."""
+    """Whether clients may use MCP servers of their own. Such a server is a program that runs unconfined on this
+    machine, or a URL that this machine calls. Turn this on only if every principal may have a shell here."""
     max_connections: Count = 1000
-    """How many clients may be connected at once."""
+    """The maximum number of clients that are connected at the same time."""
     max_connections_each: Count = 100
-    """How many of them may belong to one principal."""
+    """The maximum number of clients of one principal that are connected at the same time."""
     drain_timeout_s: Seconds = 60.0
-    """Seconds that running turns get to finish after SIGTERM. Then they are cancelled and stored."""
+    """After SIGTERM, running turns have this many seconds to finish. Then crow cancels and stores them."""
     autostart: Switch = False
-    """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it when none runs."""
+    """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it if none is
+    running."""
     idle_timeout_s: Annotated[
         float, Field(ge=0, allow_inf_nan=False), Expected("a number of seconds, such as 3600; 0 for never")
     ] = 3600.0
-    """After how many seconds without a client and without a running turn the resident server ends; 0 for never."""
+    """The resident server ends after this many seconds without a client and without a running turn. 0 means never."""
     log_file: Annotated[NonEmpty, Expected("the path of a file")] | None = None
-    """Where the server's log goes, one JSON object per line. If unset, to stderr."""
+    """The file for the server's log, with one JSON object per line. If unset, the server logs to stderr."""
 
 
 class Settings(Section):
-    """Everything that can be set in crow's config.toml."""
+    """All settings in crow's config.toml."""
 
     models: Annotated[
         Strings | Mapping[str, NamedModel],
         Expected('a list of model names, such as ["small", "large"], or tables [models.NAME]'),
     ] = ()
-    """Further models to offer in the editor: a list of names, or tables with the settings of each model."""
+    """More models that the editor offers: a list of names, or a table with the settings of each model."""
     providers: Annotated[Mapping[str, ProviderSettings], Expected("tables: [providers.NAME]")] = Field(
         default_factory=dict
     )
-    """Further endpoints; their models are called NAME/MODEL."""
+    """More endpoints. Their models are called NAME/MODEL."""
     model: ModelSettings = Field(default_factory=ModelSettings)
     compaction: CompactionSettings = Field(default_factory=CompactionSettings)
     titles: TitleSettings = Field(default_factory=TitleSettings)
@@ -558,10 +566,10 @@ class Settings(Section):
     hooks: Annotated[
         tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
     ] = ()
-    """Commands that take part in the agent's loop, in the order in which they run."""
+    """Commands that crow runs at events of the agent's loop, in this order."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Values that must not appear in a log, an error or an export."""
+        """Return the values that must not appear in a log, an error or an export."""
         tables = (self.model, self.database, *self.providers.values(), *self.mcp_servers.values())
         return tuple(secret for table in tables for secret in table.secrets())
 
@@ -572,7 +580,7 @@ characters that should have been escaped."""
 
 
 def database_passwords(url: str) -> tuple[str, ...]:
-    """Return the passwords in the URL of a database, as they are written there and as they are meant."""
+    """Return the passwords in the URL of a database. Each is returned as it is written there, and decoded from %XX."""
     found = []
     for match in _PASSWORD.finditer(url):
         text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
@@ -595,10 +603,10 @@ def without_passwords(url: str) -> str:
 def expand_variables(
     server: McpServerSettings, env: Mapping[str, str], *, workspace: str
 ) -> tuple[McpServerSettings, str]:
-    """Return the server with its variables replaced, and a sentence that names the variables that cannot be replaced
-    (empty if there are none).
+    """Return the server with its variables filled in, and a sentence that names the variables that are not set. The
+    sentence is empty if all are set.
 
-    `${workspace}` becomes `workspace` in args and env.
+    In args and env, `${workspace}` becomes `workspace`.
     """
     local = (*server.args, *server.env.values())
     client = (server.oauth_client_id or "", server.oauth_client_secret or "")
@@ -631,7 +639,7 @@ def expand_variables(
 
 
 def expectation(field: FieldInfo) -> str:
-    """Return what a setting accepts, as the end of a sentence."""
+    """Return a description of the values that a setting accepts, as the end of a sentence."""
     parts = getattr(field.annotation, "__args__", ())
     metadata = (*field.metadata, *(item for part in parts for item in getattr(part, "__metadata__", ())))
     return next(item.words for item in metadata if isinstance(item, Expected))

@@ -170,7 +170,7 @@ def test_what_only_a_file_can_do_says_what_to_do_instead(both: BothDatabases, tm
     assert "PostgreSQL frees the space of removed sessions by itself (autovacuum)." in err
     code, out, err = both.crow("doctor", "--repair", in_postgres=True)
     assert (code, out) == (2, "")
-    assert "Only SQLite files can be repaired, but sessions are in postgresql://" in err
+    assert "Crow can repair only SQLite files, but the sessions are in postgresql://" in err
     code, out, err = both.crow("sessions", "stats", "--disk", "--json", in_postgres=True)
     rows = {row["what"]: row for row in map(json.loads, out.splitlines())}
     assert (code, err, rows["entries: user"]["number"]) == (0, "", 3)
@@ -290,7 +290,7 @@ def test_without_the_driver_the_package_to_install_is_named(
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.setenv("CROW_DATABASE_URL", "postgresql://me@db/team")
     assert main(["sessions"]) == 2
-    assert "Run pip install 'crow-acp[postgres]'" in capfd.readouterr().err
+    assert "pipx install --force '.[postgres]'" in capfd.readouterr().err
 
 
 def test_config_shows_where_sessions_are_but_no_password(

@@ -210,7 +210,7 @@ async def test_a_cursor_of_another_branch_is_a_gap(tmp_path: Path) -> None:
         cursor = cursor_of(bob.updates[-1])
         await ann.prompt(session, "/undo")
         await ann.prompt(session, "c")
-        with pytest.raises(RequestError, match="is not in the present history"):
+        with pytest.raises(RequestError, match="is not in the current history"):
             await back(host, session, cursor)
 
 

@@ -60,7 +60,8 @@ async def test_hidden_variables_are_set_to_nothing() -> None:
 
 async def test_a_command_that_takes_too_long_is_killed_if_the_editor_can() -> None:
     editor = Editor(output={"output": "part", "truncated": True}, kill=RequestError(-32603, "no"))
-    assert await run(editor, timeout_s=0) == (None, "[the beginning is cut: the editor keeps 1 MB]\npart")
+    cut = "[the beginning is missing, because the editor keeps only 1 MB]"
+    assert await run(editor, timeout_s=0) == (None, f"{cut}\npart")
     assert editor.asked[-3:] == ["kill", "output", "release"]
 
 

@@ -156,4 +156,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path) -
         timeout=60,
     )
     assert done.returncode == 2
-    assert done.stderr == "crow: crow serve needs the package websockets: pip install 'crow-acp[serve]'\n"
+    assert done.stderr == (
+        "crow: crow serve needs the package websockets, which is not installed. In a clone of crow, run: "
+        "pipx install --force '.[serve]'\n"
+    )

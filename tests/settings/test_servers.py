@@ -109,8 +109,8 @@ def test_the_secret_of_a_client_needs_its_authorization_server(tmp_path: Path) -
     text = '[mcp_servers.web]\nurl = "https://x"\noauth_client_id = "me"\noauth_client_secret = "s"\n'
     (server,) = configured_servers(load(tmp_path, text))
     assert server.options.problem == (
-        "oauth_client_secret needs oauth_client_id and oauth_issuer: crow gives the secret to that authorization server"
-        " only"
+        "oauth_client_secret needs oauth_client_id and oauth_issuer, because crow sends the secret only to "
+        "that authorization server"
     )
 
 
@@ -173,7 +173,7 @@ def test_relative_commands_start_at_the_directory_of_the_file(tmp_path: Path, mo
     assert confined.sandbox == "write"
     assert (
         remote.options.problem
-        == "sandbox works only for servers with a command, and this one has a url; remove sandbox"
+        == "sandbox works only for servers with a command, but this server has a url; remove sandbox"
     )
 
 

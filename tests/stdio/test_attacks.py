@@ -889,7 +889,7 @@ async def test_two_thousand_questions_of_a_server_show_one_at_a_time_and_decline
         asked = sum(logged.message.get("method") == "elicitation/create" for logged in agent.log)
     counts = json.loads(said)
     assert shown_at_once == [0, 1]
-    assert title == "MCP servers ask too much: 16 questions are already waiting for your answer."
+    assert title == "MCP servers ask too many questions: 16 already wait for your answer."
     assert (sum(counts.values()), counts["accept"]) == (2_000, asked)
     assert counts["decline"] > 0
 

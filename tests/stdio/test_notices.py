@@ -102,8 +102,9 @@ async def test_the_user_is_told_once_per_process_that_editor_terminals_are_not_c
         (warning,) = [one for one in agent.updates(first, "notice") if one["severity"] == "warning"]
         assert warning["title"] == "Nothing confines commands"
         assert warning["description"] == (
-            "Commands run in the editor's terminals (`editor.terminals`), which nothing confines. So every command has "
-            "full access, and needs your permission unless a rule allows it. `crow doctor` says what would help."
+            "Commands run in the editor's terminals (`editor.terminals`), where they cannot be confined. So every "
+            "command has full access, and needs your permission unless a rule allows it. `crow doctor` says what would "
+            "help."
         )
         assert await titles(agent, second) == []
         await agent.prompt(first, "/permissions")

@@ -230,7 +230,7 @@ async def test_a_prompt_brings_a_resource_and_a_server_uses_the_model(
     assert "What is in" not in json.dumps(again.body)
     (question,) = asked
     (text,) = [part["content"]["text"] for part in question["toolCall"]["content"]]
-    assert text.startswith("MCP server docs asks your model to answer this, and gets the answer:\n\n```\n")
+    assert text.startswith("MCP server docs sends this request to your model and gets the answer:\n\n```\n")
     assert [option["name"] for option in question["options"]][1] == (
         "Always allow requests of `docs` to your model in this directory and session"
     )
