@@ -1,4 +1,4 @@
-"""The clients of one shared session: each gets every event, and those who may answer get every question."""
+"""The clients of one shared session. Every client gets each event. Each question goes to all who may answer it."""
 
 from __future__ import annotations
 
@@ -44,26 +44,27 @@ from crow.store import Access
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""A client is dropped if about this much waits for it to read."""
+"""A client is disconnected if about this many bytes wait for it to read."""
 
 STALLED_S = 60.0
-"""A client is dropped if it has read nothing for this long while something waits for it."""
+"""A client is disconnected if updates wait for it and it has read nothing for this many seconds."""
 
 EVENT_BYTES = 500
-"""A waiting event counts as this many bytes more than its text."""
+"""Added to the size of the text of each waiting event."""
 
 MAX_ORIGINS = 200
-"""Crow remembers which client has sent a prompt for at most this many of a session's newest prompts."""
+"""For at most this many of a session's newest prompts, crow remembers which client has sent the prompt."""
 
 Answer = TypeVar("Answer")
 Origin = object
-"""Identifies a client: its connection id, which stays the same when it connects again, or the connection if it has no
-such id."""
+"""The identity of a client: its connection id, which stays the same when the client connects again, or the connection
+itself if the client has no such id."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingItem:
-    """Something that waits to be sent to a client. `size` is about how much memory it takes, in bytes."""
+    """An event that waits to be sent to a client. `send` sends it. `size` is about the memory that it takes, in
+    bytes."""
 
     send: Callable[[], Awaitable[object]]
     size: int
@@ -71,10 +72,10 @@ class WaitingItem:
 
 
 class Attachment:
-    """One client of a shared session, what waits for it, and the task that sends it.
+    """One client of a shared session, with the queue of events that wait for it. `run` sends them.
 
-    A client that does not read never makes the session or another client wait. It is dropped if too much waits for it.
-    `may_write`: whether the client may prompt and answer questions.
+    A client that does not read delays neither the session nor other clients. It is disconnected when too much waits for
+    it. `may_write` means that the client may send prompts and answer questions.
     """
 
     def __init__(
@@ -91,10 +92,10 @@ class Attachment:
         self.may_write = may_write
         self.is_detached = False
         self.check: Callable[[Access], Awaitable[None]] | None = None
-        """Raises NoSuchSession if the client's user may no longer see the session, and ArgumentError if the user may do
-        less with it."""
+        """Checks the access of the client's user. Raises NoSuchSession if the user may no longer see the session, and
+        ArgumentError if the user has less access than is asked for."""
         self.editor: EditorWorkspace | None = None
-        """The session's files and terminals, as this client serves them."""
+        """The workspace in which this client's editor serves files and terminals, or None."""
         self._drop = drop
         self._leave = partial(leave, self)
         self._items: deque[WaitingItem] = deque()
@@ -106,7 +107,7 @@ class Attachment:
         self._flushes: set[asyncio.Future[None]] = set()
 
     async def run(self) -> None:
-        """Sends what waits, in order, until `detach`."""
+        """Sends the waiting events in order. Ends after `detach`."""
         use_trace_context({})  # the client outlives the request that attached it
         with self._scope:
             while True:
@@ -128,17 +129,18 @@ class Attachment:
                 await self._wake.wait()
 
     def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
-        """Calls `send` when everything before it has been sent."""
+        """Calls `send` after all events that wait now have been sent. Disconnects the client if too much waits for
+        it."""
         if self.is_detached:
             return None
         now = time.monotonic()
         if not self._items:
             self._moved_at = now
         if self._bytes + size > MAX_WAITING_BYTES and self._items:
-            self._end(f"The client did not read: {self._bytes // 2**20} MiB waited for it.")
+            self._end(f"This client read too slowly: {self._bytes // 2**20} MiB waited for it.")
             return None
         if now - max(self._moved_at, self.client.sent_at) > STALLED_S:
-            self._end(f"The client read nothing for {STALLED_S:.0f} s.")
+            self._end(f"This client read nothing for {STALLED_S:.0f} s.")
             return None
         item = WaitingItem(send, size)
         self._items.append(item)
@@ -147,9 +149,9 @@ class Attachment:
         return item
 
     def publish(self, client: SessionClient, event: Event, *, is_own: bool) -> None:
-        """Sends an event to `client`, which is the attached client or its client for a sub-agent."""
+        """Sends an event to `client`, which is the attached client, or its part that shows a sub-agent."""
         if isinstance(event, CallProgressed):
-            # Progress holds the whole output so far, so newer progress replaces progress that still waits.
+            # Each progress event holds the whole output so far, so a newer one replaces one that still waits.
             waiting = self._progress.get(event.call)
             if waiting is not None and not waiting[0].is_begun:
                 waiting[1][0] = event
@@ -167,12 +169,13 @@ class Attachment:
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
 
     def check_access(self) -> None:
-        """Checks, before anything further is sent, whether the client may still see the session."""
+        """Checks whether the client may still see the session, before any later event is sent."""
         if self.check is not None:
             self.put(partial(self.has_access, "read"))
 
     async def has_access(self, access: Access) -> bool:
-        """Whether the client may still do this. A client that may not even see the session leaves it."""
+        """Whether the client still has this access. If it may not even see the session, the client leaves the
+        session."""
         try:
             if self.check is not None:
                 await self.check(access)
@@ -185,7 +188,7 @@ class Attachment:
         return False
 
     async def flushed(self) -> None:
-        """Waits until everything that waits now has been sent, or the client is detached."""
+        """Waits until all events that wait now have been sent, or the client is detached."""
         if self.is_detached or not self._items:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -197,7 +200,7 @@ class Attachment:
             self._flushes.discard(done)
 
     def detach(self) -> None:
-        """Sends nothing more."""
+        """Discards the waiting events, and ends `run`."""
         self.is_detached = True
         self.client.close()
         self._scope.cancel()
@@ -219,7 +222,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[Answer]):
-    """The client could not ask its user. If no other client can, `answer` is the answer to the question."""
+    """The result of a client that could not ask its user. If no other client can ask either, `answer` counts as the
+    answer."""
 
     answer: Answer
 
@@ -245,25 +249,25 @@ class OpenQuestion(Generic[Answer]):
         self._changed = anyio.Event()
 
     def ask(self, attachment: Attachment, tasks: anyio.abc.TaskGroup) -> None:
-        """Asks a client, after everything that waits for it. Does nothing if the client may not answer."""
+        """Asks a client, after all events that wait for it have been sent. Does nothing if it may not answer."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
             attachment.put(partial(self._start, attachment, tasks))
             self.note_change()
 
     def note_change(self) -> None:
-        """Called when there is an answer, or when the clients that may answer have changed."""
+        """Wakes `answer`. Must be called when there is an answer, or when the clients that may answer have changed."""
         self._changed.set()
 
     def forget(self, attachment: Attachment) -> None:
-        """The client is gone, so it counts as not asked."""
+        """Treats a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
         self._failures.pop(attachment, None)
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """The first answer. None if no client could answer for `wait_s` seconds."""
+        """Waits for the first answer and returns it. Returns None if no client could answer for `wait_s` seconds."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
             if candidates and all(each in self._failures for each in candidates):
@@ -276,7 +280,7 @@ class OpenQuestion(Generic[Answer]):
         return self._answers[0]
 
     def withdraw(self) -> None:
-        """Takes the question back from all clients that have not answered."""
+        """Withdraws the question from all clients that have not answered."""
         for scope in self._asked.values():
             scope.cancel()
 
@@ -310,7 +314,7 @@ class OpenQuestion(Generic[Answer]):
 
 
 class ClientGroup:
-    """See :class:`crow.agent.Client`: all attached clients, as one session or one sub-agent sees them."""
+    """Makes all clients of a session, or of one of its sub-agents, look like a single :class:`crow.agent.Client`."""
 
     root: AttachedClients
 
@@ -318,11 +322,11 @@ class ClientGroup:
         self.running = RunningTurn()
 
     def client_of(self, attachment: Attachment) -> SessionClient | None:
-        """The client that shows the session, or the sub-agent, over this attachment."""
+        """Returns the client that shows the session or the sub-agent over this attachment, or None."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[Attachment, SessionClient]]:
-        """All attachments with their clients."""
+        """Yields all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
                 yield attachment, client
@@ -367,13 +371,14 @@ class ClientGroup:
 
     @property
     def takes_notices(self) -> bool:
-        """See :class:`crow.agent.Client`. False if nobody is attached, so that notices are stored."""
+        """See :class:`crow.agent.Client`. False if no client is attached, so that notices are stored."""
         notices = [client.takes_notices for _, client in self.pairs()]
         return bool(notices) and all(notices)
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
-        """See :class:`crow.agent.Client`. If nobody is attached, a client may still come."""
+        """See :class:`crow.agent.Client`. If no client is attached now, the kinds of the last clients count, because a
+        client may still come."""
         return self.root.known_kinds
 
     async def finish_question(self, question_id: str) -> None:
@@ -404,7 +409,7 @@ class ClientGroup:
 
 
 class SubagentClients(ClientGroup):
-    """All attached clients, as a sub-agent of the session sees them."""
+    """The clients of a session that show one of its sub-agents."""
 
     def __init__(self, root: AttachedClients, session_id: str) -> None:
         super().__init__()
@@ -420,9 +425,9 @@ class SubagentClients(ClientGroup):
 class AttachedClients(ClientGroup):
     """All clients that are attached to a session. They may come and go while the session works.
 
-    This is also the session's :class:`crow.agent.session.TurnListener`. It lets `workspace` use the files of the client
-    whose prompt runs. Tasks of clients run in `tasks`. If no client can answer a question, the question waits `wait_s`
-    seconds for a client that can.
+    It is also the session's :class:`crow.agent.session.TurnListener`, and makes `workspace` use the files of the client
+    whose prompt runs. The tasks of clients run in `tasks`. If no client can answer a question, the question waits
+    `wait_s` seconds for one that can.
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
@@ -445,14 +450,14 @@ class AttachedClients(ClientGroup):
         self.leaf: Callable[[], int | None] = lambda: None
         self.runs_elsewhere: Callable[[], bool] = lambda: False
         self.place = CursorTracker()
-        """The place in the session's log up to which everything was published."""
+        """The place in the session's log up to which all events have been published."""
 
     def client_of(self, attachment: Attachment) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
     def follow(self, session: Session) -> None:
-        """Learns the session, which is made after this object. Called before the session runs."""
+        """Sets the session, which is created after this object. Must be called before the session runs."""
         branch = session.branch
         self.leaf = lambda: branch.leaf
         self.runs_elsewhere = lambda: session.runs_elsewhere
@@ -461,7 +466,7 @@ class AttachedClients(ClientGroup):
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> Attachment:
-        """Adds a client, which is sent everything from now on. It takes over the running turn so far; see
+        """Adds a client, which gets all events from now on. It also gets the events of the running turn so far; see
         `SessionClient.learn`."""
         attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
@@ -480,7 +485,7 @@ class AttachedClients(ClientGroup):
         return attachment
 
     def detach(self, attachment: Attachment) -> None:
-        """Forgets a client. Whatever it was asked counts as not asked."""
+        """Removes a client. Questions count as never asked of this client."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
         if attachment.editor is not None and attachment.editor is self.workspace.editor:
@@ -493,26 +498,27 @@ class AttachedClients(ClientGroup):
         self._note_kinds()
 
     def close(self) -> None:
-        """Detaches all clients. The session has been closed."""
+        """Detaches all clients, because the session has been closed."""
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: Attachment) -> None:
-        """Remembers which client has sent a prompt. That client already shows it, and waits for the response."""
+        """Remembers which client has sent a prompt. That client already shows the prompt, and waits for the
+        response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
-        if message_id == self._turn_id:  # the client has come back
+        if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
             self.workspace.use(attachment.editor)
         for known in (self._origins, self._senders):
             while len(known) > MAX_ORIGINS:
                 del known[next(iter(known))]
 
     def has_sent(self, origin: Origin, message_id: str) -> bool:
-        """Whether this client has sent the prompt, as far as crow remembers."""
+        """Whether crow remembers that this client has sent the prompt."""
         return self._origins.get(message_id) == origin
 
     def has_begun(self, prompt: PendingPrompt) -> bool:
-        """Whether the prompt's turn runs, and its clients have been shown the prompt."""
+        """Whether the turn of the prompt runs, and the clients have been shown the prompt."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
     def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
@@ -540,7 +546,8 @@ class AttachedClients(ClientGroup):
         self.show_turn(prompt, self.leaf())
 
     def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
-        """Shows that a turn has begun, here or in another process. `leaf` is its prompt if that is stored."""
+        """Shows that a turn has begun, here or in another process. `leaf` is the id of the newest entry: the prompt, if
+        it is stored."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)

@@ -1,4 +1,4 @@
-"""Cursors: how much of a session's log a client has been sent, so that it can come back for the rest."""
+"""Cursors: places in a session's log, from which a client can resume the session after its connection broke."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from crow.store import Store
 from crow.store.codec import KINDS
 
 CURSOR_KEY = "acp/cursor"
-"""The member of `_meta` that holds a cursor."""
+"""The name of the member of `_meta` that holds a cursor."""
 
 MAX_CALLS = 64
-"""At most this many open calls are part of a cursor."""
+"""A cursor contains at most this many open calls."""
 
 MAX_MISSED_TURNS = 500
-"""A client that has missed more turns than this has to load the session."""
+"""If a client has missed more turns than this, it must load the session."""
 
 MAX_OWN = 50
-"""A tracker knows at most this many of the session's newest answers as the session's own."""
+"""A tracker remembers this many of the newest answers that belong to the session, and not to a sub-agent."""
 
 PIECEMEAL = (entries.User, entries.Remark, entries.Custom, entries.Command)
-"""Entries whose updates a client joins to one text, so no update may be sent twice. The updates of other entries may be
-repeated without harm."""
+"""Kinds of entries whose updates must not be sent twice, because clients join them into one text. The updates of other
+entries may be repeated without harm."""
 
 _CURSOR = re.compile(
     r"e(?P<entry>\d{1,18})\.(?P<pieces>\d{1,9})"
@@ -40,7 +40,7 @@ _CURSOR = re.compile(
 
 
 class CursorGap(ArgumentError):
-    """Crow cannot tell what a client has missed since its cursor."""
+    """The error for a cursor from which crow cannot resume a session. The client must load the session."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"resume_failed: {problem} Load the session to get its whole history.")
@@ -48,12 +48,13 @@ class CursorGap(ArgumentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in the log of a session.
+    """A place in the log of a session. It says what the client has been sent.
 
-    The client has been sent everything up to `entry`, and the first `pieces` updates of the next entry that a user
-    sees. It has also been sent the first characters of the `thought` and the `text` of the message with the id
-    `message`, which follows. `message` may also be a slash command whose text the client shows. `calls` are the open
-    calls, with the number of characters that were sent to the terminal of each.
+    - `entry`: the id of the last entry whose updates were all sent.
+    - `pieces`: the number of updates that were sent of the next entry that a user sees.
+    - `message`: the id of the message after that, or of a slash command whose text was sent. Empty if there is none.
+    - `thought` and `text`: the numbers of characters that were sent of the thought and the text of `message`.
+    - `calls`: the open calls. The value is the number of characters that were sent to the terminal of the call.
     """
 
     entry: int = 0
@@ -74,17 +75,17 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Reads a cursor. :raises CursorGap: it is not one of crow's."""
+        """Parses a cursor. :raises CursorGap: `text` is not a cursor that crow has made."""
         found = _CURSOR.fullmatch(text[:8_000])
         if found is None:
-            raise CursorGap("the cursor is not one of crow's.")
+            raise CursorGap("crow has not made this cursor.")
         calls: dict[CallRef, int] = {}
         for call in (found["calls"] or "").split(",") if found["calls"] else ():
             name, _, chars = call.partition("=")
             assistant, _, index = name.partition(".")
             calls[CallRef(assistant=int(assistant), index=int(index))] = int(chars or 0)
         if len(calls) > MAX_CALLS:
-            raise CursorGap(f"the cursor names {len(calls)} open calls; crow names at most {MAX_CALLS}.")
+            raise CursorGap(f"the cursor has {len(calls)} open calls, but crow's cursors have at most {MAX_CALLS}.")
         return cls(
             entry=int(found["entry"]),
             pieces=int(found["pieces"]),
@@ -96,10 +97,10 @@ class Cursor:
 
 
 class CursorTracker:
-    """Keeps the cursor of one client up to date. The caller calls a `pass_...` method before it sends each update.
+    """Keeps the cursor of one client up to date. The caller must call a `pass_...` method before it sends each update.
 
-    Entries of sub-agents that the client does not see as sessions never move the cursor. Unless the cursor
-    `is_used`, updates do not move it, because no client gets it.
+    Entries of sub-agents never move the cursor. If `is_used` is false, updates do not move the cursor either, because
+    the client gets no cursors.
     """
 
     def __init__(self, cursor: Cursor | None = None, *, is_used: bool = True) -> None:
@@ -108,13 +109,14 @@ class CursorTracker:
         self._own: dict[int, None] = {}
 
     def copy(self) -> CursorTracker:
-        """A tracker at the same place, for a client that is sent the unfinished message and calls from their start."""
+        """Returns a tracker at the same place, for a client that will be sent the whole unfinished message and
+        calls."""
         made = CursorTracker(replace(self.cursor, message="", thought=0, text=0, calls={}))
         made._own = dict(self._own)
         return made
 
     def pass_entry(self, entry: Entry) -> None:
-        """Everything up to this entry has been sent."""
+        """Notes that all updates of this entry and of earlier ones are sent."""
         if not self._is_used:
             return
         match entry.body:
@@ -127,19 +129,20 @@ class CursorTracker:
             self.cursor = replace(self.cursor, message="", thought=0, text=0)
 
     def note_answer(self, entry: Entry) -> None:
-        """Learns that an answer belongs to the session, and not to a sub-agent."""
+        """Notes that an answer belongs to the session, and not to a sub-agent."""
         if isinstance(entry.body, entries.Assistant):
             self._own[entry.id] = None
             if len(self._own) > MAX_OWN:
                 del self._own[next(iter(self._own))]
 
     def pass_piece(self, body: entries.Body) -> None:
-        """One of several updates of an entry has been sent."""
+        """Notes that one of several updates of an entry is sent."""
         if self._is_used and isinstance(body, PIECEMEAL):
             self.cursor = replace(self.cursor, pieces=self.cursor.pieces + 1)
 
     def pass_update(self, event: Event | None, update: Mapping[str, Any]) -> None:
-        """An update of a message or a call has been sent. `event` is None if it repeats the present state."""
+        """Notes that an update of a message or a call is sent. `event` is None if the update only shows the current
+        state."""
         if not self._is_used:
             return
         match update:
@@ -150,7 +153,8 @@ class CursorTracker:
                     self._pass_chunk(kind, message_id, len(update["content"]["text"]))
 
     def pass_prompt(self, *, entry: int | None, command: str = "") -> None:
-        """A turn has begun, and its prompt is known: the entry with this id, or the slash command with this id."""
+        """Notes that a turn has begun. Its prompt is the entry with the id `entry`, or the slash command with the id
+        `command`."""
         self.cursor = replace(self.cursor, entry=entry or 0, pieces=0, message=command, thought=0, text=0)
 
     def _pass_chunk(self, kind: str, message_id: str, chars: int) -> None:
@@ -179,10 +183,10 @@ class CursorTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """What a client has missed: the `entries` after its cursor.
+    """The part of a session that a client has missed: the `entries` after its cursor.
 
-    `before` are the entries from the last answer before the cursor on; their calls may end in `entries`. `results` are
-    the results of those open calls of the cursor that belong to sub-agents.
+    `before` are earlier entries, beginning with the last answer before the cursor. The calls of that answer may end in
+    `entries`. `results` are the results of the cursor's open calls that belong to sub-agents.
     """
 
     cursor: Cursor
@@ -192,21 +196,24 @@ class Missed:
 
 
 def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
-    """The cursor with which a client comes back; None if it has none. :raises CursorGap: it is not one of crow's."""
+    """Reads the cursor in the parameters of a request, or returns None if there is none.
+
+    :raises CursorGap: crow has not made this cursor.
+    """
     text = resume_cursor(params)
     return None if text is None else Cursor.parse(text)
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
-    """What a client has missed. `newest` are entries of the session's path that are in memory.
+    """Returns what a client has missed since `cursor`. `newest` are the entries of the session that are in memory.
 
-    :raises CursorGap: the cursor is not a place in the session's present history, or too much was missed.
+    :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
     """
     if cursor.entry and await store.entry(cursor.entry, session_id=session_id) is None:
         raise CursorGap(f"entry {cursor.entry} is not in the current history of this session.")
     leaf, place = (await store.session(session_id)).leaf, cursor.entry or None
     if len(await store.left_behind(leaf, place, ("turn_end",))) > MAX_MISSED_TURNS:
-        raise CursorGap(f"more than {MAX_MISSED_TURNS} turns were missed.")
+        raise CursorGap(f"the client has missed more than {MAX_MISSED_TURNS} turns.")
     answers = (each for each in reversed(newest) if isinstance(each.body, entries.Assistant))
     answer = next((each for each in answers if each.id <= cursor.entry), None)
     found = await store.left_behind(leaf, place if answer is None else answer.parent, frozenset(KINDS.values()))
@@ -221,7 +228,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The answers before the cursor whose calls end after it, if they are no longer in memory."""
+    """Returns the answers from before the cursor whose calls end after it, if they are no longer in memory."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
     wanted = sorted({call.assistant for call in calls} - known)
@@ -230,7 +237,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """The results of calls that sub-agents of the session have made."""
+    """Returns the results of calls that sub-agents of the session have made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

@@ -1,4 +1,4 @@
-"""Shows the clients of an open session what other processes do with it."""
+"""Shows the clients of an open session the work of other processes on the same session."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from crow.store.watching import Draft, News, Watcher
 logger = logging.getLogger(__name__)
 
 OWN_TURN_S = 0.2
-"""While this process runs a turn, it looks this often for what others do, such as a new title or a cancellation."""
+"""While this process runs a turn, it checks once in this many seconds for changes by others, such as a new title or a
+cancellation."""
 
 TRY_AGAIN_S = 1.0
-"""A prompt that waits for the turn of another process tries at least this often to begin."""
+"""A prompt that waits for the turn of another process tries to begin at least once in this many seconds."""
 
 CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
 class SessionFollower:
-    """See :class:`crow.agent.session.SessionFollower`.
+    """Follows a session in the store, and shows its clients the entries that other processes add.
 
-    The store tells of each entry of the session exactly once and in order. Entries of this process are skipped, since
-    its clients were shown them when they were stored. From all others, the clients get the updates that the clients of
-    the other process get, except questions and the progress of calls.
+    It implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session exactly once
+    and in order. The entries of this process are skipped, because its clients got them when they were stored. For the
+    other entries, the clients get the same updates as the clients of the other process, except questions and the
+    progress of calls.
 
-    `begin` is called before the session runs. Then `run` runs until it is cancelled.
+    `begin` must be called before the session runs. Then `run` runs until it is cancelled.
     """
 
     def __init__(self, session: Session, clients: AttachedClients) -> None:
@@ -62,7 +64,8 @@ class SessionFollower:
         session.branch.on_release = self._hurry
 
     def begin(self, tail: Tail, draft: Draft | None) -> None:
-        """The session was just opened. If another process runs a turn, `draft` is its unfinished answer."""
+        """Begins to follow a session that was just opened. If another process runs a turn, `draft` is its unfinished
+        answer."""
         row = tail.row
         self._seen = self._read_to = max(row.newest_entry, row.leaf or 0)
         if row.state != "running":
@@ -86,7 +89,7 @@ class SessionFollower:
     async def until_free(self) -> None:
         """See :class:`crow.agent.session.SessionFollower`."""
         with anyio.move_on_after(TRY_AGAIN_S):
-            if self._is_free:  # the news of the other turn has not come yet
+            if self._is_free:  # the store has not reported the other turn yet
                 await self._news.wait()
             while not self._is_free:
                 await self._news.wait()
@@ -114,16 +117,16 @@ class SessionFollower:
                 on_deleted()
                 return
             except StoreUnavailable as error:
-                logger.warning("Session %s cannot be followed now: %s", session.id, error)
+                logger.warning("The changes of other processes to session %s cannot be read now: %s", session.id, error)
             except Exception:
-                logger.exception("Session %s cannot be followed", session.id)
+                logger.exception("The changes of other processes to session %s could not be shown", session.id)
             await anyio.sleep(PAUSE_S)
 
     def _hurry(self) -> None:
         self._wake.set()
 
     async def _rest(self) -> None:
-        """Waits a moment while this process runs a turn, because each of its own writes is news, too."""
+        """Waits a moment while this process runs a turn, because the store reports each of its own writes too."""
         self._wake = anyio.Event()
         if self._session.branch.claimed_to is not None and self._seen >= self._awaited:
             with anyio.move_on_after(OWN_TURN_S):
@@ -177,7 +180,7 @@ class SessionFollower:
             await branch.publish(OptionsChanged())
 
     async def _show(self, entry: Entry) -> None:
-        """Publishes the events of an entry of another process."""
+        """Publishes the events of an entry that another process has stored."""
         if entry.turn > self._turn_number and isinstance(entry.body, User | Command):
             self._turn_number, self._prompt = entry.turn, _prompt_of(entry)
             is_command = isinstance(entry.body, Command)
@@ -202,7 +205,7 @@ class SessionFollower:
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
-    """The unfinished answer of another process, after the entries of `tail`."""
+    """Returns the unfinished answer after the entries of `tail` if another process runs a turn, else None."""
     if not store.notifies or tail.row.state != "running":
         return None
     async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:

@@ -1,4 +1,4 @@
-"""What the front end keeps for the whole process: the open sessions, the store and the offered models."""
+"""The session host: the open sessions, the store and the offered models, which all connections of a process share."""
 
 from __future__ import annotations
 
@@ -40,40 +40,42 @@ from crow.tools.servers import McpServer
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0
-"""The store is tidied this long after the last turn, usually while the user is still reading the answer."""
+"""The store is tidied this many seconds after the last turn, usually while the user is still reading the answer."""
 
 SHUT_DOWN_S = 5.0
-"""How long a shared host may take to close its sessions and its store."""
+"""A shared host has this many seconds to close its sessions and its store."""
 
 KEEP_S = 600.0
-"""How long the result of a prompt is kept for a client whose connection broke."""
+"""The result of a prompt is kept for this many seconds, for a client whose connection broke."""
 
 MAX_KEPT = 1_000
-"""When a prompt starts, at most this many of the results are kept: those of the newest prompts."""
+"""The results of at most this many prompts are kept. When a prompt starts, the oldest results above that are
+dropped."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
-"""Returns the part of the store that the tools of a session may search."""
+"""Wraps a store, so that the tools of a session find only what the owner of the session may see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
-    """What the composition root gives the front end.
+    """The functions and values that the front end gets from the composition root.
 
-    - `open_store` raises StoreError.
-    - `check_model` raises AuthError or ConfigError if crow could not answer any prompt. The check is cheap.
-    - `import_rest` imports what the model request of a prompt needs, outside the event loop. `import_for_calls` imports
-      what tool calls need in addition.
-    - `trim` returns free memory to the system; it blocks.
-    - `more_models` asks the endpoint for its models, with a time limit; it returns none if that fails.
-    - `reload` returns new dependencies if the user's settings have changed, else None; it is cheap.
-    - `endpoints` are what the client may see and set of the endpoints.
-    - `models` are the names of models to offer. `model` is the default model, or empty if no default is set.
-    - `auto_compact` is the default of the session option.
-    - `editor_terminals`: whether commands run in the editor's terminals, without the variables `hidden_variables`.
-    - `editor_timeout_s` and `user_timeout_s`: how long the editor itself and its user may take to answer.
-    - `has_network`: whether confined commands with the access `write` may use the network.
-    - `servers` are the user's own MCP servers, for every session.
-    - `unattended_s`: a session of a shared host that no client has open is closed after about this long.
+    - `open_store` opens the store, or raises StoreError.
+    - `check_model` raises AuthError or ConfigError if the settings lack something that every prompt needs. It is fast.
+    - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports those that tool
+      calls need in addition. Both work outside the event loop.
+    - `trim` returns free memory to the system. It blocks.
+    - `more_models` asks the endpoint for its models. If that fails or takes too long, it returns none.
+    - `reload` returns new dependencies if the user's settings have changed, else None. It is fast.
+    - `endpoints` holds the endpoints that the client may see and set.
+    - `models` are the names of the models to offer. `model` is the default model, or empty if there is none.
+    - `auto_compact` is the default of the config option with this name.
+    - `editor_terminals` means that commands run in the editor's terminals. There, they do not get the environment
+      variables that `hidden_variables` returns.
+    - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
+    - `has_network` means that confined commands with the access `write` may use the network.
+    - `servers` are the user's own MCP servers. Every session gets them.
+    - `unattended_s` is about the time after which a shared host closes a session that no client has open.
     - `log_hint` is a sentence that says where the log is.
     """
 
@@ -103,7 +105,11 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostedSession:
-    """A session that is open in this process, and the client or clients that get its events. `request` opened it."""
+    """A session that is open in this process, with the client or clients that get its events.
+
+    `request` is the request that opened the session. On a shared host, `follower` shows what other processes do with
+    it.
+    """
 
     session: Session
     client: SessionClient | AttachedClients
@@ -113,7 +119,7 @@ class HostedSession:
 
     @property
     def clients(self) -> AttachedClients:
-        """The clients of a session on a shared host."""
+        """The clients of this session. Only for a shared host."""
         assert isinstance(self.client, AttachedClients), "the host is shared"
         return self.client
 
@@ -127,16 +133,16 @@ class HostedSession:
         )
 
     def is_watched_without(self, origin: Origin) -> bool:
-        """Whether another client than `origin` has opened the session, too."""
+        """Whether any client other than `origin` has opened the session."""
         if not isinstance(self.client, AttachedClients):
             return False
         return any(attachment.origin != origin for attachment in self.client.attachments)
 
 
 class PromptRun:
-    """A prompt of a shared session. It runs to its end, whatever becomes of the connection that has sent it.
+    """A prompt that runs to its end even if the connection that has sent it breaks.
 
-    `connection` is the connection that waits for the response.
+    `connection` is the connection that now waits for the response.
     """
 
     def __init__(self, session: Session, prompt: PendingPrompt, connection: ClientConnection) -> None:
@@ -159,7 +165,7 @@ class PromptRun:
             self._ended.set()
 
     async def wait(self) -> PendingPrompt:
-        """Waits for the end. :raises Exception: the turn failed."""
+        """Waits for the end of the prompt's turn, and returns the prompt. :raises Exception: the turn failed."""
         await self._ended.wait()
         if self._error is not None:
             raise self._error
@@ -167,9 +173,9 @@ class PromptRun:
 
 
 class SessionHost:
-    """The sessions that are open in this process by id, the store, and whatever else connections share.
+    """Holds the open sessions of this process, the store, and everything else that connections share.
 
-    Each session runs as a task in `tasks`. If the host `is_shared`, sessions outlive the connections that opened them.
+    Each session runs as a task in `tasks`. With `is_shared`, sessions outlive the connections that opened them.
     """
 
     def __init__(
@@ -199,7 +205,7 @@ class SessionHost:
         self._has_checked_sandbox = False
 
     async def store(self) -> Store:
-        """The store, opened by the first call. :raises StoreError: it cannot be used."""
+        """Returns the store. The first call opens it. :raises StoreError: the store cannot be used."""
         async with self._opening_store:
             if self._store is None:
                 self._store = await self.dependencies.open_store()
@@ -208,22 +214,25 @@ class SessionHost:
 
     @property
     def adapters(self) -> Adapters:
-        """What sessions need. The store must be open."""
+        """The adapters for all sessions. The store must be open."""
         assert self._adapters is not None, "the store is open"
         return self._adapters
 
     def adapters_for(self, row: SessionRow) -> Adapters:
-        """What this session needs. The store must be open."""
+        """Returns the adapters for this session. The store must be open."""
         assert self._store is not None, "the store is open"
         view = self._store if self._session_view is None else self._session_view(self._store, row)
         return self.adapters if view is self._store else self.dependencies.adapters(view)
 
     def lock(self, session_id: str) -> asyncio.Lock:
-        """The lock of the requests that open, close or delete this session. They wait for each other."""
+        """Returns the lock of a session. Requests that open, close or delete the session must hold it."""
         return self._locks.setdefault(session_id, asyncio.Lock())
 
     def refuse_if_running(self, session_id: str) -> None:
-        """:raises ArgumentError: the session is a sub-agent that works for an open session."""
+        """Checks that the session is not a running sub-agent.
+
+        :raises ArgumentError: the session is a sub-agent that works for an open session.
+        """
         for hosted in self.open.values():
             if hosted.session.has_subagent(session_id):
                 raise ArgumentError(
@@ -237,8 +246,10 @@ class SessionHost:
         self.tasks.start_soon(self._run, hosted)
 
     def prompt_again(self, connection: ClientConnection, key: tuple[str, RequestId]) -> PromptRun | None:
-        """The prompt that a client has sent before, over a connection that is gone. `key` is the client's connection id
-        and the id of its request."""
+        """Returns the prompt that a client repeats after its connection broke, or None if it is a new prompt.
+
+        `key` is the client's connection id and the id of its request. From now on, `connection` gets the response.
+        """
         known = self._prompts.get(key) if key[0] else None
         if known is None or known.connection is connection:
             return None
@@ -246,7 +257,7 @@ class SessionHost:
         return known
 
     def run_prompt(self, run: PromptRun, key: tuple[str, RequestId]) -> None:
-        """Runs a submitted prompt. Its client may ask for the result again until `KEEP_S` after the end."""
+        """Runs a submitted prompt. Its client can get the result again until `KEEP_S` after the end of the turn."""
         self.tasks.start_soon(run.run, self.idle)
         if key[0]:
             now = time.monotonic()
@@ -257,7 +268,8 @@ class SessionHost:
             self._prompts[key] = run
 
     def close_when_idle(self, hosted: HostedSession) -> None:
-        """Closes a session that has no clients, some time after its work has ended, unless a client comes."""
+        """Closes a session without clients, `unattended_s` after the end of its work, unless a client opens it
+        again."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
@@ -275,8 +287,8 @@ class SessionHost:
             self._closing.discard(hosted)
 
     async def close(self, hosted: HostedSession) -> None:
-        """Cancels what runs in a session and closes it."""
-        if self.is_shared:  # the connection of the request that closes it may break meanwhile
+        """Cancels the work of a session and closes the session."""
+        if self.is_shared:  # the connection that sent this request may break before the session is closed
             self.tasks.start_soon(self._close, hosted)
             await hosted.closed.wait()
         else:
@@ -291,7 +303,7 @@ class SessionHost:
             hosted.closed.set()
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Changes the row of a session, which may be open. The caller holds the session's lock."""
+        """Changes the stored row of a session, which may be open. The caller must hold the session's lock."""
         if session_id in self.open:
             await self.open[session_id].session.branch.change(changes)
         else:
@@ -311,16 +323,16 @@ class SessionHost:
             self._store.hurry()
 
     async def tidy(self) -> None:
-        """Returns memory to the system, and removes what deleted sessions left behind.
+        """Returns memory to the system, and removes the data of deleted sessions from the store.
 
-        :raises StoreError: the removal failed.
+        :raises StoreError: the data cannot be removed.
         """
         await anyio.to_thread.run_sync(self.dependencies.trim)
         if self._store is not None:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Prepares the first prompt of every session, also of later sessions, and asks the endpoint for more models."""
+        """Imports the packages that prompts need, and asks the endpoint for more models."""
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
@@ -332,7 +344,7 @@ class SessionHost:
         await self._add_models()
 
     def reload_settings(self) -> None:
-        """Applies changed settings to sessions that are opened from now on, and offers new models in all sessions."""
+        """Applies changed settings to sessions that are opened later, and offers new models in all sessions."""
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
@@ -341,7 +353,8 @@ class SessionHost:
                 self.tasks.start_soon(self._add_models)
 
     def commands(self, session: Session) -> list[dict[str, Any]]:
-        """Slash commands, the user's templates and MCP prompts for `available_commands_update`."""
+        """Returns the slash commands of a session for `available_commands_update`: crow's own, the user's templates,
+        and the prompts of MCP servers."""
         commands = [
             *((spec.name, spec.description, spec.hint) for spec in COMMANDS),
             *((template.name, template.description, template.hint) for template in self.adapters.templates()),
@@ -355,8 +368,8 @@ class SessionHost:
     async def inspect_if_new(
         self, store: Store, request: OpenRequest, *, principal: str | None
     ) -> WorkspaceContents | None:
-        """What is in the directory; None if the principal has worked there before or this process has inspected it for
-        the same principal."""
+        """Returns a description of the directory of `request`. Returns None if the principal has worked there before,
+        or if this process has already described the directory for the same principal."""
         cwd = request.cwd
         known = (principal, cwd)
         if known in self._known_directories:
@@ -370,9 +383,9 @@ class SessionHost:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def warn_about_sandbox(self) -> None:
-        """Warns once per process, in the first session, if commands are not confined.
+        """Warns the user once per process, in the first session, if commands are not confined.
 
-        If the editor shows no notices, the warning goes into the history of the session, but only of a new session.
+        If the editor shows no notices, the warning becomes part of the session's history, but only in a new session.
         """
         hosted = next(iter(self.open.values()), None)
         if hosted is None or self._has_checked_sandbox:
@@ -421,7 +434,7 @@ class SessionHost:
 async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
-    """A host whose sessions outlive connections. At the end of the block, it closes its sessions and its store."""
+    """Yields a shared host, whose sessions outlive connections. At the end, closes its sessions and its store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_shared=True, session_view=session_view)
         tasks.start_soon(host.idle.run)
@@ -436,9 +449,9 @@ async def share_host(
 
 
 class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels it when a turn begins.
+    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels this call when a turn begins.
 
-    The caller must run `run` as a task.
+    The owner must run `run` as a task.
     """
 
     def __init__(self, tidy: Callable[[], Awaitable[None]], *, after_s: float = IDLE_S) -> None:
@@ -451,7 +464,7 @@ class IdleTimer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """A context manager around each turn."""
+        """Returns a context manager that must enclose each turn."""
         self._turns += 1
         self._waiting.cancel()
         try:
@@ -465,12 +478,12 @@ class IdleTimer:
         self._schedule(0.0)
 
     def stop(self) -> None:
-        """Cancels tidying for good; the store is about to close."""
+        """Cancels tidying, and never tidies again, because the store is about to close."""
         self._turns += 1
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Waits for each scheduled time, then tidies. Runs until cancelled."""
+        """Waits for each scheduled time, then tidies. Runs until it is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()
