@@ -410,8 +410,7 @@ def checksum(body: bytes, values: Sequence[object]) -> int:
 
     `body` is its JSON, or the hash of the blob that holds the JSON. `values` are those of `CHECKED_COLUMNS`.
     """
-    *old, cache_write_tokens, estimated = values
-    columns = (*old, *(value for value in (cache_write_tokens, estimated) if value is not None))
+    columns = tuple(values[:-2]) + tuple([value for value in values[-2:] if value is not None])
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
 
 
