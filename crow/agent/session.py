@@ -387,7 +387,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        """Prepare for the first prompt: start the MCP servers. All packages that the prompt needs are imported
+        already."""
         self._is_warm = True
         if self.servers:
             self.tools_wanted.set()

@@ -1,4 +1,4 @@
-"""The messages between a session and what it has started: their ids, and their texts in stored results."""
+"""The messages between a session and its sub-agents: their ids, and their texts in stored results."""
 
 from __future__ import annotations
 

@@ -61,8 +61,8 @@ Segment: TypeAlias = "tuple[Tone, str]"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How text is written. `has_words` is for a screen reader: words replace symbols, and crow adds no line breaks.
-    `has_styles`: the terminal understands escape sequences."""
+    """The style in which text is written. `has_words` is for screen readers: words replace symbols, and crow adds no
+    line breaks. `has_styles`: the terminal understands escape sequences."""
 
     has_styles: bool = True
     has_colors: bool = True
@@ -91,7 +91,7 @@ class Look:
 
 
 def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
-    """The look for this environment: TERM and NO_COLOR, and `--plain`."""
+    """Return the style for this terminal. It depends on the variables TERM and NO_COLOR, and on `--plain`."""
     has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
     return Look(has_styles=has_styles, has_colors=has_styles and not environment.get("NO_COLOR"), has_words=is_plain)
 

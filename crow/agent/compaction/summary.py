@@ -165,8 +165,8 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """Return a summary made without a model, of at most `budget` estimated tokens: `previous`, then one line for each
-    answer in `messages`.
+    """Make a summary without a model. It consists of `previous` and one line for each answer in `messages`, and has at
+    most `budget` estimated tokens.
 
     If there is not enough room for all lines, the newest are kept. If `previous` already contains notes, the new lines
     continue them, so notes do not nest.

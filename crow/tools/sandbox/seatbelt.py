@@ -111,7 +111,8 @@ def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]
 
 
 def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
-    """The profile, and its parameters: a path for each name. The last rule that matches an operation decides."""
+    """Return the profile, and its parameters, which map names to paths. The last rule that matches an operation
+    decides."""
     profile = Profile()
     profile.add("deny file-read-data file-read-xattr", "subpath", confinement.masked)
     writable = (*confinement.writable, confinement.temporary)
