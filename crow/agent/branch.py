@@ -250,14 +250,18 @@ class Branch:
         """
         assert self._own is not None, "be_followed was called"
         async with self._lock:
+            before = self.row
             foreign = tuple(entry for entry in news.entries if entry.id not in self._own)
+            if foreign or news.row.leaf != self.leaf or _settings_of(news.row) != _settings_of(self.row):
+                # The row in the news may be older than what this process has done since.
+                self.row = await self._store.session(self.row.id)
+                try:
+                    if self.claimed_to is None:
+                        await self._advance([entry for entry in foreign if entry.id > self._known_to])
+                except BaseException:  # the same news come again
+                    self.row = before
+                    raise
             self._own.difference_update(entry.id for entry in news.entries)
-            if not foreign and news.row.leaf == self.leaf and _settings_of(news.row) == _settings_of(self.row):
-                return (), self.row
-            # The row in the news may be older than what this process has done since.
-            before, self.row = self.row, await self._store.session(self.row.id)
-            if self.claimed_to is None:
-                await self._advance([entry for entry in foreign if entry.id > self._known_to])
         return foreign, before
 
     async def _advance(self, entries: Sequence[Entry]) -> None:

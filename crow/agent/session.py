@@ -27,7 +27,7 @@ from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
 from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
-from crow.domain.errors import CrowError, FilesElsewhere, NoSuchSession, SessionBusy, StoreError
+from crow.domain.errors import CrowError, FilesElsewhere, LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
 from crow.domain.rendering import parts_text
@@ -349,6 +349,15 @@ class Session:
             self._cancel(prompt)
         if self._runner is not None:
             self._runner.subagents.cancel_background()
+
+    def lose_turn(self) -> None:
+        """End the running turn with an error, because another process has taken it over."""
+        if self._queue:
+            self._queue[0].error = LeafMoved(
+                f"Another process took over session {self.id}, because this one gave no sign of life in the middle of "
+                "a turn. The rest of that turn is lost; prompt again."
+            )
+            self._cancel(self._queue[0])
 
     async def cancel_elsewhere(self) -> None:
         """Ask the process that runs a turn of this session to cancel it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` takes 4 ms
 import _thread
 import os
 import select
@@ -15,6 +16,7 @@ from crow.bridge.websocket import (
     NO_STATUS,
     NORMAL,
     PING,
+    POLICY,
     PONG,
     TEXT,
     Address,
@@ -62,9 +64,6 @@ class Times:
     """After the editor has closed stdin, the bridge waits this long for responses and unsent messages."""
     ask_again = 5.0
     """On a new connection, the server has this long to repeat its permission requests."""
-    load_journal = 0.02
-    """After its first response, the bridge waits this long for a message. Then it imports the journal, while the server
-    works on the next message."""
 
 
 class Bridge:
@@ -104,7 +103,6 @@ class Bridge:
         self._heard_at = 0.0
         self._pinged_at: float | None = None
         self._ask_again_at = 0.0
-        self._load_journal_at: float | None = None
         self._acked_number = 0
         self._line: list[bytes] = []
         self._line_bytes = 0
@@ -217,8 +215,6 @@ class Bridge:
                 self._editor_sent(b"".join(self._line), self._line_bytes)
             self._is_at_end = True
         self._send()
-        if self._load_journal_at is not None:
-            self._load_journal()
 
     def _add(self, part: bytes) -> None:
         self._line_bytes += len(part)
@@ -248,9 +244,7 @@ class Bridge:
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
 
     def _load_journal(self) -> Journal:
-        """Return the journal. It is imported after the editor's first response, while the server works on the next
-        message. The import takes 5 ms."""
-        self._load_journal_at = None
+        """Return the journal. It is imported after the editor's first response, because that takes 1 ms."""
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -321,10 +315,7 @@ class Bridge:
                 self._write(payload)
                 self._write_editor()
                 self._unnoted.append((lambda journal, message: journal.server_sent(message), payload))
-                if self._load_journal_at is None:
-                    self._load_journal_at = time.monotonic() + self.times.load_journal
-                else:
-                    self._load_journal()
+                self._load_journal()
             else:
                 self._journal.server_sent(payload)
         elif opcode == PING:
@@ -335,9 +326,11 @@ class Bridge:
         elif opcode == CLOSE:
             code, reason = close_reason(payload)
             words = f" ({code}{': ' + _printable(reason) if reason else ''})"
+            # The server gives up waiting for `initialize` in the moment in which the editor sends it.
+            is_late = code == POLICY and self._journal is None and self._connections == 1
             self._wire.send(CLOSE, close_payload(NORMAL if code == NO_STATUS else code))
             self._flush()
-            if code in TEMPORARY or not self._has_begun:
+            if code in TEMPORARY or not self._has_begun or is_late:
                 self._lost(f"the server closed the connection{words}")
             else:
                 problem = f"{self._address.text} closed the connection{words}, so crow does not connect again."
@@ -472,7 +465,7 @@ class Bridge:
 
     def _timeout_ms(self) -> float | None:
         now = time.monotonic()
-        times = [at for at in (self._end_at, self._ask_again_at or None, self._load_journal_at) if at is not None]
+        times = [at for at in (self._end_at, self._ask_again_at or None) if at is not None]
         if self._wire is None:
             is_waiting = self._connections > 0 and not self._has_begun
             times += [] if self._is_connecting or is_waiting else [self._next_attempt_at]
@@ -501,8 +494,6 @@ class Bridge:
             assert self._wire is not None
             self._wire.send(PING, b"")
             self._flush()
-        if self._load_journal_at is not None and now >= self._load_journal_at:
-            self._load_journal()
         if self._ask_again_at and now >= self._ask_again_at and self._journal is not None:
             self._ask_again_at = 0.0
             self._journal.withdraw_old()
@@ -594,8 +585,6 @@ def _is_pipe(fd: int) -> bool:
 
 def _handle_signals(bridge: Bridge, wakeup: int) -> None:
     """Make SIGTERM, SIGINT and SIGHUP end the bridge just as the end of stdin does."""
-    import signal  # takes 4 ms, so it comes after the first message
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: bridge.stop())
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP):
+        _signal.signal(number, lambda *_: bridge.stop())
+    _signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)

@@ -114,25 +114,22 @@ class Replay:
 class RemoteTurn:
     """Turns the entries that another process stores into the events that the other process shows to its own clients.
 
-    Feed the entries in the order in which they were stored, and the unfinished answer whenever it has grown.
+    Feed the entries in the order in which they were stored, and the unfinished answer whenever it has grown. Feed the
+    events to `running`, which knows how much of an answer was shown.
     """
 
-    def __init__(self) -> None:
-        self._message_id = self._text = self._thought = ""
+    def __init__(self, running: RunningTurn) -> None:
+        self._running = running
         self._calls: dict[entries.CallRef, WaitingCall] = {}
 
     def grow(self, message_id: str, text: str, thought: str) -> tuple[Event, ...]:
-        """Return the events for the new part of the unfinished answer. `text` and `thought` are the whole answer so
-        far."""
-        if message_id != self._message_id:
-            self._message_id, self._text, self._thought = message_id, "", ""
+        """Return the events for the new part of an unfinished answer. `text` and `thought` are the answer so far."""
+        shown_thought, shown_text = self._running.shown_of(message_id)
         events: list[Event] = []
-        if len(thought) > len(self._thought) and thought.startswith(self._thought):
-            events.append(ThoughtShown(message_id=message_id, text=thought[len(self._thought) :]))
-            self._thought = thought
-        if len(text) > len(self._text) and text.startswith(self._text):
-            events.append(TextShown(message_id=message_id, text=text[len(self._text) :]))
-            self._text = text
+        if len(thought) > len(shown_thought) and thought.startswith(shown_thought):
+            events.append(ThoughtShown(message_id=message_id, text=thought[len(shown_thought) :]))
+        if len(text) > len(shown_text) and text.startswith(shown_text):
+            events.append(TextShown(message_id=message_id, text=text[len(shown_text) :]))
         return tuple(events)
 
     def feed(self, entry: entries.Entry) -> tuple[Event, ...]:
@@ -232,6 +229,12 @@ class RunningTurn:
         for call in self._calls.values():
             shown += [call.announced, call.started, call.linked, call.progress]
         return tuple(event for event in shown if event is not None)
+
+    def shown_of(self, message_id: str) -> tuple[str, str]:
+        """The thought and the text that were shown of an unfinished message."""
+        if message_id != self._message.message_id:
+            return "", ""
+        return "".join(self._message.thoughts), "".join(self._message.texts)
 
     def _open(self, message_id: str) -> _RunningMessage:
         if self._message.message_id != message_id:

@@ -48,12 +48,14 @@ class SessionFollower:
     def __init__(self, session: Session, clients: AttachedClients) -> None:
         self._session = session
         self._clients = clients
-        self._turn = RemoteTurn()
+        self._turn = RemoteTurn(clients.running)
         self._prompt: PendingPrompt | None = None
         self._turn_number = 0
+        self._read_to = 0
         self._seen = 0
         self._awaited = 0
         self._held: list[Entry] = []
+        self._lost: int | None = None
         self._was_cancelled = False
         self._is_free = True
         self._news = anyio.Event()
@@ -65,7 +67,7 @@ class SessionFollower:
         """Begins to follow a session that was just opened. If another process runs a turn, `draft` is its unfinished
         answer."""
         row = tail.row
-        self._seen = max(row.newest_entry, row.leaf or 0)
+        self._seen = self._read_to = max(row.newest_entry, row.leaf or 0)
         if row.state != "running":
             return
         self._session.runs_elsewhere, self._is_free = True, False
@@ -107,7 +109,7 @@ class SessionFollower:
         while not session.closing:
             try:
                 store = cast(Watcher, session.adapters.store)
-                async with aclosing(store.watch(session.id, after=self._seen)) as all_news:
+                async with aclosing(store.watch(session.id, after=self._read_to)) as all_news:
                     async for news in all_news:
                         await self._take(news)
                         await self._rest()
@@ -136,8 +138,12 @@ class SessionFollower:
         foreign, before = await branch.follow(news)
         claimed_to, after = branch.claimed_to, branch.row
         self._held += foreign
+        self._read_to = max(self._read_to, news.entries[-1].id if news.entries else 0)
         while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
             await self._show(self._held.pop(0))
+        if self._held and claimed_to is not None and claimed_to != self._lost:  # others write only after a take-over
+            self._lost = claimed_to
+            session.lose_turn()
         if claimed_to is None and news.is_elsewhere and news.draft is not None:
             for event in self._turn.grow(news.draft.message_id, news.draft.text, news.draft.thought):
                 await branch.publish(event)
@@ -148,7 +154,7 @@ class SessionFollower:
             with suppress(CrowError):
                 await branch.publish(await session.measured())
         await self._note_state(news, is_own=claimed_to is not None)
-        self._seen = max(self._seen, news.entries[-1].id if news.entries else 0)
+        self._seen = self._read_to
         self._news.set()
         self._news = anyio.Event()
 

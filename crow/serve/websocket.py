@@ -32,6 +32,8 @@ nothing could fill the server's memory."""
 MAX_REASON_BYTES = 123
 """The longest text that fits into a close frame."""
 
+BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
 EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
 ]
@@ -337,10 +339,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         the protocol."""
         self._heard_at = self.loop.time()
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_request()
         if self._crow is not None and self.conn.state is not State.OPEN:
             if self.conn.parser_exc is not None or self.has_bad_text:
                 self._crow.note_mistake()
             self._crow.lose()
+
+    def _refuse_request(self) -> None:
+        """Refuses a request that the library cannot read, such as one with a body. uvicorn would leave it unanswered
+        and the connection open, without any deadline."""
+        self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
+        self.transport.close()
 
     def resume_writing(self) -> None:
         """Continue to write."""

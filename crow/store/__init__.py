@@ -78,11 +78,12 @@ class SessionRow:
 
 
 NODE_KEY = "node"
-"""The member of a session's configuration that names the machine which last ran the session."""
+"""The member of a session's configuration with the name of the machine that last ran the session."""
 
 
 def node_of(row: SessionRow) -> str:
-    """Return the name of the machine that last ran the session; empty if unknown, or if the store is a file."""
+    """Return the name of the machine that last ran the session. It is empty if it is unknown or if the store is a
+    file."""
     name = row.config.get(NODE_KEY)
     return name if isinstance(name, str) else ""
 
@@ -237,7 +238,7 @@ class Scan:
 
 
 Group: TypeAlias = Literal["session", "model", "day"]
-"""What usage can be summed up by."""
+"""A key by which usage can be grouped."""
 
 GROUPS: tuple[Group, ...] = ("session", "model", "day")
 
@@ -311,8 +312,8 @@ class Store(Protocol):
 
     @property
     def notifies(self) -> bool:
-        """Whether processes notify each other of changes. If so, the store is also a `Watcher` (crow.store.watching),
-        and watching costs next to nothing while nothing changes."""
+        """Whether processes notify each other of changes. Such a store is also a `crow.store.watching.Watcher`. While
+        nothing changes, watching it takes almost no time."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
         """Insert a session. Unless the session is a fork, also insert a conversation for it.
@@ -470,8 +471,8 @@ class Store(Protocol):
         """
 
     async def cancel_turn(self, session_id: str) -> bool:
-        """Ask the other store that runs a turn of this session to cancel it. Return False if no other store runs one,
-        or if this store cannot reach others."""
+        """Ask the other store that runs a turn of this session to cancel the turn. Return false if no other store runs
+        a turn of the session, or if stores on this database cannot notify each other."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least

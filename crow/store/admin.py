@@ -1,6 +1,6 @@
 """The interface for administering stored sessions, as the command line uses it.
 
-It is separate from the store because `crow acp` needs neither these functions nor the modules that they import.
+This interface is separate from the store because `crow acp` does not need it or the modules that it imports.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from crow.store import Group, Scope, SessionRow, UsageTotal
 from crow.store.codec import tags_of
 
 FORMER_OWNER = "the process that ran it"
-"""The owner of turns and queued prompts that were copied from another database. It is not alive anywhere."""
+"""The owner of turns and queued prompts that were copied from another database. No store has this owner, so it counts
+as dead."""
 
 _NAMED_IN_ERROR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which sessions to list. None, an empty text and empty `tags` mean no limit.
-
-    A session's directory must be one of `directories`. `model` is a part of the name of a model that the session uses
-    or used, and `title` a part of its title; case does not matter. A session must have all of `tags`, and its newest
-    entry must be from `since_ms` up to but not including `before_ms` (Unix milliseconds). With `archived`, only
-    archived sessions are listed; without it, only the others.
-    """
+    """Which sessions to list. None, an empty text and empty `tags` mean no limit. A session's directory must be one of
+    `directories`. Its title must contain `title`. The name of a model that the session uses or has used must contain
+    `model`. Case does not matter in these names. A session must have all of `tags`. Its newest entry must be from
+    `since_ms` up to but not including `before_ms` (Unix milliseconds). If `archived` is true, only archived sessions
+    are listed; otherwise only the others."""
 
     directories: Collection[str] | None = None
     model: str | None = None
@@ -46,9 +45,9 @@ class SessionFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session in a list. `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is
-    later. `messages` counts the prompts and answers on its path. `subagents` are in the order in which they were
-    started."""
+    """A session in a list. `used_ms` (Unix milliseconds) is the time of the session's newest entry, or of its creation
+    if that is later. `messages` is the number of prompts and answers on the session's path. `subagents` are sorted by
+    their start, oldest first."""
 
     row: SessionRow
     used_ms: int
@@ -60,8 +59,8 @@ class ListedSession:
 class UnusedSession:
     """A session that has not been used for a while.
 
-    `used_ms` (Unix milliseconds) is the time of its newest entry, or of its creation if that is later. Changing the
-    title or archiving the session does not count as use. `title` is None if the session has none.
+    `used_ms` (Unix milliseconds) is the time of the session's newest entry, or of its creation if that is later. A
+    changed title or archiving does not count as use. `title` is None if the session has none.
     """
 
     id: str
@@ -74,13 +73,13 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionExtras:
-    """What a copy of a session keeps beyond what an export contains. `additional_directories`, `config` and `metadata`
-    are JSON, as stored.
+    """What a copy of a session keeps although an export does not contain it. `additional_directories`, `config` and
+    `metadata` are JSON texts.
 
-    `shares` are the principals with whom it is shared, their access, and the time. `inbox` are queued prompts: message
-    id, parts as JSON, and time. `draft` is the stored part of an unfinished answer below the leaf: turn, message id,
-    pieces of text and thought, and time. `is_running` is true if a process that has ended left a turn open. Permissions
-    are not copied.
+    Each of `shares` has a principal, its access and the time of the share. Each of `inbox`, the queued prompts, has a
+    message id, the parts as JSON, and a time. Each of `draft`, the stored pieces of an unfinished answer below the
+    leaf, has a turn, a message id, a text, a thought and a time. Times are Unix milliseconds. `is_running` is true if a
+    dead process left a turn open. Permissions are not copied.
     """
 
     alias: str | None
@@ -99,10 +98,10 @@ class SessionExtras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationState:
-    """What a copy of a conversation needs beside its export.
+    """What a copy of a conversation needs in addition to its export.
 
     `extras` maps the ids of its sessions to their extras. `users` names the living processes that use one of the
-    sessions now. `stamp` changes whenever one of the sessions does.
+    sessions. `stamp` changes whenever one of the sessions changes.
     """
 
     extras: Mapping[str, SessionExtras]
@@ -112,11 +111,9 @@ class ConversationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """The model and mode of imported sessions, the same as for a new session.
-
-    For a copy, `extras` has the values of each session, and titles stay as they are. `relatives` are sessions outside
-    of the file that sessions in it may name as parent or origin.
-    """
+    """The model and mode that imported sessions get. For a copy, `extras` maps the ids of sessions to their own values,
+    and titles are not changed. `relatives` are sessions outside of the file that sessions in the file may name as
+    parent or as origin of a fork."""
 
     model: str = ""
     mode: str = "ask"
@@ -126,9 +123,9 @@ class ImportDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if it had been imported before and was left unchanged.
-    `cleaned` are the sessions whose titles were changed because they were too long or had invisible characters.
-    `is_same` is true if what had been imported before has the same hash."""
+    """One conversation of an imported file. `is_new` is false if the database already had the conversation; then
+    nothing was changed. `is_same` is true if that earlier conversation has the same hash. `cleaned` are the sessions
+    whose titles were changed, because a title was too long or had invisible characters."""
 
     sessions: tuple[str, ...]
     entries: int
@@ -139,7 +136,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """A verified copy of the database, with the number of sessions and entries in it."""
+    """A verified copy of the database. `sessions` and `entries` are the numbers of sessions and entries in the copy."""
 
     path: str
     bytes: int
@@ -149,10 +146,9 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """The bytes that something takes in the database, and how many of it there are; None if that is not counted.
-
-    Texts and blobs are counted as they are stored, without the room that the database needs for each row. Pages, tables
-    and files are counted as a whole."""
+    """The bytes that a part of the database takes. `what` names the part. `number` is the number of its items, or None
+    if they are not counted. For texts and blobs, only their own bytes count, without the overhead of their rows. Pages,
+    tables and files count as a whole."""
 
     what: str
     number: int | None
@@ -161,7 +157,7 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What is wrong with a database, and the entries that cannot be read; both empty if all is well."""
+    """What is wrong with a database, and the entries that cannot be read. Both are empty if all is well."""
 
     problems: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
@@ -173,32 +169,30 @@ class Admin(Protocol):
 
     async def find(self, name: str) -> str:
         """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`. Aliases that principals have given do not count: several may have chosen the same.
+        id begins with `name`. Aliases of principals do not count, because several principals may use the same alias.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """
 
     async def ids(self) -> tuple[str, ...]:
-        """Return the ids of all sessions and sub-agents, in order."""
+        """Return the ids of all sessions and sub-agents, sorted."""
 
     async def listed(self, chosen: SessionFilter, *, limit: int | None = None) -> tuple[ListedSession, ...]:
         """Return the sessions that have a prompt, each with its sub-agents. The session that was used last comes
         first."""
 
     async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        """Return sums of tokens and cost, grouped by the keys in `by`. Without keys, return one sum of everything. If
-        grouped by day, the sums are sorted by day; otherwise the largest sum comes first.
-
-        Each entry counts once, even if several forks share it. A sub-agent's usage also counts once: it is added to the
-        parent session, and the copy in the task's result is ignored. Days are in local time. Usage in conversations
-        whose sessions are all deleted is not counted.
-        """
+        """Return sums of tokens and cost, one for each group of entries with the same values of the keys in `by`.
+        Without keys, return one sum of everything. If `by` has the day, the sums are sorted by day; otherwise the
+        largest sum comes first. Each entry counts once, even if several forks share it. A sub-agent's usage counts for
+        its parent session. The copy of that usage in the task's result does not count. Days are in local time. If all
+        sessions of a conversation are deleted, its usage does not count."""
 
     async def disk_use(self) -> tuple[DiskUse, ...]:
-        """Return what takes the room in the database."""
+        """Return how many bytes each part of the database takes."""
 
     async def count_tags(self) -> Mapping[str, int]:
-        """Return all tags in alphabetical order, each with the number of sessions that have it."""
+        """Map each tag to the number of sessions that have it. Tags are in alphabetical order."""
 
     async def directories(self) -> tuple[str, ...]:
         """Return the directories of all sessions."""
@@ -211,7 +205,7 @@ class Admin(Protocol):
         """Remove the sessions that `unused_since` lists, and return them."""
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Remove sessions, and all their data that no other session needs.
+        """Remove sessions, and the data that only they need.
 
         :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
         """
@@ -223,41 +217,45 @@ class Admin(Protocol):
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
         """Check the whole file, then import the conversations that are not in the database yet.
 
-        They are written in small transactions, since other processes write too. They stay hidden until all of them are
-        complete.
+        The conversations are written in small transactions, so that other processes can write in between. They stay
+        hidden until all of them are complete.
 
         :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
             importing or removing one of its sessions; nothing was imported.
         """
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
-        """Return the sessions that were ever used, sub-agents and their parents, by conversation, oldest first."""
+        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, unless they
+        are sub-agents or have sub-agents."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
-        """Return what a copy of these sessions, all of one conversation, needs beside their export."""
+        """Return what a copy of these sessions needs in addition to their export. All of them belong to one
+        conversation."""
 
     def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
-        """Return the lines of an export file for these sessions of a conversation, without header and end. Nothing is
-        repaired. Parents and origins that are not in `known` are left out."""
+        """Return the lines of an export file for these sessions of a conversation, without header and end. Turns that a
+        dead process left open are exported as they are. The ids of parents and of origins of forks are exported only if
+        they are in `known`."""
 
     async def damage(self) -> Damage:
-        """Look for damage. A server looks after its files itself."""
+        """Look for damage in the database file. A PostgreSQL database is not checked, because its server does that."""
 
     async def size(self) -> int | None:
-        """Return the size of the database's files in bytes, or None if a server keeps them."""
+        """Return the size of the database's files in bytes, or None for a database on a server."""
 
     async def back_up(self, path: Path) -> Backup:
         """Copy the database to a new file while it is in use, and verify the copy.
 
-        :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created, or a server keeps the database.
-        :raises ~crow.domain.errors.StoreUnavailable: the copy is damaged, so the database is damaged too.
+        :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created, or the database is on a server.
+        :raises ~crow.domain.errors.StoreUnavailable: the copy could not be written, or it is damaged, which means that
+            the database is damaged.
         """
 
 
 def only_match(name: str, found: Sequence[str], *, is_exact: bool) -> str | None:
-    """Return the first of the ids found for `name`. If there is none, return None for a search for exact names.
+    """Return the first of the ids found for `name`. If nothing was found, return None for an exact search.
 
-    :raises ~crow.domain.errors.ArgumentError: a search for beginnings of ids found none, or several.
+    :raises ~crow.domain.errors.ArgumentError: a search by the beginning of an id found no id, or several.
     """
     if is_exact:
         return found[0] if found else None

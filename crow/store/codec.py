@@ -1,9 +1,9 @@
 """Converts values to JSON and back: bodies of entries, parts of prompts, records of an export.
 
 A dataclass is written as an object with all its fields. When an object is read, a missing field gets the dataclass's
-default (an older version wrote the object), and an unknown field is ignored (a newer version wrote it). A field of the
-wrong type raises `Unreadable`. Large and shared values are stored separately as blobs, named by their sha256. Pydantic
-is not used: building validators for all these types would take 40 ms at start.
+default, because an older version may have written the object. An unknown field is ignored, because a newer version may
+have written it. A field of the wrong type raises `Unreadable`. Large and shared values are stored separately as blobs,
+named by their sha256. Pydantic is not used, because it would need 40 ms at the start to build its validators.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import Image, JsonObject, Link, Part, Resource, Text, ToolSpec
 
 SPILL_BYTES = 32 * 1024
-"""A body whose JSON is longer than this becomes a blob."""
+"""A body whose JSON has more bytes than this is stored as a blob."""
 
 SHARED_BYTES = 8 * 1024
-"""A tool output longer than this becomes a blob, and so does each side of a diff. Equal texts are then stored once."""
+"""A tool output with more bytes than this becomes a blob, and so does each such side of a diff. Equal blobs are stored
+once."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
 
 MAX_METADATA_DEPTH = 8
-"""How many levels of objects and lists a session's metadata may have."""
+"""The maximum number of nested objects and lists in a session's metadata."""
 
 MAX_TAG_CHARS = 50
 
 Load: TypeAlias = Callable[[str], bytes | None]
-"""Returns the blob with the given hash, or None if there is none."""
+"""A function that returns the content of the blob with a given hash, or None if there is no such blob."""
 
 
 class Unreadable(ValueError):
-    """The stored data is not what this version would have written."""
+    """The stored data does not have the form that this version writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +63,14 @@ class Encoded:
 
 
 def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
-    """Return the stored form of `body`. Without `shares_texts`, long outputs and diffs stay in the JSON."""
+    """Return the stored form of `body`. If `shares_texts` is false, long outputs and diffs are part of the JSON."""
     kind = KINDS[type(body)]
     blobs = Blobs(shares_texts=shares_texts)
     text, was_mended = dump(_BODIES[kind].encode(body, blobs))
     if was_mended or blobs.was_mended:
         body = decode(kind, text, blobs.data.get)
     spilled = None
-    # A character takes at most four bytes, so a short text fits for certain and need not be encoded here.
+    # A character takes at most four bytes. So a short text always fits and is not encoded here.
     if len(text) * 4 > SPILL_BYTES and len(data := text.encode()) > SPILL_BYTES:
         spilled = blobs.add(data)
     return Encoded(kind=kind, text=None if spilled else text, spilled=spilled, blobs=blobs.data, body=body)
@@ -89,7 +90,10 @@ def decode(kind: str, text: str | bytes | None, load: Load) -> Body:
 
 
 def decode_value(kind: str, value: object, load: Load) -> Body:
-    """Decode a body from JSON that is already parsed. Otherwise the same as `decode`."""
+    """Return the body of this kind from parsed JSON.
+
+    :raises Unreadable: the value is damaged, or this version does not know the kind.
+    """
     if kind not in _BODIES:
         raise Unreadable(f"its kind {kind[:80]!r} is unknown to this version")
     try:
@@ -99,11 +103,12 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
 
 
 def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
-    """Return a replacement, with the text `words`, for a body that cannot be read.
+    """Return a body with the text `words` that replaces a body that cannot be read.
 
-    If the entry was part of the conversation with the model, the new body has the same role; otherwise it is a remark.
-    For a tool result, `call` is the id of the assistant entry and the index of the call in that entry. `title` is shown
-    with the result.
+    For the kinds user, assistant and tool, the new body is of the same kind, so that the conversation with the model
+    stays valid. For other kinds, it is a remark. For a tool result, `call` is the id of the assistant entry and the
+    index of the call in that entry. If `call` is something else, the new body is a remark, too. `title` is the title of
+    the new result.
     """
     match kind, call:
         case "user", _:
@@ -438,7 +443,7 @@ def _load_blob(reference: Any, load: Load) -> bytes:
     name = reference.get("blob") if type(reference) is dict else None
     data = load(name) if type(name) is str else None
     if data is None:
-        raise Unreadable(f"no blob for {reference!r:.90}")
+        raise Unreadable(f"the blob for {reference!r:.90} is missing")
     return data
 
 

@@ -20,16 +20,15 @@ _BATCH_CONVERSATIONS = 100
 _CHUNK_BYTES = 1024 * 1024
 
 Outcome: TypeAlias = Literal["copied", "known", "changed", "in use", "refused", "different"]
-"""What became of a conversation.
-
-It was copied; it had been copied before; the target has other sessions with the same ids; a living process uses it; it
-cannot be exported or imported; or the target has it, but not exactly as the source does.
-"""
+"""The outcome for one conversation. "copied": it was copied. "known": the target already had it. "changed": the target
+has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or imported.
+"different": it was copied, but the copy is not equal to the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedConversation:
-    """A conversation, and what became of it. `words` says more, unless it was copied or known."""
+    """A conversation, and the outcome of its copy. `words` has the reason. It is empty for the outcomes copied and
+    known."""
 
     outcome: Outcome
     sessions: tuple[str, ...]
@@ -39,7 +38,8 @@ class CopiedConversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A conversation in a batch: where its lines are in the file (bytes), their number and their sha256."""
+    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is their
+    number, and `hash` their sha256 (hex)."""
 
     sessions: tuple[str, ...]
     extras: Mapping[str, SessionExtras]
@@ -50,7 +50,7 @@ class _Part:
 
 
 class _Batch:
-    """An export file of some conversations, which is written again and again."""
+    """An export file with some conversations. After an import, the same file is used for the next conversations."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class _Batch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be imported now."""
+        """Whether the batch is large enough to be imported."""
         return self._file.tell() > _BATCH_BYTES or len(self.parts) >= _BATCH_CONVERSATIONS
 
     def clear(self) -> None:
@@ -106,10 +106,11 @@ class _Batch:
 
 
 class SessionCopy:
-    """Copies all sessions that were ever used from `source` to `target`, and reports each conversation.
+    """Copies all sessions that were ever used from `source` to `target`, and reports the outcome for each conversation.
 
-    A conversation appears in the target when it is complete, and is read again there to compare it with the source. So
-    a copy that was interrupted can be repeated: it goes on where it stopped. Nothing is written to the source.
+    A conversation becomes visible in the target when it is complete. Then it is read from the target and compared with
+    the source. After an interruption, another copy continues with the conversations that are missing. The source is not
+    changed.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class SessionCopy:
             await self._import(batch)
 
     async def _add(self, batch: _Batch, conversation: int, sessions: tuple[str, ...]) -> None:
-        """Add a conversation to the batch, unless somebody uses it."""
+        """Add a conversation to the batch, unless a living process uses it."""
         size, words = len(batch.parts), ""
         try:
             before = await self._source.conversation_state(sessions)
@@ -151,7 +152,7 @@ class SessionCopy:
             self._report(CopiedConversation(outcome="in use", sessions=sessions, words=words))
 
     async def _import(self, batch: _Batch) -> None:
-        """Import the batch, and clear it. If something in it is refused, import each conversation alone."""
+        """Import the batch, and clear it. If the import is refused, import each conversation separately."""
         if not batch.parts:
             return
         batch.finish()
@@ -173,7 +174,7 @@ class SessionCopy:
         batch.clear()
 
     async def _checked(self, part: _Part, imported: Imported) -> CopiedConversation:
-        """Compare what the target has with the source."""
+        """Compare a conversation in the target with the source, and return the outcome."""
         values: dict[str, Any] = {"sessions": part.sessions, "entries": imported.entries}
         if imported.is_same and not imported.is_new:
             return CopiedConversation(outcome="known", **values)

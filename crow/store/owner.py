@@ -2,8 +2,8 @@
 
 An owner is a store that a process has opened. An owner in this process is alive while its store is open. An owner in
 another process with the same boot, host and pid namespace is alive while a process with its pid and start time exists.
-Any other owner is judged by its lease: it counts as dead after a minute without a sign of life. Without /proc, start
-times are unknown, and any living process with the pid counts as the owner.
+Any other owner counts as alive for a minute after its last sign of life. Without /proc, start times are unknown. Then
+any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ open_stores: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A store opened by a process. `start` is in kernel ticks since boot. Unknown parts are empty.
+    """A store that a process has opened. `start` is the start time of the process in kernel ticks since boot. Unknown
+    fields are empty.
 
-    `str(owner)` is the text that is stored.
+    The database stores `str(owner)`.
     """
 
     pid: int
@@ -63,19 +64,20 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return a copy of the owner that looks as if its store were closed. Nobody runs a turn with this owner."""
+    """Return an owner of the same process whose store is closed. A session with this owner looks as if its owner had
+    died."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 
 
 def readable(owner: str) -> str:
-    """Return `owner` as text for a person: `process 1234 on HOST`."""
+    """Return `owner` as text for a person, such as `process 1234 on HOST`."""
     parsed = Owner.parse(owner)
     return f"process {parsed.pid} on {parsed.host}" if parsed else owner
 
 
 def is_alive(owner: str, *, lease_age_ms: int) -> bool:
-    """Whether the owner can still continue its turn. `lease_age_ms` is the time since its last sign of life."""
+    """Whether the owner can still continue its turn. `lease_age_ms` is the time since the owner's last sign of life."""
     if owner in open_stores:
         return True
     other = Owner.parse(owner)
@@ -85,14 +87,14 @@ def is_alive(owner: str, *, lease_age_ms: int) -> bool:
     if (other.boot, other.namespace, other.host) != (here.boot, here.namespace, here.host):
         return lease_age_ms < LEASE_MS
     if (other.pid, other.start) == (here.pid, here.start):
-        return False  # it was a store of this process, which is closed now
+        return False  # a closed store of this process
     if here.start:
         return _start_of(other.pid) == other.start
     return _exists(other.pid)
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the start time of a process, or None if there is no such process or no /proc."""
+    """Return the start time of a process. Return None if the process has ended or there is no /proc."""
     stat = _read(f"/proc/{pid}/stat")
     # The process's name, in parentheses, may contain any character. The 20th field after it is the start time.
     rest = stat.rpartition(")")[2].split()

@@ -27,8 +27,8 @@ class TailPath:
         self._has_prompt = False
 
     def add(self, entry: Entry) -> bool:
-        """Add the parent of the previous entry. Return False, and do not add it, if the newest valid checkpoint does
-        not keep it."""
+        """Add the parent of the entry that was added last. If the newest valid checkpoint does not keep the parent,
+        return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
         self._newest_first.append(entry)
@@ -38,19 +38,19 @@ class TailPath:
             case Restore(entry=checkpoint):
                 self._restored.add(checkpoint)
             case Checkpoint(first_kept=kept) if self._first_kept is None and entry.id not in self._restored:
-                # The first entry that a checkpoint keeps is never newer than the checkpoint: a larger id can only come
+                # The first entry that a checkpoint keeps is never newer than the checkpoint. A larger id can only come
                 # from damage.
                 self._first_kept = entry.id if kept is None else min(kept, entry.id)
         return True
 
     @property
     def lacks_prompt(self) -> bool:
-        """Whether the newest prompt entry of the path is before the tail."""
+        """Whether there are entries, but no prompt entry among them."""
         return bool(self._newest_first) and not self._has_prompt
 
     @property
     def before(self) -> int | None:
-        """The parent of the oldest entry."""
+        """The parent of the oldest entry. At least one entry must have been added."""
         return self._newest_first[-1].parent
 
     def entries(self) -> tuple[Entry, ...]:
@@ -67,9 +67,11 @@ def with_excerpt(entry: Entry, most_bytes: int) -> Entry:
 
 
 def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Return entries of a conversation that was not imported, with each file marked as recorded on this machine.
+    """Return the entries with each file marked as recorded on this machine. The entries must belong to a conversation
+    that was not imported.
 
-    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded here.
+    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded on this
+    machine.
     """
     return tuple(
         replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
@@ -84,9 +86,10 @@ def outline_of(
     labels: Mapping[int, str],
     prompts: Mapping[int, str],
 ) -> Outline:
-    """Return the outline of a tree of entries, given as id, parent and kind, oldest first. `ends` are the ends of its
-    branches: the current leaf, then the others, newest first. `labels` and `prompts` have texts by entry."""
-    # For each entry, find the newest branch point and the newest message on the path that ends with that entry.
+    """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
+    are the ends of the branches: first the current leaf, then the end that the session left last, and so on. `labels`
+    and `prompts` map entries to texts."""
+    # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}
     message_at: dict[int | None, int | None] = {None: None}
     with_successors: set[int | None] = set()

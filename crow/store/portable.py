@@ -2,8 +2,8 @@
 
 A file consists of a header, the conversations one after another, and a last line with the sha256 of everything before
 it. A conversation consists of its sessions, its entries in order, and its moves. Each blob comes before the first entry
-that names it. Entries are numbered from 1 in each conversation, so exporting an imported conversation gives the same
-bytes again. A session's mode, model, permissions, configuration and alias are not exported.
+that names it. Entries are numbered from 1 in each conversation, so an export of an imported conversation has the same
+bytes as the first export. A session's mode, model, permissions, configuration and alias are not exported.
 `schemas/export.schema.json` is generated from the records here.
 """
 
@@ -42,7 +42,7 @@ _MAX_NAME_CHARS = 1_000
 _MAX_PATH_CHARS = 4_096
 _MAX_TITLE_CHARS = 200
 _PLAIN_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@+-]{{0,{_MAX_ID_CHARS - 1}}}")
-"""Matches an id that has no special meaning to a shell or an option parser."""
+"""Matches ids that have no special meaning in a shell or for an option parser."""
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
@@ -56,17 +56,18 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRecord:
-    """The beginning of a conversation. Its sessions, entries and moves follow. Times are Unix milliseconds."""
+    """The beginning of a conversation. The conversation's sessions, entries and moves follow. Times are Unix
+    milliseconds."""
 
     created_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRecord:
-    """A session: a pointer into its conversation.
+    """A session, which points to an entry of its conversation.
 
-    `leaf` is the entry that the session points to, and `turn` the number of its newest turn. `parent_id` (for a
-    sub-agent) and `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
+    `leaf` is that entry, and `turn` the number of the session's newest turn. `parent_id` (for a sub-agent) and
+    `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
     """
 
     id: str
@@ -85,7 +86,7 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """Bytes that bodies of entries refer to by their sha256 (hex). They are stored as `text` if they are UTF-8, else as
+    """Bytes that bodies of entries refer to by their sha256 (hex). UTF-8 is written as `text`, other bytes as
     `base64`."""
 
     sha256: str
@@ -150,7 +151,7 @@ RECORDS: Mapping[str, type[Record]] = {
 
 _ENTRY_START = b'{"type":"entry",'
 _USUAL_STARTS = (_ENTRY_START, b'{"type":"blob",')
-"""The starts of most lines, if crow has written them."""
+"""In a file that crow has written, most lines begin with one of these."""
 
 _TIME = expect(
     "a time in milliseconds before the year 10000",
@@ -194,7 +195,8 @@ _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
-    """Return the record as a line. If `body` is given, it is the JSON of an entry's body and is inserted unchanged."""
+    """Return the record as a line. `body` is the JSON of an entry's body. It replaces the body in the record and is
+    written unchanged."""
     name, shape = _SHAPES[type(record)]
     values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
@@ -253,10 +255,10 @@ def blob_data(record: BlobRecord) -> bytes:
 
 
 def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], int]) -> Body:
-    """Return `body` with new entry ids. `named` translates the id of an entry. `bound` translates an id that only marks
-    a limit, such as `first_kept`.
+    """Return `body` with other entry ids. `named` translates the id of an entry. `bound` translates an id that only
+    marks a limit, such as `first_kept`.
 
-    In file and prompt entries `recorded_here` becomes false: what happened on one machine did not happen on another.
+    In file and prompt entries, `recorded_here` becomes false, because another machine will read them.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -280,8 +282,8 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with another entry id. If its text was shortened, the marker in the text also contains the id, and
-    is changed too."""
+    """Return the pin with another entry id. A shortened text has a marker that contains the id. The id in the marker is
+    changed, too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -295,8 +297,8 @@ def clean_title(title: str) -> str | None:
 
 
 def _depth(line: bytes) -> int:
-    """Return how deeply values are nested in a line of JSON, or 0 if the line has too few brackets to exceed the
-    limit."""
+    """Return how deeply values are nested in a line of JSON. Return 0 if the line has so few brackets that it cannot
+    exceed the limit."""
     if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return 0
     depth = deepest = 0
@@ -317,17 +319,19 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class InvalidExport(Exception):
-    """A record is not valid, or not in a permitted position. `ExportFile.check` says which one."""
+    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record."""
 
 
 class ExportFile:
-    """A file of exported conversations. Blobs are not kept in memory, but read from the file again when needed.
+    """A file of exported conversations. Blobs are not kept in memory. They are read from the file again when they are
+    needed.
 
     Whoever opens the file must close it.
     """
 
     def __init__(self, path: Path, *, relatives: Collection[str] = ()) -> None:
-        """`relatives` are sessions outside of the file that its sessions may name as parent or origin.
+        """`relatives` are sessions outside of the file that sessions in the file may name as parent or as origin of a
+        fork.
 
         :raises ArgumentError: the file cannot be read.
         """
@@ -385,15 +389,15 @@ class ExportFile:
         return tuple(blocks)
 
     def scan(self) -> tuple[Block, ...]:
-        """Find the conversations, and check the sha256 and the records that are neither entries nor blobs. `records`
-        checks the rest.
+        """Return the conversations. Check the sha256 of the file and all records except entries and blobs, which
+        `records` checks.
 
         :raises ArgumentError: the same as `check`.
         """
         try:
             return self._scan()
         except (Unreadable, OSError):
-            return self.check()  # says what is wrong, and in which line
+            return self.check()  # raises an error that names the line
 
     def _scan(self) -> tuple[Block, ...]:
         blocks: list[Block] = []
@@ -425,8 +429,8 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Check the records of a block, and return them. An entry comes with its body. Ids in the body are those of the
-        file.
+        """Check the records of a block, and return them. Each entry is paired with its body. Entry ids in bodies are
+        the numbers in the file.
 
         :raises InvalidExport: a record is not valid, or not in a permitted position.
         :raises ArgumentError: the file was changed since `scan` or `check`.
@@ -449,7 +453,10 @@ class ExportFile:
             raise ArgumentError(f"{self.path} was changed while it was being imported; import it again.")
 
     def check_block(self, block: Block) -> None:
-        """Check the records of a block. :raises InvalidExport: one is not valid, or not in a permitted position."""
+        """Check the records of a block.
+
+        :raises InvalidExport: a record is not valid, or not in a permitted position.
+        """
         for _ in self.records(block):
             pass
 
@@ -473,7 +480,7 @@ class ExportFile:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file without ever waiting for a writer.
+    """Open a regular file. A pipe is refused, and opening it does not wait for a writer.
 
     :raises ArgumentError: the file cannot be read, or is a pipe, device or directory.
     """
@@ -488,7 +495,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 class _MisplacedError(Unreadable):
-    """An error in a line before the one that was being read."""
+    """An error in an earlier line than the one that is being read."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -496,10 +503,11 @@ class _MisplacedError(Unreadable):
 
 
 class Block:
-    """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` count what it has.
+    """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` are the sizes of
+    the part that was read.
 
-    Each record is added when it is read, and its position is checked. `sessions_of_file` holds the ids of all sessions
-    read so far.
+    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions in the
+    file that were read so far.
     """
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
@@ -524,7 +532,7 @@ class Block:
         return tuple(self._sessions)
 
     def count(self, line: bytes) -> None:
-        """Count the line of an entry or a blob, without reading it."""
+        """Count the line of an entry or a blob. The line is not parsed."""
         self._hash.update(line)
         self.bytes += len(line)
         self.lines += 1

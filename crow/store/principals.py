@@ -1,7 +1,8 @@
 """Shows a principal of `crow serve` only the sessions that it owns or shares.
 
-Every method asks first what the principal may do. A session that it must not see is then looked up under an id that no
-session has, so it takes the same statements and raises the same error as an unknown id.
+Every method first asks what the principal may do with the session. If the session is hidden from the principal, the
+method continues with an id that no session has. So a hidden session causes the same statements and the same error as an
+unknown id.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from crow.store.watching import News, Watcher
 T = TypeVar("T")
 
 _NO_SESSION = "/hidden"
-"""An id that no session has: crow makes none with a slash, and imports refuse them."""
+"""An id that no session has. No session id contains a slash: crow makes no such ids, and imports refuse them."""
 
 _NO_ENTRY = 2**62
 
@@ -53,11 +54,14 @@ _MOST_KNOWN = 1_000
 _PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
 _SHARED_CHANGES = frozenset({"title", "title_by_user", "model", "mode", "config", "metadata", "calibration"})
-"""Columns that a principal with the access `write` may change. The others belong to the owner."""
+"""Columns that a principal with the access `write` may change. Only the owner may change the others."""
 
 
 def check_principal(name: str) -> str:
-    """Return the name. It is also used as the name of a directory. :raises ArgumentError: it cannot be used."""
+    """Return the name of a principal, which is also used as the name of a directory.
+
+    :raises ArgumentError: the name is not valid.
+    """
     if not _PRINCIPAL.fullmatch(name):
         raise ArgumentError(
             f"Principal {name!r}: expected 1 to 64 of the characters a-z, A-Z, 0-9 and . _ @ + -, beginning with a "
@@ -69,8 +73,9 @@ def check_principal(name: str) -> str:
 class PrincipalStore(Store, Watcher):
     """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it.
 
-    `home` is set for the store of an open session: whoever may prompt in that session can make it read. So while the
-    session `home` is shared, this store shows it and its sub-agents only. Without a principal nothing else is hidden.
+    `home` is set to the id of a session if the store is for that open session. Whoever may prompt in the session can
+    make its agent read this store. So while the session is shared, this store shows only the session and its
+    sub-agents. A store whose `principal` is None hides nothing else.
     """
 
     def __init__(self, inner: Store, principal: str | None, *, home: str | None = None) -> None:
@@ -91,7 +96,7 @@ class PrincipalStore(Store, Watcher):
         return self.inner.notifies
 
     async def access(self, session_id: str) -> Access | None:
-        """What the principal may do with a session; None if it is unknown or hidden."""
+        """Return what the principal may do with a session, or None if the session is unknown or hidden."""
         if session_id in self._family:
             return "own"
         if await self._confined_to() is not None:
@@ -104,10 +109,10 @@ class PrincipalStore(Store, Watcher):
         return found
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Return what the principal may do with a session, if it is at least `need`.
+        """Check that the principal may do `need` with a session, and return all that it may do.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is unknown or hidden.
-        :raises ~crow.domain.errors.ArgumentError: the session is shared, but not for this.
+        :raises ~crow.domain.errors.ArgumentError: the session is shared, but only for less than `need`.
         """
         access = await self.access(session_id)
         if access is None:
@@ -117,7 +122,7 @@ class PrincipalStore(Store, Watcher):
 
     async def create_session(self, new: NewSession) -> SessionRow:
         if new.conversation is not None or new.leaf is not None:
-            raise ArgumentError("A session in an existing conversation is made with fork_session.")
+            raise ArgumentError("Use fork_session to make a session in an existing conversation.")
         new = replace(new, principal=self.principal)
         if new.parent_id is None:
             await self._refuse_if_shared()
@@ -141,7 +146,7 @@ class PrincipalStore(Store, Watcher):
         cwd: str,
         additional_directories: tuple[str, ...],
         metadata: JsonObject | None = None,
-        principal: str | None = None,  # the fork belongs to whoever makes it
+        principal: str | None = None,  # ignored: the fork belongs to this principal
     ) -> SessionRow:
         await self._refuse_if_shared()
         chosen = entry if entry is None or await self._sees([entry]) else _NO_ENTRY
@@ -168,7 +173,7 @@ class PrincipalStore(Store, Watcher):
         self,
         alias: str,
         *,
-        principal: str | None = None,  # nobody sees the aliases of others
+        principal: str | None = None,  # ignored: a principal sees only its own aliases
     ) -> SessionRow | None:
         row = await self.inner.session_by_alias(alias, principal=self.principal)
         home = await self._confined_to()
@@ -192,7 +197,7 @@ class PrincipalStore(Store, Watcher):
         cursor: str | None = None,
         limit: int = 50,
         archived: bool | None = False,
-        seen_by: str | None = None,  # always this principal
+        seen_by: str | None = None,  # ignored: it is always this principal
     ) -> SessionPage:
         page = await self.inner.sessions(cwd=cwd, cursor=cursor, limit=limit, archived=archived, seen_by=self.principal)
         if await self._confined_to() is not None:
@@ -207,7 +212,7 @@ class PrincipalStore(Store, Watcher):
         self,
         paths: Sequence[str],
         *,
-        principal: str | None = None,  # always this principal
+        principal: str | None = None,  # ignored: it is always this principal
     ) -> bool:
         return await self.inner.is_known_directory(paths, principal=self.principal)
 
@@ -236,7 +241,7 @@ class PrincipalStore(Store, Watcher):
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
     ) -> AsyncIterator[Sequence[Entry]]:
         one = session_id if await self._may(session_id, "read") else _NO_SESSION
-        # A reader may stop early; the inner generator must then end at once.
+        # A reader may stop early. Then the inner generator must end immediately.
         source = cast(AsyncGenerator[Sequence[Entry], None], self.inner.history(one, result_bytes=result_bytes))
         try:
             async with aclosing(source) as batches:
@@ -251,7 +256,7 @@ class PrincipalStore(Store, Watcher):
         try:
             async with aclosing(cast(Watcher, self.inner).watch(one, after=after)) as found:
                 async for news in found:
-                    await self.require(session_id, "read")  # it may no longer be shared
+                    await self.require(session_id, "read")  # the share may have ended
                     yield replace(news, row=self._shown(news.row))
         except NoSuchSession:
             self._own.pop(session_id, None)
@@ -376,7 +381,7 @@ class PrincipalStore(Store, Watcher):
         session_id: str | None = None,
         scope: Scope | None = None,
         limit: int = 20,
-        seen_by: str | None = None,  # always this principal
+        seen_by: str | None = None,  # ignored: it is always this principal
     ) -> tuple[Hit, ...]:
         if session_id is None:
             home = await self._confined_to()
@@ -408,7 +413,8 @@ class PrincipalStore(Store, Watcher):
         await self.inner.learn(base_url, model, facts)
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
-        """What a principal may do with a session. Only its owner may ask that about others."""
+        """Return what a principal may do with a session. Only the owner of the session may ask about other principals;
+        for them, everybody else gets None."""
         own = await self.access(session_id)
         if principal == self.principal:
             return own
@@ -425,7 +431,7 @@ class PrincipalStore(Store, Watcher):
         await self._guarded(session_id, "own", lambda one: self.inner.share_session(one, principal, access))
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
-        """With whom a session is shared. Others than its owner see their own share only."""
+        """Return a session's shares. A principal that is not the owner sees only its own share."""
         found = await self._guarded(session_id, "read", self.inner.shares)
         is_own = await self.access(session_id) == "own"
         return tuple(share for share in found if is_own or share.principal == self.principal)
@@ -449,10 +455,10 @@ class PrincipalStore(Store, Watcher):
         await self.inner.tidy()
 
     def hurry(self) -> None:
-        """Do nothing: the process goes on when a principal leaves."""
+        """Do nothing, because the process continues when a principal disconnects."""
 
     async def close(self) -> None:
-        """Do nothing: whoever has opened the store closes it."""
+        """Do nothing. Whoever has opened the inner store closes it."""
 
     async def _guarded(
         self,
@@ -462,8 +468,8 @@ class PrincipalStore(Store, Watcher):
         *,
         missing: Callable[[], Awaitable[object]] | None = None,
     ) -> T:
-        """Call `call` with the id, or with an id that no session has if the session is hidden. With `missing`, call
-        that instead; it must raise NoSuchSession."""
+        """Call `call` with the session's id. If the session is hidden, call `missing` instead, which must raise
+        `NoSuchSession`. Without `missing`, call `call` with an id that no session has."""
         access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
@@ -477,7 +483,10 @@ class PrincipalStore(Store, Watcher):
             raise (NoSuchSession(session_id) if access is None else error) from None
 
     async def _may(self, session_id: str, need: Access) -> bool:
-        """Whether the principal sees the session. :raises ArgumentError: it does, but may not do this."""
+        """Whether the principal sees the session.
+
+        :raises ArgumentError: the principal sees the session, but may not do `need`.
+        """
         access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
@@ -491,7 +500,7 @@ class PrincipalStore(Store, Watcher):
         return await self.inner.sees_entries(entries, principal=principal, session_id=session_id)
 
     async def _confined_to(self) -> str | None:
-        """The session `home` while it is shared, else None."""
+        """Return the session `home` while it is shared, otherwise None."""
         return self.home if self.home is not None and await self.inner.shares(self.home) else None
 
     async def _refuse_if_shared(self) -> None:
@@ -502,7 +511,7 @@ class PrincipalStore(Store, Watcher):
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Whether a session is `home`, one of its sub-agents, or a sub-agent of one."""
+        """Whether a session is `home` or a sub-agent of it at any depth."""
         above = session_id
         while above not in self._family:
             try:
@@ -516,7 +525,7 @@ class PrincipalStore(Store, Watcher):
         return True
 
     def _shown(self, row: SessionRow) -> SessionRow:
-        """A row without the alias that its owner has given it."""
+        """Return a session's row. The alias is left out if the session belongs to another principal."""
         return row if row.principal == self.principal or self.principal is None else replace(row, alias=None)
 
     def _remember(self, session_id: str) -> None:
@@ -526,8 +535,8 @@ class PrincipalStore(Store, Watcher):
 
 
 def session_view(store: Store, row: SessionRow) -> Store:
-    """The store for an open session of a server with principals: what its owner sees, or only the session itself while
-    it is shared."""
+    """Return the store for an open session of a server with principals. It shows what the owner of the session sees.
+    While the session is shared, it shows only the session and its sub-agents."""
     inner = store.inner if isinstance(store, PrincipalStore) else store
     return PrincipalStore(inner, row.principal, home=row.id)
 

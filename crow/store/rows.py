@@ -56,7 +56,7 @@ _SUMS = {
 }
 
 SUM_NAMES = tuple(_SUMS)
-"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The cost is last. It is NULL if it is unknown."""
+"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The cost is the last one, and NULL if it is unknown."""
 
 SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.items())
 """Columns with sums over entries `e`."""
@@ -83,7 +83,7 @@ def cursor_after(row: SessionRow) -> str:
 def parse_cursor(cursor: str) -> tuple[int, str]:
     """Return `newest_entry` and `id` of the last session on the previous page.
 
-    :raises ArgumentError: it is not a cursor.
+    :raises ArgumentError: `cursor` is not a cursor.
     """
     try:
         newest, separator, session_id = base64.b64decode(cursor, altchars=b"-_", validate=True).decode().partition(":")
@@ -91,12 +91,14 @@ def parse_cursor(cursor: str) -> tuple[int, str]:
             return int(newest), session_id
     except ValueError:
         pass
-    raise ArgumentError(f'cursor is "{cursor}", which no list returned; leave it out to start from the newest session.')
+    raise ArgumentError(
+        f'cursor is "{cursor}", which no page of the list has. Leave it out to start from the newest session.'
+    )
 
 
 def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
-    """Return the title with the next number that is free among these titles of the conversation, or None if the session
-    has no title."""
+    """Return the title of a fork, such as `Title (fork 2)`. Its number is one more than the largest in `others`, the
+    titles of the conversation's sessions. Return None if the original session has no title."""
     if title is None:
         return None
     base = _FORK_TITLE.sub("", title)
@@ -115,8 +117,8 @@ def token_of(row: Sequence[Any]) -> Token:
 
 @dataclass(slots=True)
 class EntryRow:
-    """A row of `entries`, read with the columns that `columns_of` lists. In a damaged SQLite file, any column can have
-    any type."""
+    """A row of `entries` with the columns that `columns_of` returns. In a damaged SQLite file, a value can have any
+    type."""
 
     id: int
     conversation: int
@@ -142,13 +144,13 @@ class EntryRow:
 
 
 def columns_of(row: type[EntryRow], **expressions: str) -> str:
-    """Return the columns for a SELECT that reads rows of this type from a table `e`. `expressions` has the SQL of
-    fields that are not columns of `e`."""
+    """Return the columns of a SELECT that reads rows of this type from a table `e`. `expressions` maps fields that are
+    not columns of `e` to SQL expressions."""
     return ", ".join(expressions.get(one.name, f"e.{one.name}") for one in fields(row))
 
 
 def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
-    """Return the body of an entry. `data` is its JSON.
+    """Return the body of an entry. `data` is the body's JSON, or None if its blob is missing.
 
     :raises Unreadable: the body is damaged, or this version does not know its kind.
     """
@@ -235,25 +237,26 @@ def storable_usage(usage: Usage | None) -> Usage | None:
 
 
 def storable_cost(cost: float | None) -> float | None:
-    """Return the cost as SQLite would return it: a float, no NaN, no negative zero."""
+    """Return the cost as a float that both engines store unchanged. NaN becomes None, and negative zero becomes
+    zero."""
     return None if cost is None or cost != cost else float(cost) + 0.0
 
 
 def storable(count: int) -> int:
-    """Return the nearest number that a column can hold."""
+    """Return the nearest number that a column of 64 bits can hold."""
     return max(-_LARGEST, min(count, _LARGEST))
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """What entries add to the row of their session. `numbers` has a sum for each of `COUNTERS`."""
+    """The sums that entries add to the row of their session. `numbers` has one for each of `COUNTERS`."""
 
     numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     cost: float = 0.0
     has_prompt: bool = False
 
     def add(self, new: NewEntry, usage: Usage | None) -> None:
-        """Count an entry. `usage` is its storable usage."""
+        """Count an entry. `usage` is the entry's usage from `storable_usage`."""
         numbers = self.numbers
         numbers["entries"] += 1
         # The result of a task repeats usage that the sub-agent's entries have already added.
@@ -269,7 +272,7 @@ class SessionCounts:
             case File():
                 numbers["files_changed"] += 1
             case ToolResult(is_error=False, announcement=announcement):
-                for diff in announcement.diffs:  # a line that only moved counts neither as added nor as removed
+                for diff in announcement.diffs:  # a moved line counts neither as added nor as removed
                     before, after = Counter((diff.old_text or "").splitlines()), Counter(diff.new_text.splitlines())
                     numbers["lines_added"] += (after - before).total()
                     numbers["lines_removed"] += (before - after).total()

@@ -1,7 +1,7 @@
 """Renders a session as Markdown, for a file, a pipe or a terminal.
 
-Entries are passed one at a time, oldest first, so that a long session does not fill the memory. The system message and
-reminders are left out, because a person does not need them.
+The caller passes one entry at a time, oldest first, so that even a long session takes little memory. The system message
+and reminders are left out, because a person does not need them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ _RESULT_CHARS = 2_000
 
 
 class Transcript:
-    """The Markdown of one session. With `is_full` it includes thoughts, diffs and complete tool results."""
+    """Produces the Markdown of one session. With `is_full`, the Markdown includes thoughts, diffs and complete tool
+    results."""
 
     def __init__(self, *, is_full: bool) -> None:
         self._is_full = is_full
 
     def head(self, row: SessionRow, shares: Sequence[Share] = ()) -> str:
-        """Return the title and a list of facts about the session. `shares` says with whom it is shared."""
+        """Return the title and a list of facts about the session. The list names the principals in `shares`."""
         title, directory = on_one_line(row.title or "Untitled session"), on_one_line(row.cwd)
         created, changed = time_text(row.created_ms), time_text(row.updated_ms)
         facts = (
@@ -115,7 +116,7 @@ def message_text(message: Message) -> str:
 
 
 def time_text(unix_ms: int, precision: Literal["minutes", "seconds"] = "minutes") -> str:
-    """Return the local time with its UTC offset: `2026-11-01 09:30+01:00`."""
+    """Return a time in local time with its UTC offset, such as `2026-11-01 09:30+01:00`."""
     return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(sep=" ", timespec=precision)
 
 
@@ -128,7 +129,7 @@ def _quoted(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return `text` in a fenced block that nothing in `text` can close."""
+    """Return `text` in a fenced code block. The fence is longer than every run of backticks in `text`."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}\n\n"

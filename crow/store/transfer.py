@@ -16,10 +16,10 @@ from crow.store.codec import Encoded, encode
 from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
-"""Fields of a `SessionRecord` that are not columns of a session's row, or that an import sets later than the others."""
+"""Fields of a `SessionRecord` that are not columns of a session's row, or that an import sets after the others."""
 
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
-"""Columns of `sessions` that an export does not contain and that `SessionExtras` has under the same names."""
+"""Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
 
 _COPIED = ("turn", "model", "usage", "cost", "estimate")
 """Fields of an entry that have the same value in the file and in the database."""
@@ -39,7 +39,7 @@ class SessionTaken(ArgumentError):
 
 
 class ImportRemoved(StoreUnavailable):
-    """Other stores took this one for dead, and removed what an import had written."""
+    """Other stores counted this one as dead, and removed what its import had written."""
 
     def __init__(self) -> None:
         super().__init__("The import was interrupted for too long and has been removed. Import the file again.")
@@ -54,12 +54,12 @@ class ExportedSessionDeleted(StoreUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSelection:
-    """What is exported from a conversation: the current and former paths of the chosen sessions, and the entries that
-    these sessions wrote.
+    """The part of a conversation that is exported: the current and former paths of the chosen sessions, and the entries
+    that these sessions wrote.
 
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` has the ids that
-    other rows refer to although the (damaged) database does not have them. `written_blobs` has the hashes of the blobs
-    that are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are the ids among
+    them that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes of the
+    blobs that are already in the file.
     """
 
     conversation: int
@@ -72,8 +72,8 @@ class ExportSelection:
 
 
 class Lines:
-    """Produces the lines of one export file: a header, then the head, entries and moves of each conversation, and
-    finally `end`."""
+    """Produces the lines of one export file. Call `records` with the header. For each conversation, call `records` with
+    its head, `entries`, and `records` with its moves. Call `end` last."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -126,14 +126,15 @@ def by_conversation(rows: Iterable[tuple[int, str]]) -> dict[int, tuple[str, ...
 
 
 def number_of(ids: array[int], entry: int) -> int:
-    """Return an entry's number in the file, or 0 if the entry is not exported."""
+    """Return the number of the entry with this id in the file, or 0 if the entry is not exported. `ids` are the ids of
+    the exported entries, ascending."""
     at = _bound(ids, entry)
     return at if at <= len(ids) and ids[at - 1] == entry else 0
 
 
 def _parent_number(ids: array[int], entry: Entry) -> int | None:
-    """Return the number of an entry's parent. In a damaged database, any id can be the parent of an entry. Return None
-    if the parent is not older than the entry."""
+    """Return the number of an entry's parent. Return None if the parent is not older than the entry, which can only
+    come from damage."""
     return None if entry.parent is None or entry.parent >= entry.id else number_of(ids, entry.parent)
 
 
@@ -150,8 +151,8 @@ def next_piece(
     most_records: int,
     most_characters: int,
 ) -> Piece | None:
-    """Return the next entries and moves of a conversation, or None at its end. `named` and `bound` translate the
-    numbers of entries, see `portable.renumbered`. The last record of a piece may exceed `most_characters`.
+    """Return the next entries and moves of a conversation, or None at its end. A piece ends as soon as it has
+    `most_records` records or `most_characters` characters. `named` and `bound` are passed to `portable.renumbered`.
 
     :raises InvalidExport: a record is not valid.
     :raises ArgumentError: the file was changed after it was checked.

@@ -1,4 +1,4 @@
-"""How a caller follows a session that another process writes."""
+"""Follows a session that any process may change."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Draft:
 class News:
     """What has changed in a session.
 
-    `entries` are those that the session has stored since the last news, in the order in which they were stored. The
-    parent of the first of them is not the last entry of the news before if the session was moved to another leaf in
-    between; a move that stored no entry shows only in `row.leaf`. `draft` is None while no answer is streaming.
+    `entries` are the entries that the session has stored since the last news, in their order. If the session was moved
+    to another leaf meanwhile, the parent of the first of them is not the last entry of the previous news. A move
+    without new entries shows only in `row.leaf`. `draft` is None while no answer is streaming.
 
-    If `is_elsewhere`, another store runs a turn. If `is_orphaned`, that store is dead; `open_session` repairs that. If
-    `is_cancelled`, another store has asked to cancel the turn that is running.
+    If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, that store is dead,
+    and `open_session` repairs the turn. If `is_cancelled` is true, another store has asked to cancel the running turn.
     """
 
     row: SessionRow
@@ -46,14 +46,14 @@ class News:
 
 
 class Watcher(Protocol):
-    """A store that tells of changes."""
+    """A store whose sessions can be followed."""
 
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        """Follow a session, whichever process writes it. The first news come at once. They have the entries that the
-        session has stored with ids greater than `after`, in batches of bounded size. More news come whenever something
-        has changed. A caller that is slow gets fewer and larger ones. The changes that this store makes are included.
+        """Yield news of a session when any process has changed it, including this one. The first news come immediately.
+        They have the entries that the session has stored with ids greater than `after`, in batches of bounded size. A
+        slow caller gets fewer and larger news.
 
-        While the database cannot be reached, no news come. The next ones continue where the last ones ended.
+        While the database cannot be reached, there are no news. Later news continue after the last ones.
 
         :raises ~crow.domain.errors.NoSuchSession: the session does not exist, or was deleted.
         :raises ~crow.domain.errors.StoreUnavailable: this store was closed.
@@ -71,8 +71,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one read found: `entries` after an entry, with `has_more` if that is not all, and the `pieces` after a piece
-    of the draft at the leaf. Without `has_draft`, no answer is streaming."""
+    """What one read of a session found. `entries` are the next entries after a given one, and `has_more` is true if
+    there are more. `pieces` are the pieces after a given piece of the draft at the leaf. `has_draft` is false if no
+    answer is streaming."""
 
     row: SessionRow
     entries: tuple[Entry, ...]
@@ -91,8 +92,8 @@ async def follow(
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Yield news from what `look` finds after an entry and after a piece of the draft. `wait` returns when something
-    may have changed since the last look."""
+    """Yield news of what `look` finds. The arguments of `look` are the id of the last known entry and the number of the
+    last known piece of the draft. `wait` returns when something may have changed."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0

@@ -12,7 +12,6 @@ from crow.adapters import open_workspace, own_folders
 from crow.app import Wiring, find_hooks
 from crow.llm import Model
 from crow.settings import load_settings
-from crow.store import Store
 
 
 def test_hooks_are_found_in_the_entry_points_of_installed_packages(
@@ -31,7 +30,7 @@ def test_hooks_are_found_in_the_entry_points_of_installed_packages(
     assert found["after_compact"] == []
 
 
-def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
+async def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
     (tmp_path / "summary.md").write_text("Sum up.", "utf-8")
     (tmp_path / "config.toml").write_text(
         'model.name = "large"\nmodel.context_window = 50000\n[compaction]\nauto = false\nthreshold = 0.5\n'
@@ -39,26 +38,26 @@ def test_compaction_settings_reach_the_sessions(tmp_path: Path) -> None:
         "utf-8",
     )
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "http://localhost:1/v1"}))
-    store: Store = None  # type: ignore[assignment]  # nothing is opened here
-    adapters = wiring.adapters(store)
+    adapters = wiring.adapters(await wiring.dependencies().open_store())
     settings = adapters.settings().compaction
     assert (settings.auto, settings.threshold, settings.keep_tokens, settings.target) == (False, 0.5, 1_000, 0.25)
     assert (settings.compact_model, settings.instruction, settings.early) == ("small", "Sum up.", 0.7)
     assert adapters.info("large").context_window == 50_000
     assert adapters.info("small").context_window is None
     assert adapters.info("offline").endpoint == "offline offline"
+    await wiring.store.close()
 
 
 @pytest.mark.parametrize(("written", "early"), [("", 0.6), ("early = false", None), ("early = 1", 1.0)])
-def test_early_summaries_are_on_by_default_and_can_be_turned_off(
+async def test_early_summaries_are_on_by_default_and_can_be_turned_off(
     tmp_path: Path, written: str, early: float | None
 ) -> None:
     (tmp_path / "config.toml").write_text(f"[compaction]\n{written}\n", "utf-8")
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path), "OPENAI_BASE_URL": "https://far.example/v1"}))
-    store: Store = None  # type: ignore[assignment]  # nothing is opened here
-    adapters = wiring.adapters(store)
+    adapters = wiring.adapters(await wiring.dependencies().open_store())
     assert adapters.settings().compaction.early == early
     assert [adapters.info(name).is_local for name in ("large", "offline")] == [False, True]
+    await wiring.store.close()
 
 
 async def test_a_model_that_opens_while_the_client_sets_its_provider_uses_the_new_endpoint(tmp_path: Path) -> None:
@@ -67,8 +66,7 @@ async def test_a_model_that_opens_while_the_client_sets_its_provider_uses_the_ne
     table = '[providers.a]\nbase_url = "http://127.0.0.1:9/v1"\nmodels = ["m"]\n'
     (tmp_path / "config.toml").write_text(f'{table}api_key_command = ["cat", "{fifo}"]\n', "utf-8")
     wiring = Wiring(load_settings({}, {"CROW_HOME": str(tmp_path)}))
-    store: Store = None  # type: ignore[assignment]  # nothing is opened here
-    opened = wiring.adapters(store).model
+    opened = wiring.adapters(await wiring.dependencies().open_store()).model
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             models: list[Model] = []
@@ -84,6 +82,7 @@ async def test_a_model_that_opens_while_the_client_sets_its_provider_uses_the_ne
     assert models[0].info.endpoint == "http://127.0.0.1:10/v1 m"
     assert models[0] is await opened("a/m")
     await wiring.close()
+    await wiring.store.close()
 
 
 def protections(home: Path, cwd: Path, *paths: Path, config: Path | None = None) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from crow.bridge.journal import Journal
 from tests.support.bridged import BridgedEditor, QuickTimes
 from tests.support.fake_server import FakeServer
 
@@ -307,9 +310,58 @@ async def test_a_silent_editor_is_not_an_error_when_the_server_gives_up_waiting(
         assert "result" in await editor.request("initialize", protocolVersion=1)
 
 
+async def test_an_initialize_that_crosses_the_end_of_the_servers_patience_is_sent_again(server: FakeServer) -> None:
+    async with BridgedEditor(server.path) as editor:
+        await server.until(lambda: server.connections)
+        first = server.last
+        first.send = lambda message: None  # type: ignore[method-assign]
+        answer = await editor.start("initialize", protocolVersion=1)
+        await server.until(lambda: server.received)
+        first.close(1008, "no initialize in 10 s")
+        assert "result" in await answer
+        assert [each["method"] for each in server.received] == ["initialize", "initialize"]
+
+
 async def test_the_end_of_stdin_ends_the_bridge_also_without_a_server(server: FakeServer) -> None:
     async with BridgedEditor(server.path) as editor:
         await editor.new_session()
         await server.stop_listening()
         editor.close_stdin()
         assert await editor.ended() == 0
+
+
+def test_in_version_2_a_session_without_a_cursor_is_replayed_and_a_gap_has_a_message_id() -> None:
+    journal, number = Journal(), itertools.count(1)
+
+    def ask(method: str, answer: dict[str, Any], **params: Any) -> None:
+        request_id = next(number)
+        message = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+        journal.editor_sent(json.dumps(message).encode())
+        journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": request_id} | answer).encode())
+
+    def reconnect() -> dict[str, Any]:
+        """A new connection; what the bridge sends when that has been initialized."""
+        journal.lost()
+        journal.connected(is_known=True)
+        return answered({"result": {"protocolVersion": 2}})
+
+    def answered(answer: dict[str, Any]) -> dict[str, Any]:
+        request_id = json.loads(journal.to_server.pop())["id"]
+        journal.server_sent(json.dumps({"jsonrpc": "2.0", "id": request_id} | answer).encode())
+        sent: dict[str, Any] = json.loads(journal.to_server[-1])
+        return sent
+
+    journal.connected(is_known=False)
+    ask("initialize", {"result": {"protocolVersion": 2}}, protocolVersion=2)
+    ask("session/new", {"result": {"sessionId": "s"}}, cwd="/")
+    again = reconnect()
+    assert (again["method"], again["params"]["replayFrom"]) == ("session/resume", {"type": "start"})
+    journal.server_sent(json.dumps({"id": again["id"], "result": {"_meta": {"acp/cursor": "e1.0"}}}).encode())
+    again = reconnect()
+    assert again["params"] == {"mcpServers": [], "cwd": "/", "sessionId": "s", "_meta": {"acp/cursor": "e1.0"}}
+    journal.to_editor.clear()
+    again = answered({"error": {"code": -32602, "message": "gap"}})
+    assert again["params"] == {"mcpServers": [], "cwd": "/", "sessionId": "s"}
+    (notice,) = map(json.loads, journal.to_editor)
+    assert notice["params"]["update"]["sessionUpdate"] == "agent_message_chunk"
+    assert notice["params"]["update"]["messageId"]

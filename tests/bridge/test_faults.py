@@ -23,7 +23,7 @@ from tests.support.server import ServerProcess, server_environment
 class FaultTimes(QuickTimes):
     """Notices a stalled connection soon."""
 
-    ping, pong, connect = 0.1, 0.15, 0.3
+    ping, pong, connect = 0.1, 0.15, 2.0
 
 
 class PatientTimes(QuickTimes):

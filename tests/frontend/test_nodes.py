@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import asyncpg
 import pytest
 
 from crow.frontend.frames import RequestError
@@ -229,3 +230,30 @@ async def test_a_session_names_the_node_that_has_its_files(tmp_path: Path, datab
         listed = (await ann.call("session/list"))["sessions"]
         assert next(each for each in listed if each["sessionId"] == session)["_meta"] == {"crow": {"node": "two"}}
         await ann.prompt(session, "c")
+
+
+async def test_a_node_that_wakes_up_after_a_take_over_ends_its_turn(tmp_path: Path, database: str) -> None:
+    first = Say(text=("One.",), hold=anyio.Event())
+    async with nodes(tmp_path, database, (first, Say(text=("Three.",))), (Say(text=("Two.",)),)) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        turn = asyncio.create_task(ann.prompt(session, "a"))
+        await first.reached.wait()
+        waiting = asyncio.create_task(bob.prompt(session, "b"))
+        connection = await asyncpg.connect(database)
+        owner = await connection.fetchval("SELECT owner FROM crow.sessions WHERE id = $1", session)
+        while not other.model.requests:  # as if the lease of the first node had ended
+            await connection.execute("UPDATE crow.owners SET signed_ms = 0 WHERE owner = $1", owner)
+            await anyio.sleep(0.01)
+        await connection.execute("UPDATE crow.owners SET signed_ms = crow.now_ms() WHERE owner = $1", owner)
+        await connection.close()
+        assert (await waiting)["stopReason"] == "end_turn"
+        with pytest.raises(RequestError, match="Another process took over session"):
+            await turn
+        await follows(one, ann, session)
+        await ann.until_kind("agent_message_chunk", "Two.")
+        assert (await ann.prompt(session, "c"))["stopReason"] == "end_turn"
+        await follows(other, bob, session)
+        texts = [text for _, _, text in await reload(other, session)]
+        assert (texts[0], *texts[-4:]) == ("a", "b", "Two.", "c", "Three.")

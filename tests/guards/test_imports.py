@@ -58,6 +58,8 @@ def send(self, request, **_):
     os._exit(0)
 
 httpx2.AsyncClient.send = send
+import crow.agent.turn
+crow.agent.turn.THINKS_S = 600  # a slow machine has not sent the request yet when the import of mcp would begin
 from crow.cli import main
 sys.exit(main(["run", "hi"]))
 """

@@ -169,6 +169,23 @@ async def test_a_request_that_trickles_in_is_cut_off() -> None:
         assert service.acp.handshakes.expired == 2
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ((f"X-Long: {'a' * 9_000}",), b"431"),
+        (tuple(f"X-{number}: a" for number in range(200)), b"431"),
+        (("Content-Length: 5",), b"400"),
+        (("Transfer-Encoding: chunked",), b"400"),
+    ],
+)
+async def test_an_upgrade_that_cannot_be_read_is_refused_and_closed(headers: tuple[str, ...], status: bytes) -> None:
+    service = Service(ConnectionLimits(handshake_s=60))
+    async with service.running() as port, peer(port) as sloppy:
+        sloppy.upgrade(*headers)
+        with anyio.fail_after(60):
+            assert (await sloppy.reader.read()).startswith(b"HTTP/1.1 " + status)
+
+
 async def test_many_unfinished_requests_make_way_for_clients() -> None:
     service = Service(ConnectionLimits(handshake_s=60))
     async with service.running() as port:

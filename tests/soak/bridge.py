@@ -1,7 +1,8 @@
 """Cuts, half-closes, stalls, delays and splits connections of a bridge: `python -m tests.soak.bridge`.
 
-SOAK_CUTS faults (1000) from SOAK_SEED (1), with a small server of the tests and as many with `crow serve`. After each
-round, the transcripts are compared with the log.
+SOAK_CUTS faults (1000) from SOAK_SEED (1) with a small server of the tests, as many with `crow serve`, and as many with
+`crow serve` and an editor that speaks version 2 of the protocol. After each round, the transcripts are compared with
+the log.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from tests.bridge.test_faults import run_real_turns, run_turns
@@ -20,17 +22,16 @@ ROUND, REAL_ROUND = 100, 25
 
 async def main() -> None:
     cuts, seed = int(os.environ.get("SOAK_CUTS", "1000")), int(os.environ.get("SOAK_SEED", "1"))
-    for server, each in (("the small server", ROUND), ("crow serve", REAL_ROUND)):
+    for server, run, each in (
+        ("the small server", lambda folder, **more: run_turns(folder / "crow.sock", **more), ROUND),
+        ("crow serve", run_real_turns, REAL_ROUND),
+        ("crow serve, version 2", partial(run_real_turns, is_v2=True), REAL_ROUND),
+    ):
         since, faults = time.monotonic(), Counter[str]()
         while faults.total() < cuts:
             wanted = min(each, cuts - faults.total())
             with tempfile.TemporaryDirectory(prefix="crow-") as directory:
-                folder = Path(directory)
-                if each == ROUND:
-                    found = await run_turns(folder / "crow.sock", seed=seed, faults=wanted)
-                else:
-                    found = await run_real_turns(folder, seed=seed, faults=wanted)
-            faults += Counter(found)
+                faults += Counter(await run(Path(directory), seed=seed, faults=wanted))
             print(f"{server}, seed {seed}: {faults.total()} faults in {time.monotonic() - since:.0f} s", flush=True)
             seed += 1
         print(f"{server}: {dict(faults)}")

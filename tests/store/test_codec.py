@@ -143,7 +143,7 @@ def test_an_unknown_kind_is_unreadable() -> None:
 
 def test_a_body_without_its_blob_is_unreadable() -> None:
     stored = encode(File(call=domain.CallRef(assistant=1, index=0), path="/a", before=b"x", after_hash=""))
-    with pytest.raises(Unreadable, match="no blob for"):
+    with pytest.raises(Unreadable, match=r"the blob for .* is missing"):
         decode("file", stored.text, lambda _: None)
 
 

@@ -405,7 +405,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
         (resealed([*lines[:3], b'{"type":"hologram"}\n']), 'line 4: its type is "hologram"; expected one of crow, con'),
         (resealed([lines[0], *lines[2:]]), "line 2: it comes before any conversation"),
         (resealed(lines[:2]), "line 2: conversation: it has no session"),
-        (resealed([*lines[:blob], *lines[blob + 1 :]]), "no blob for"),
+        (resealed([*lines[:blob], *lines[blob + 1 :]]), "the blob for {"),
         (
             resealed(edited(lines, "blob", {"base64": None, "text": "other"})),
             f"line {blob + 1}: blob: its content does",

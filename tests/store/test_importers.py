@@ -193,7 +193,7 @@ async def test_damaged_lines_are_skipped_and_named(sqlite_store: SqliteStore, tm
         (5, "it is not JSON"),
         (6, "it is not a JSON object but 'only text'"),
         (7, "its JSON is nested too deeply"),
-        (9, "it follows an entry that is missing; it was put at the end"),
+        (9, "the entry before it is missing, so it was put at the end"),
     ]
     assert problems.lines == 4
     row = await only(sqlite_store)

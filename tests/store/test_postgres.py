@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import asyncpg
 import pytest
@@ -22,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crow.domain.entries import Assistant, Entry, NewEntry, TurnEnd, User
-from crow.domain.errors import ArgumentError, LeafMoved, SessionBusy, StoreTooNew, StoreUnavailable
+from crow.domain.errors import ArgumentError, LeafMoved, NoSuchSession, SessionBusy, StoreTooNew, StoreUnavailable
 from crow.domain.messages import Image, Text, Usage
 from crow.store import Scope, SessionChanges, Store
 from crow.store.owner import Owner
-from crow.store.postgres import presence
+from crow.store.postgres import database, presence
 from crow.store.postgres.database import database_name
 from crow.store.postgres.migrations import VERSION
 from crow.store.postgres.store import PostgresStore
@@ -209,6 +211,43 @@ async def test_an_owner_whose_lease_ran_out_writes_nothing_after_it_was_taken_ov
     await store.close()
 
 
+async def test_an_owner_that_is_frozen_inside_a_transaction_keeps_nobody_from_taking_over(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_IDLE_TIMEOUT_S", 0.2)
+    frozen, other = await PostgresStore.open(url), await PostgresStore.open(url)
+    await frozen.create_session(new_session())
+    await run(url, OVER)
+
+    async def freeze_and_wake() -> None:
+        async with frozen.database.transaction(is_read=False) as sql:
+            await sql.execute("SELECT 1 FROM crow.sessions FOR UPDATE")
+            taken.append(await begin(other, "s1", "hi"))
+            await sql.execute("UPDATE crow.sessions SET title = 'late'")
+
+    taken: list[Entry] = []
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await freeze_and_wake()
+    row = await other.session("s1")
+    assert (row.leaf, row.title) == (taken[0].id, None)
+    await frozen.close()
+    await other.close()
+
+
+async def test_an_empty_session_of_a_dead_store_can_be_used_by_others_for_a_week(url: str) -> None:
+    first, second = await PostgresStore.open(url), await PostgresStore.open(url)
+    for name in ("s1", "s2"):
+        await first.create_session(new_session(name))
+    await run(url, OVER)
+    await first.close()
+    await run(url, "UPDATE crow.openings SET opened_ms = opened_ms - 8 * 86400000 WHERE session = 's2'")
+    await second.tidy()
+    assert (await second.open_session("s1")).row.id == "s1"
+    with pytest.raises(NoSuchSession):
+        await second.open_session("s2")
+    await second.close()
+
+
 async def test_an_old_owner_is_refused_even_if_it_knows_the_newest_leaf(url: str) -> None:
     first, second = await PostgresStore.open(url), await PostgresStore.open(url)
     await first.create_session(new_session())
@@ -359,6 +398,25 @@ async def test_a_turn_waits_for_a_server_that_restarts(url: str) -> None:
 
 def name_in(url: str) -> str:
     return url.rpartition("/crow_")[2].partition("?")[0].join(("crow_", ""))
+
+
+async def test_a_cancelled_read_is_rolled_back_before_its_connection_is_used_again(url: str) -> None:
+    store, complaints = await PostgresStore.open(url), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+
+    async def read(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        async with store.database.transaction(is_read=True) as sql:
+            await sql.execute("SELECT 1")
+            task_status.started()
+            await sql.execute("SELECT pg_sleep(60)")
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(read)
+        await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()
+    await store.create_session(new_session())
+    await store.close()
+    assert complaints == []
 
 
 async def test_a_cancelled_write_leaves_no_transaction_open(url: str) -> None:
@@ -614,3 +672,17 @@ async def _found(store: Store, query: str, name: str, scope: Scope) -> object:
     hits = await store.search(query, scope=scope, limit=10_000)
     scanned = await store.scan(query, session_id=name, scope=scope)
     return sorted((hit.session, hit.kind, hit.entry) for hit in (*hits, *scanned.hits))
+
+
+async def test_a_store_takes_back_a_turn_that_it_claimed_without_hearing_of_it(url: str) -> None:
+    store = await PostgresStore.open(url)
+    await store.create_session(new_session())
+    user = await begin(store, "s1", "hi")
+    with pytest.raises(SessionBusy):  # it runs a turn
+        await store.take_turn("s1", "p2", leaf=user.id, parts=(Text(text="again"),))
+    await add(store, "s1", TurnEnd(stop="end_turn"), turn=user.turn, release=True)
+    lost = await store.take_turn("s1", "p2", leaf=(await store.session("s1")).leaf, parts=(Text(text="lost"),))
+    store._epochs.clear()  # the connection broke before the server's answer came
+    start = await store.take_turn("s1", "p3", leaf=lost.entries[-1].id, parts=(Text(text="again"),))
+    assert [type(entry.body) for entry in start.entries] == [TurnEnd, User]
+    await store.close()

@@ -248,10 +248,16 @@ class Cluster:
         owner = "SELECT owner FROM crow.owners WHERE owner::json ->> 'pid' = $1 ORDER BY signed_ms DESC LIMIT 1"
         try:
             connection = await asyncpg.connect(self.url, timeout=10, server_settings={"application_name": "test"})
-            found = await connection.fetchval(owner, str(node.pid))
         except LOST:
             return None
-        return None if found is None else Probe(connection, found)
+        try:
+            found = await connection.fetchval(owner, str(node.pid))
+        except LOST:
+            found = None
+        if found is None:
+            connection.terminate()
+            return None
+        return Probe(connection, found)
 
     def heal(self) -> None:
         """Repair all wires."""

@@ -1,7 +1,7 @@
-"""Imports sessions of other tools. Each importer translates a session into a crow export, which is then imported like
-any other export.
+"""Imports sessions of other tools.
 
-Nothing is ever written to the other tool's files. Everything in these files is treated as hostile.
+Each importer translates sessions into a crow export. That export is then imported like any other export. The other
+tool's files are never changed. Their content is treated as hostile.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A session of another tool that can be imported. `session_id` is its id in crow, or empty if the id is only known
-    after reading the session.
+    """A session of another tool that can be imported. `session_id` is its id in crow. It is empty if the id is known
+    only after the session was read.
 
-    `read` builds its conversations. `place` tells the user where the session is. `updated_ms` orders sessions by age.
+    `read` builds the session's conversations. `place` tells the user where the session is. Sessions are sorted by
+    `updated_ms` (Unix milliseconds).
     """
 
     tool: str
@@ -60,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importable:
-    """Sessions of another tool at its usual place."""
+    """Sessions of another tool in the tool's usual directory. `sessions` is their number."""
 
     tool: str
     path: Path
@@ -68,10 +69,10 @@ class Importable:
 
 
 class Scan:
-    """Finds the sessions below a path. Use it as a context manager: it keeps copies of databases open.
+    """Finds the sessions below a path. It is a context manager, because it keeps copies of databases open.
 
-    Each of the `groups` is a session followed by its sub-agents. Groups are sorted by age, oldest first. With `tool`,
-    files of other tools are ignored.
+    Each of the `groups` is a session followed by its sub-agents. The oldest group is first. With `tool`, files of other
+    tools are ignored.
     """
 
     def __init__(self, path: Path, *, tool: str | None = None) -> None:
@@ -99,7 +100,7 @@ class Scan:
         elif not self._root.is_dir():
             raise ArgumentError(f"{self._root} is neither a file nor a directory.")
         elif opencode.is_storage(self._root / "storage") and (self._root / opencode.DATABASE).is_file():
-            # The files hold nothing that the database lacks: opencode moved their contents there.
+            # The files have nothing that the database does not have, because opencode moved their contents into it.
             yield from self._in_file(self._root / opencode.DATABASE, is_named=True)
         else:
             yield from self._in_directory()
@@ -117,8 +118,10 @@ class Scan:
                     yield from self._in_file(directory / name, is_named=False)
 
     def _in_file(self, path: Path, *, is_named: bool) -> Iterator[Source]:
-        """Yield the sessions in a file. :raises ArgumentError: the user named the file, and it cannot be read or has no
-        sessions."""
+        """Yield the sessions in a file. `is_named` is true if the user named the file.
+
+        :raises ArgumentError: the user named the file, and the file cannot be read or has no sessions.
+        """
         try:
             with open_regular(path) as file:
                 start = file.read(_PEEK_BYTES)
@@ -132,7 +135,7 @@ class Scan:
             words = str(error) if isinstance(error, ArgumentError) else f"{path} cannot be read: {readable(error)}."
             if is_named:
                 raise ArgumentError(words) from error
-            if not isinstance(error, Damaged):  # a pipe, a device or the like never holds sessions
+            if not isinstance(error, Damaged):  # pipes and devices have no sessions
                 self.problems.skip_file(path, readable(error).removeprefix(f"{path} "))
             return
         if not found and is_named:
@@ -203,7 +206,8 @@ class Scan:
 class Batch:
     """Translates sessions into one crow export, which must be imported before the next batch.
 
-    `cwd` is used for sessions without a directory. Whoever opens `file` must close it.
+    Sessions without a directory get `cwd`. `tools` maps the ids of translated sessions to their tools. `empty` is the
+    number of sessions without messages. Whoever opens `file` must close it.
     """
 
     def __init__(self, file: BinaryIO, *, cwd: str) -> None:
@@ -220,7 +224,7 @@ class Batch:
         return self._file.tell()
 
     def add(self, group: Sequence[Source], problems: Problems) -> None:
-        """Translate a session and its sub-agents. Sessions without messages are counted in `empty`."""
+        """Translate a session and its sub-agents. What cannot be translated is reported to `problems`."""
         built: list[ConversationBuilder] = []
 
         def new(session_id: str, parent_id: str | None = None) -> ConversationBuilder:
@@ -260,7 +264,7 @@ class Batch:
 
 
 def is_crow_export(path: Path) -> bool:
-    """Whether a file is an export of crow's own."""
+    """Whether crow has exported the file."""
     try:
         with open_regular(real_path(path)) as file:
             return parse_object(file.readline(_PEEK_BYTES)).get("type") == "crow"
@@ -269,14 +273,14 @@ def is_crow_export(path: Path) -> bool:
 
 
 def default_path(tool: str) -> Path | None:
-    """Return where a tool keeps its sessions, or None if that directory does not exist."""
+    """Return the directory in which a tool keeps its sessions, or None if the directory does not exist."""
     return next((one.path for one in _places() if one.tool == tool), None)
 
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
-    """Return how many sessions of other tools are at their usual places. A tool is left out if one of its sessions is
-    among the ids in `known`. Except for databases, only file names are read. So this is quick, but the numbers can be
-    too high."""
+    """Return the tools that have sessions in their usual directories. `known` are the ids of crow's sessions. A tool is
+    left out if one of its sessions is among them. Only databases are opened. For other files only the names are read.
+    So this is quick, but the numbers can be too high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 
@@ -343,8 +347,8 @@ def _opencode_source(
 
 
 def _grouped(sources: Sequence[Source]) -> list[tuple[Source, ...]]:
-    """Return the sessions, oldest first, each followed by its sub-agents. If several have the same id, only the newest
-    is returned."""
+    """Return the sessions, oldest first. Each session is followed by its sub-agents. If several sessions have the same
+    id, only the newest is returned."""
     known = {one.session_id: one for one in sorted(sources, key=lambda one: one.updated_ms) if one.session_id}
     children: dict[str, list[Source]] = {}
     roots = [one for one in sources if not one.session_id]

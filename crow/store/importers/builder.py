@@ -43,14 +43,13 @@ _DONE: tuple[_Stop, str] = ("end_turn", "")
 
 
 class ConversationBuilder:
-    """Takes the messages of one session in order and writes their entries to a spool.
+    """Takes the messages of one session in order, and writes their entries to a temporary file.
 
-    The conversation is valid in whatever order the methods are called. An answer and the results of its tool calls are
-    collected until the next message, because other agents store the parts of an answer one after another. Text may
-    contain anything.
+    The conversation is valid in any order of calls. Other agents store the parts of an answer one after another. So an
+    answer and the results of its tool calls are collected until the next message. Texts may contain any characters.
 
-    `leaf` is the number (from 1) of the newest entry of the current branch; None while the branch has no entries. `cwd`
-    is used unless the other agent stored another directory.
+    `leaf` is the number (from 1) of the newest entry of the current branch, or None while the branch has no entries.
+    `cwd` is the session's directory until `set_cwd` sets another one.
     """
 
     def __init__(self, session_id: str, *, cwd: str, parent_id: str | None = None) -> None:
@@ -69,10 +68,10 @@ class ConversationBuilder:
         self._first_prompt = ""
         self._has_prompt = False
         self._now_ms = 0
-        self._turns = array("q")  # the turn of each entry
-        self._open = bytearray()  # for each entry, whether its turn had no end yet
-        self._before: dict[int, int | None] = {}  # for each turn, the leaf before it
-        self._ends: dict[int, int | None] = {}  # for each turn, its newest entry
+        self._turns = array("q")  # the turn of each entry, in order
+        self._open = bytearray()  # whether each entry's turn was still open after the entry
+        self._before: dict[int, int | None] = {}  # maps each turn to the leaf before it
+        self._ends: dict[int, int | None] = {}  # maps each turn to its newest entry
         self._newest_turn = 0
         self._step: _Step | None = None
         self._last_key: str | None = None
@@ -85,12 +84,12 @@ class ConversationBuilder:
         self._spool: Any = tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)  # noqa: SIM115  closed by close()
 
     def close(self) -> None:
-        """Drop everything. Safe to call twice."""
+        """Delete the temporary file. A second call has no effect."""
         self._spool.close()
 
     @property
     def turn(self) -> int:
-        """The turn of the leaf; 0 before the first prompt."""
+        """The number of the leaf's turn, or 0 before the first prompt."""
         return 0 if self.leaf is None else self._turns[self.leaf - 1]
 
     @property
@@ -99,7 +98,7 @@ class ConversationBuilder:
         return self.messages == 0
 
     def at(self, time_ms: int | None) -> None:
-        """Set the time of the entries that follow. If it is None, they get the time of those before them."""
+        """Set the time of the next entries. If `time_ms` is None, they get the same time as the entries before them."""
         if time_ms is not None:
             self._now_ms = time_ms
             self.created_ms = time_ms if self.created_ms is None else min(self.created_ms, time_ms)
@@ -114,18 +113,18 @@ class ConversationBuilder:
             self._cwd = path
 
     def set_title(self, title: Any, *, by_user: bool = False) -> None:
-        """Set the title, unless `title` has no text. A title that the user chose is only replaced if `by_user` is
-        true."""
+        """Set the title if `title` is a text that is not empty. A title that the user chose is replaced only if
+        `by_user` is true."""
         if isinstance(title, str) and (line := short_line(title, 200)) and (by_user or not self.title_by_user):
             self.title, self.title_by_user = line, by_user
 
     def set_model(self, name: Any) -> None:
-        """Set the model of the answers that follow."""
+        """Set the model of the next answers."""
         if isinstance(name, str) and name:
             self.model = short_line(name, 200)
 
     def user(self, parts: Sequence[Part]) -> int | None:
-        """Add a prompt, which begins a turn. Return its entry, or None if it has no content."""
+        """Add a prompt, which begins a turn. Return the number of its entry, or None if the prompt is empty."""
         parts = tuple(part for part in parts if not isinstance(part, Text) or part.text.strip())
         if not parts:
             return None
@@ -159,8 +158,8 @@ class ConversationBuilder:
                 self._step.usage, self._usage = self._usage, None
 
     def continue_answer(self) -> None:
-        """Continue the current answer. If there is none, or its usage or the result of one of its calls is known, begin
-        a new one."""
+        """Continue the current answer. Begin a new one if there is no current answer, or if its usage or the result of
+        one of its calls is already known."""
         if self._step is None or self._step.results or (self._step.usage is not None and not self._step.is_empty):
             self.answer()
 
@@ -187,8 +186,8 @@ class ConversationBuilder:
             self._step.finish = finish
 
     def report_usage(self, usage: Usage, cost: float | None = None, *, again: bool = False) -> None:
-        """Set the usage of the current answer. If that answer already has a usage, replace it if `again` is true;
-        otherwise keep the new usage for the next answer."""
+        """Set the usage of the current answer. If the answer already has a usage and `again` is true, replace that
+        usage. If `again` is false, the new usage belongs to the next answer."""
         if (usage == Usage() and cost is None) or (self._step is not None and self._step.is_rest):
             return
         if self._step is not None and (again or self._step.usage is None):
@@ -206,7 +205,7 @@ class ConversationBuilder:
         duration_ms: int = 0,
         title: str = "",
     ) -> bool:
-        """Add the result of a call. Return false if no call waits for it."""
+        """Add the result of a call. Return false if no call with this id waits for a result."""
         found = _Result(text, tuple(images), is_error, duration_ms, short_line(title, 200), self._now_ms)
         step = self._step
         if step is not None:
@@ -220,7 +219,7 @@ class ConversationBuilder:
         return True
 
     def end_step(self) -> int | None:
-        """Write the current answer and its results, if there is one. Return the leaf."""
+        """Write the current answer and its results if there is an answer. Return the leaf."""
         step, self._step = self._step, None
         if step is None or step.is_empty:
             if step is not None and step.usage is not None:
@@ -251,11 +250,11 @@ class ConversationBuilder:
         return self.leaf
 
     def stop(self, reason: _Stop, detail: str = "") -> None:
-        """Set the reason why the turn ends. Results of its calls may still follow."""
+        """Set the reason why the turn ends. Results of the turn's calls may still follow."""
         self._stop = reason, detail
 
     def end_turn(self) -> None:
-        """End the turn, unless it has ended."""
+        """End the turn if it has not ended yet."""
         self.end_step()
         (reason, detail), self._stop = self._stop, _DONE
         if self.leaf is not None and self._open[self.leaf - 1]:
@@ -294,8 +293,9 @@ class ConversationBuilder:
         files_modified: Sequence[str] = (),
         kept_prompts: Sequence[str] = (),
     ) -> None:
-        """Add a compaction: the model sees `summary` instead of all entries before `first_kept`, or instead of all
-        entries so far if `first_kept` is None. It still sees `kept_prompts` word for word."""
+        """Add a compaction. The model sees `summary` instead of all entries before the entry number `first_kept`. If
+        `first_kept` is None, it sees `summary` instead of all entries so far. It still sees the complete text of
+        `kept_prompts`, as far as they fit into 20,000 characters."""
         self.end_step()
         if not summary.strip():
             return
@@ -321,7 +321,8 @@ class ConversationBuilder:
         self._emit(body)
 
     def go(self, to: int | None) -> None:
-        """Continue after the entry `to`, or before the first entry if that is None. What follows is a branch."""
+        """Continue after the entry number `to`, or at the beginning if `to` is None. The next entries form another
+        branch."""
         self.end_step()
         if to != self.leaf:
             if self._stop != _DONE:
@@ -344,7 +345,7 @@ class ConversationBuilder:
             self.go(self._ends.get(turn))
 
     def undo_turns(self, number: int) -> None:
-        """Go back to the point before the last `number` turns."""
+        """Continue before the last `number` turns."""
         self.end_step()
         to = self.leaf
         for _ in range(min(number, self._newest_turn)):
@@ -417,7 +418,8 @@ class ConversationBuilder:
         cost: float | None = None,
         opens_turn: bool | None = None,
     ) -> int:
-        """Write an entry after the leaf. `opens_turn` is true for a prompt and false for the end of a turn."""
+        """Write an entry after the leaf, and return its number. `opens_turn` is true for a prompt, false for the end of
+        a turn, and None for other entries."""
         stored = encode(body, shares_texts=False)
         text = stored.text if stored.spilled is None else stored.blobs[stored.spilled].decode()
         for name, data in stored.blobs.items():
@@ -450,7 +452,7 @@ class ConversationBuilder:
         self.lines += 1
 
     def _message_id(self) -> str:
-        """An id that is the same whenever this session is imported."""
+        """Return an id for a message. Another import of this session gives the same id."""
         return f"msg_{hashlib.sha256(f'{self.session_id} {len(self._turns)}'.encode()).hexdigest()[:24]}"
 
 
@@ -465,7 +467,7 @@ class _Step:
     key: str | None
     model: str
     time_ms: int
-    is_rest: bool = False  # continues an answer whose usage is already counted
+    is_rest: bool = False  # whether it continues an answer whose usage is already counted
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, ToolCall, Announcement]] = field(default_factory=list)
@@ -489,8 +491,8 @@ class _Result:
 
 
 NewConversation: TypeAlias = Callable[..., ConversationBuilder]
-"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes that
-conversation."""
+"""A function `new(session_id, parent_id=None)` that begins a conversation. The caller of the importer writes all
+conversations to the export."""
 
 
 class ExportWriter:
@@ -507,7 +509,7 @@ class ExportWriter:
 
     def end(self) -> None:
         """Write the last line."""
-        # No hash: the file never leaves this process, and every record is checked anyway.
+        # A hash is not needed, because only this process reads the file, and the import checks every record.
         self._file.write(line_of(End(lines=self._lines, sha256=None)))
         self._file.flush()
 

@@ -57,8 +57,8 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def read(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
-    """Import a file. Older versions wrote sub-agents into the file of their session. Each of these becomes a session of
-    its own."""
+    """Import a file. Older versions of Claude Code wrote sub-agents into the file of their session. Each such sub-agent
+    becomes a separate session."""
     main = _Thread(new(session_id, parent_id=parent_id), path, problems)
     side: dict[str, _Thread] = {}
     side_of: dict[str, str] = {}
@@ -81,9 +81,9 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 class _Thread:
     """One conversation in a file.
 
-    `parentUuid` makes the lines a tree. A fork of the tree need not be a branch of the conversation: tool calls that
-    run at the same time also share a parent. So only a prompt can begin a branch. The prompt is put after the end of
-    the turn that its parent belongs to.
+    The lines form a tree, because each line names its parent (`parentUuid`). Two lines with the same parent are not
+    always two branches, because tool calls that run at the same time also have the same parent. So only a prompt can
+    begin a branch. The prompt follows the end of its parent's turn.
     """
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
@@ -128,7 +128,7 @@ class _Thread:
     def end(self) -> None:
         """Finish the conversation."""
         self._end_command()
-        for leaf, title in self._summaries:  # a file can begin with the titles of other sessions
+        for leaf, title in self._summaries:  # a file can also have titles of other sessions
             if leaf in self._turns and self._to.title is None:
                 self._to.set_title(title)
 
@@ -212,8 +212,8 @@ class _Thread:
         self._to.finish_answer(_FINISH.get(text(message.get("stop_reason")), "stop"))
 
     def _add_tagged(self, words: str) -> bool:
-        """Add `words` if they are a slash command or shell command that the user typed, or the output of one. Return
-        whether they were added."""
+        """Add `words` if they are a slash command or shell command that the user typed, or the output of such a
+        command. Return whether they were added."""
         match = _TAG.match(words)
         if match is None:
             return False
@@ -241,8 +241,8 @@ class _Thread:
 
 
 def _agent_id(session: str, agent: str) -> str:
-    """Return the id of a sub-agent. It does not begin with the session's id: otherwise a shortened session id would
-    match both."""
+    """Return the id of a sub-agent. It does not begin with the session's id, so the beginning of a session's id does
+    not match a sub-agent."""
     digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
     return stable_id(TOOL, "agent", digest[:16])
 

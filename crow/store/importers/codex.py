@@ -73,7 +73,8 @@ def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str 
 
 
 def titles_near(path: Path, problems: Problems) -> dict[str, str]:
-    """Return the titles of sessions by id, from the index in the Codex directory that `path` is in."""
+    """Map the ids of sessions to their titles. The titles come from the index in the Codex directory that contains
+    `path`. Without an index, return an empty mapping."""
     for directory in [path, *path.parents][:_INDEX_DEPTH]:
         if (directory / INDEX).is_file():
             lines = read_lines(directory / INDEX, problems)
@@ -84,7 +85,8 @@ def titles_near(path: Path, problems: Problems) -> dict[str, str]:
 def read(
     path: Path, session_id: str, parent_id: str | None, title: str, new: NewConversation, problems: Problems
 ) -> None:
-    """Import a file. `title` is the session's name in the index, if it has one."""
+    """Import a file. `title` is the session's title in the index. It is empty if the index does not have the
+    session."""
     to = new(session_id, parent_id=parent_id)
     to.archived = "archived_sessions" in path.parts
     rollout = _Rollout(to, path, problems)
@@ -105,7 +107,7 @@ class _Rollout:
         self._total: Mapping[str, Any] = {}
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
-        """Add a line. Old versions wrote items without an envelope."""
+        """Add a line. Old versions of Codex wrote items without an enclosing object."""
         self._to.at(time_ms(line.get("timestamp")))
         kind, payload = text(line.get("type")), as_object(line.get("payload"))
         match kind:
@@ -221,8 +223,8 @@ def _parts(content: Any) -> tuple[Part, ...]:
 
 
 def _output(output: Any) -> tuple[str, list[Image], bool, int]:
-    """Return a result's text and images, whether it is an error, and the duration of the call in ms. The output of a
-    command is a string of JSON, which also says how the command ended."""
+    """Return a result's text and images, whether it is an error, and the duration of the call in milliseconds. For a
+    command, `output` is JSON in a string. The JSON has the exit code and the duration of the command."""
     if isinstance(output, dict) and "content" in output:
         is_error = output.get("success") is False
         inner, images, failed, duration_ms = _output(output["content"])

@@ -1,4 +1,4 @@
-"""Reads files of other tools, which may be damaged or hostile, without changing them."""
+"""Reads files of other tools. They may be damaged or hostile, and are never changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
-"""A smaller number is a time in seconds. In milliseconds it would be a time before 1974."""
+"""A smaller number is a time in seconds. As milliseconds, it would be a time before 1974."""
 
 _MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 _MAX_COUNT = 2**53
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """How many lines and files could not be imported. `named` lists the first of them, each with the reason."""
+    """The numbers of lines and files that could not be imported. `named` has the first of these problems."""
 
     lines: int = 0
     files: int = 0
@@ -71,12 +71,12 @@ class Problems:
 
 
 class Damaged(ValueError):
-    """A line or file is not what the tool would have written."""
+    """A line or file does not have the form in which its tool writes it."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Pipes, devices and symbolic links are refused, without ever waiting for a
-    writer.
+    """Open a regular file for reading. Pipes, devices and symbolic links are refused. Opening a pipe does not wait for
+    a writer.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -117,8 +117,7 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the first lines, to recognise the format. Lines that are not JSON objects are left
-    out.
+    """Return the JSON objects in the first 40 lines, from which the format can be recognised. Other lines are left out.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -165,7 +164,10 @@ def parse(data: bytes | str) -> Any:
 
 
 def parse_object(data: bytes | str) -> Mapping[str, Any]:
-    """Return a JSON object. :raises Damaged: it is not one."""
+    """Return the JSON object in `data`.
+
+    :raises Damaged: `data` is not a JSON object.
+    """
     value = parse(data)
     if not isinstance(value, dict):
         raise Damaged(f"it is not a JSON object but {str(value)[:40]!r}")
@@ -173,44 +175,44 @@ def parse_object(data: bytes | str) -> Mapping[str, Any]:
 
 
 def readable(error: Exception) -> str:
-    """Return the reason why a file cannot be read, without its name."""
+    """Return the reason why a file cannot be read, without the file's name."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
 def text(value: Any) -> str:
-    """Return `value` if it is a string, else an empty string."""
+    """Return `value` if it is a string, otherwise an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def obj(value: Any) -> Mapping[str, Any]:
-    """Return `value` if it is an object, else an empty one."""
+    """Return `value` if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def items(value: Any) -> list[Any]:
-    """Return `value` if it is a list, else an empty one."""
+    """Return `value` if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
 def objects(value: Any) -> list[Mapping[str, Any]]:
-    """Return the objects in a list."""
+    """Return the items of `value` that are objects. Return an empty list if `value` is not a list."""
     return [item for item in items(value) if isinstance(item, dict)]
 
 
 def count(value: Any) -> int | None:
-    """Return `value` if it is a number of tokens or milliseconds, else None."""
+    """Return `value` if it is a whole number from 0 to below 2**53, otherwise None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 
 
 def cost(value: Any) -> float | None:
-    """Return `value` if it is an amount in US dollars, else None."""
+    """Return `value` if it is a number from 0 to below a billion US dollars, otherwise None."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1e9 else None
 
 
 def total(*parts: Any) -> int | None:
-    """Return the sum of those `parts` that are numbers of tokens, or None if there are no such parts."""
+    """Return the sum of the `parts` that `count` accepts, or None if it accepts none of them."""
     known = [number for part in parts if (number := count(part)) is not None]
     return count(sum(known)) if known else None
 
@@ -234,7 +236,7 @@ def time_ms(value: Any) -> int | None:
 
 
 def modified_ms(path: Path) -> int:
-    """Return when the file was last changed, in Unix milliseconds; 0 if that is not known."""
+    """Return the time of the file's last change in Unix milliseconds, or 0 if the time is unknown."""
     try:
         return path.stat().st_mtime_ns // 1_000_000
     except OSError:
@@ -242,8 +244,10 @@ def modified_ms(path: Path) -> int:
 
 
 def real_path(path: Path) -> Path:
-    """Return the file or directory that the user named, with links followed. :raises ArgumentError: it does not
-    exist."""
+    """Return the absolute path of a file or directory that the user named, without symbolic links.
+
+    :raises ArgumentError: the path does not exist.
+    """
     try:
         return path.expanduser().resolve(strict=True)
     except (OSError, RuntimeError) as error:

@@ -44,8 +44,8 @@ class Session:
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and None instead of a parent's id. Return only None if the file is not
-    goose's."""
+    """Return the id of the session in a file, and None, because goose's sessions have no parents. Return None instead
+    of the pair if the file is not goose's."""
     if not lines:
         return None
     first = lines[0]
@@ -61,7 +61,10 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
 
 
 def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
-    """Yield the sessions in a database. :raises ArgumentError: the database is damaged."""
+    """Yield the sessions in a database.
+
+    :raises ArgumentError: the database is damaged.
+    """
     columns = ("id", "working_dir", "created_at", "updated_at", "session_type", "model_config_json", "name")
     for row in database.columns("sessions", (*columns, "description", "user_set_name"), "ORDER BY id"):
         name, cwd, created = text(row["id"]), text(row.get("working_dir")), str(row.get("created_at"))
@@ -84,7 +87,10 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
 
 
 def read_database(database: ForeignDatabase, session: Session, new: NewConversation, problems: Problems) -> None:
-    """Import a session of a database. :raises ArgumentError: the database is damaged."""
+    """Import a session from a database.
+
+    :raises ArgumentError: the database is damaged.
+    """
     to = new(session.session_id)
     to.set_cwd(session.cwd)
     to.set_title(session.title, by_user=session.title_by_user)
@@ -97,7 +103,7 @@ def read_database(database: ForeignDatabase, session: Session, new: NewConversat
 
 
 def read_file(path: Path, session_id: str, parent_id: str | None, new: NewConversation, problems: Problems) -> None:
-    """Import a file: usually a line about the session, then a line for each message."""
+    """Import a file. Usually the first line describes the session. Each other line is a message."""
     to = new(session_id, parent_id=parent_id)
 
     def messages() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -123,8 +129,8 @@ def _read(to: ConversationBuilder, messages: Iterable[tuple[str, Mapping[str, An
 
 
 class _Reader:
-    """Adds messages of goose to a conversation. When goose compacts, it hides older messages from the model and inserts
-    a summary that only the model sees."""
+    """Adds messages of goose to a conversation. A compaction by goose hides older messages from the model and inserts a
+    summary that only the model sees."""
 
     def __init__(self, conversation: ConversationBuilder, problems: Problems) -> None:
         self._to = conversation
@@ -145,7 +151,7 @@ class _Reader:
             self._to.checkpoint(words)
             self._is_after_summary = True
         elif not for_user and (after_summary or not for_model):
-            self._is_after_summary = after_summary  # goose's own remark about the summary
+            self._is_after_summary = after_summary  # a remark of goose about the summary
         elif message.get("role") == "assistant":
             self._add_answer(content)
         else:
@@ -211,8 +217,8 @@ def _is_message(line: Mapping[str, Any]) -> bool:
 
 
 def _session_id(name: str, cwd: str, created: str) -> str:
-    """Return the id of a session. goose names sessions by day and number, so the same name occurs on several
-    machines."""
+    """Return the id of a session. goose names sessions by day and number, so sessions on several machines can have the
+    same name. The id also depends on directory and time."""
     mark = hashlib.sha256(f"{name}\0{cwd}\0{created}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return stable_id(TOOL, name, mark)
 

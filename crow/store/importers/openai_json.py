@@ -38,8 +38,8 @@ def recognise(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
-    """Import a JSON file: the messages of a conversation, an object with `messages`, or a list of such objects. Return
-    false if it is something else."""
+    """Import a JSON file. It may be the list of messages of one conversation, an object with the member `messages`, or
+    a list of such objects. Return false if it is something else."""
     try:
         value = read_document(path)
     except (OSError, Damaged) as error:
@@ -56,7 +56,7 @@ def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
 
 
 def read_jsonl(path: Path, new: NewConversation, problems: Problems) -> None:
-    """Import a JSONL file. Each line is an object with `messages`."""
+    """Import a JSONL file. Each line is an object with the member `messages`."""
     for number, line in read_lines(path, problems):
         if _is_conversation(line):
             _read(line, path, new, problems)

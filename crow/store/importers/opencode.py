@@ -35,8 +35,8 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session as opencode describes it. The user has undone the message `undone_from` and all later ones. An empty
-    `undone_from` means that nothing was undone."""
+    """A session as opencode describes it. The user has undone the message with the id `undone_from` and all later
+    messages. If nothing was undone, `undone_from` is empty."""
 
     name: str
     session_id: str
@@ -64,7 +64,7 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
 
 
 def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Session, Path]]:
-    """Yield the sessions in a `storage` directory, and the file of each."""
+    """Yield the sessions in a `storage` directory. Each session is paired with its file."""
     for path in [file for folder in sorted((storage / "session").iterdir()) for file in _json_files(folder)]:
         value = _document(path, problems)
         if value is not None:
@@ -88,7 +88,10 @@ def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Sessi
 
 
 def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
-    """Yield the sessions in a database. :raises ArgumentError: the database is damaged."""
+    """Yield the sessions in a database.
+
+    :raises ArgumentError: the database is damaged.
+    """
     columns = ("id", "directory", "parent_id", "title", "revert", "time_created", "time_updated", "time_archived")
     for row in database.columns("session", columns, "ORDER BY id"):
         name, parent = text(row["id"]), text(row.get("parent_id"))
@@ -128,7 +131,10 @@ def messages_in_files(storage: Path, session: Session, problems: Problems) -> Me
 
 
 def messages_in_database(database: ForeignDatabase, session: Session, problems: Problems) -> Messages:
-    """Yield the messages of a session in a database. :raises ArgumentError: the database is damaged."""
+    """Yield the messages of a session in a database.
+
+    :raises ArgumentError: the database is damaged.
+    """
 
     def documents(table: str, column: str, name: str, order: str) -> Iterator[Mapping[str, Any]]:
         for row in database.columns(table, ("id", "data"), f"WHERE {column} = ? ORDER BY {order}", (name,)):
@@ -149,7 +155,7 @@ def read(
     to = new(session.session_id, parent_id=session.parent_id)
     to.set_cwd(session.cwd)
     to.at(session.created_ms)
-    # Skip the automatic titles of new sessions and sub-agents: the first prompt makes a better title.
+    # Skip the automatic titles of new sessions and sub-agents. The first prompt is a better title.
     if not session.title.startswith(("New session - ", "Child session - ")):
         to.set_title(session.title)
     to.archived = session.archived
@@ -275,7 +281,8 @@ class _Reader:
 
 
 def _usage(tokens: Any) -> Usage:
-    """Return the usage. opencode counts cached input and reasoning separately from other tokens."""
+    """Return the usage of an answer. In opencode, the numbers of input and output tokens do not include cached tokens
+    and reasoning. In crow, they do."""
     values = as_object(tokens)
     cache = as_object(values.get("cache"))
     cached, reasoning = count(cache.get("read")), count(values.get("reasoning"))
@@ -288,8 +295,8 @@ def _usage(tokens: Any) -> Usage:
 
 
 def _json_files(folder: Path) -> list[Path]:
-    """Return the JSON files in a folder, in order. Return none if the folder is a symbolic link, since that could lead
-    anywhere."""
+    """Return the JSON files in a folder, sorted. Return none if the folder is a symbolic link, because a link can lead
+    to any directory."""
     return [] if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("*.json"))
 
 

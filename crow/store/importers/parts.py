@@ -1,4 +1,4 @@
-"""Turns ids, tool calls, images and links of other tools into crow's."""
+"""Converts ids, tool calls, images and links of other tools to those of crow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
 
 
 def stable_id(tool: str, *parts: str) -> str:
-    """Return the id of an imported session. The same session always gets the same id. No session that crow itself
-    creates can have that id."""
+    """Return the id of an imported session. The same session always gets the same id. Crow never gives such an id to a
+    new session."""
     name = "-".join(parts)
     if not _PLAIN_ID.fullmatch(name):
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -42,7 +42,7 @@ def short_line(text: str, most: int, *, first_line: bool = False) -> str:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
-    """Return a call that every endpoint accepts: with a valid id, a valid name and an object as arguments."""
+    """Return a call that every endpoint accepts. It has a valid id, a valid name, and a JSON object as arguments."""
     if not _PLAIN_ID.fullmatch(call_id):
         call_id = f"call_{hashlib.sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:24]}" if call_id else ""
     name = _TOOL_NAME.sub("_", name)[:_ID_CHARS] or "unknown"
@@ -124,7 +124,8 @@ _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt
 
 
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
-    """Return how to show a call of another tool: by its path or command, with a diff if the arguments contain one."""
+    """Return how to show a call of another tool. The title has the call's path or command. If the arguments contain a
+    change of a file, there is a diff."""
     values = arguments_of(arguments)
     kind = _KIND_OF.get(name.lower(), "other")
     path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")
@@ -163,7 +164,7 @@ def _diffs(values: Mapping[str, Any], path: str) -> tuple[Diff, ...]:
 
 
 def image_of(data: Any, mime_type: Any) -> Part | None:
-    """Return an image from its base64 text, or None if that is not an image."""
+    """Return an image from its base64 text, or None if `data` or `mime_type` is not valid."""
     if not isinstance(data, str) or not isinstance(mime_type, str):
         return None
     try:
@@ -174,7 +175,8 @@ def image_of(data: Any, mime_type: Any) -> Part | None:
 
 
 def linked_part(url: Any, name: Any = None) -> Part | None:
-    """Return what a URL of another tool's message stands for: the image in a `data:` URL, else a link."""
+    """Return the part for a URL in a message. A `data:` URL with an image becomes an image, another `data:` URL becomes
+    a text, and any other URL becomes a link. Return None if `url` is not a URL or its image is not valid."""
     if not isinstance(url, str) or not url:
         return None
     if match := _IMAGE.match(url):

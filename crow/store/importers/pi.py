@@ -20,8 +20,8 @@ _BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and None instead of a parent's id. Return only None if the file is not
-    pi's."""
+    """Return the id of the session in a file, and None, because pi's sessions have no parents. Return None instead of
+    the pair if the file is not pi's."""
     if not lines or lines[0].get("type") != "session" or not isinstance(lines[0].get("cwd"), str):
         return None
     return stable_id(TOOL, text(lines[0].get("id")) or path.stem), None
@@ -38,8 +38,8 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 
 
 class _Tree:
-    """Maps pi's entries to crow's. One entry of pi can become several of crow's, or none. If an entry becomes none,
-    what follows it is attached to the entry before it."""
+    """Converts pi's entries to crow's. One entry of pi can become several entries of crow, or none. If an entry becomes
+    none, the next entries follow the entry before it."""
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation
@@ -51,7 +51,7 @@ class _Tree:
         self._last: dict[str, int | None] = {}
 
     def add(self, number: int, line: Mapping[str, Any]) -> None:
-        """Add a line. In version 1 the entries have no ids and form no tree."""
+        """Add a line. In version 1 of the format, entries have no ids and do not form a tree."""
         to, index = self._to, self._lines
         self._lines += 1
         if line.get("type") == "session":
@@ -67,7 +67,7 @@ class _Tree:
         elif "parentId" in line and line["parentId"] is None:
             to.go(None)
         elif "parentId" in line:
-            self._problems.skip_line(self._path, number, "it follows an entry that is missing; it was put at the end")
+            self._problems.skip_line(self._path, number, "the entry before it is missing, so it was put at the end")
         to.at(time_ms(line.get("timestamp")))
         before = to.leaf
         first = self._add(number, line)
@@ -77,7 +77,7 @@ class _Tree:
         self._last[name] = to.leaf
 
     def _add(self, number: int, line: Mapping[str, Any]) -> int | None:
-        """Add the entries of a line. Return the first of them, or None if that is the newest entry."""
+        """Add the entries of a line. Return the number of the first of them, or None if only one was added or none."""
         to = self._to
         match line.get("type"):
             case "message":

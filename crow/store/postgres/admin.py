@@ -172,8 +172,8 @@ class PostgresAdmin(UsesDatabase, Admin):
 
     @snapshot
     async def totals(self, sql: Sql, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
-        # A day depends on the time zone of this machine. The server sums up quarters of an hour: no zone
-        # divides one.
+        # A day depends on the time zone of this machine. So the server returns sums for quarters of an hour, because in
+        # every zone a day begins with such a quarter.
         keys = [group for group in GROUPS if group in by]  # the day is last
         names = [*(["title"] if "session" in keys else []), *keys]
         columns = [_GROUP_COLUMNS[name] for name in names]
@@ -319,7 +319,7 @@ class PostgresAdmin(UsesDatabase, Admin):
                         await self._write(partial(importer.add, here=self.owner, piece=piece))
             await self._show(new)
         except BaseException:
-            # if this fails, the data is removed after this store has ended
+            # if this fails, the data is removed after the end of this store
             with anyio.CancelScope(shield=True):
                 await self._abandon()
             raise
@@ -375,7 +375,7 @@ class PostgresAdmin(UsesDatabase, Admin):
             await one.show(sql)
 
     async def _abandon(self) -> None:
-        """Give up this store's imports, so that `tidy` removes what they have written."""
+        """Give up this store's imports. Then `tidy` removes what they have written."""
         query = "UPDATE crow.sessions SET state = 'idle', owner = '' WHERE owner = $1 AND deleted_ms IS NOT NULL"
         with suppress(StoreUnavailable):
             await self._write(lambda sql: sql.execute(query, self.owner))

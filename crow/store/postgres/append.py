@@ -1,7 +1,7 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-Each claim of a turn raises the session's epoch. An owner that was frozen or cut off, and whose turn another store has
-taken over, has an older epoch and writes nothing any more.
+Each claim of a turn raises the session's epoch. If an owner was frozen or cut off and another store has taken over its
+turn, the owner has an older epoch. With that epoch it cannot write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Entries to insert, encoded as the functions in the schema expect them."""
+    """Entries to insert under each other, encoded as the functions in the schema expect them. `turns` has the turn of
+    each entry. `hashes`, `datas` and `numbers` describe blobs: hash, content, and the number (from 1) of the entry that
+    refers to it."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
@@ -52,14 +54,15 @@ class Chain:
 
     @property
     def added(self) -> tuple[object, ...]:
-        """What the entries add to their session: the arguments `counts`, `price` and `prompted` of the functions in the
-        schema."""
+        """The arguments `counts`, `price` and `prompted` of the functions in the schema: what the entries add to their
+        session."""
         return list(self.counts.storable().values()), self.counts.cost, self.counts.has_prompt
 
     def stored(
         self, ids: Sequence[int], *, conversation: int, session: str, parent: int | None, now_ms: int
     ) -> list[Entry]:
-        """Return the entries as they will be read."""
+        """Return the entries as later calls will read them. `ids` are their ids, and `parent` is the entry above
+        them."""
         parents = [parent, *ids]
         return [
             Entry(
@@ -117,7 +120,7 @@ class TurnMethods(PathMethods):
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
                 tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # a full disk, for example: the session can still be read
+            except StoreUnavailable as error:  # for example a full disk: the session can still be read
                 logger.warning("Session %s was opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
 
@@ -127,7 +130,7 @@ class TurnMethods(PathMethods):
         if session_id in self._unstored_ends or state.needs_repair:
             return None
         if not state.is_owned or state.epoch != self._epochs.get(session_id):
-            self._epochs.pop(session_id, None)  # another store took the turn over, and it has ended
+            self._epochs.pop(session_id, None)  # another store has taken over the turn and ended it
         return replace(await load_tail(sql, session_id), waiting=state.waiting)
 
     @transaction
@@ -191,7 +194,9 @@ class TurnMethods(PathMethods):
     ) -> tuple[TurnStart, int]:
         await self._store_end(sql, session_id)
         state = await SessionState.read(sql, session_id, self.owner, lock=True)
-        if state.is_running and (state.owner == self.owner or state.is_owner_alive):
+        # If this store owns a turn with another epoch, the reply to its own claim was lost, and nobody runs that turn.
+        is_lost = state.owner == self.owner and state.epoch != self._epochs.get(session_id)
+        if state.is_running and state.is_owner_alive and not is_lost:
             raise SessionBusy(session_id, readable(state.owner))
         was_moved = state.leaf != leaf
         entries = await _close_turn(sql, state)
@@ -271,8 +276,8 @@ class TurnMethods(PathMethods):
         self._unstored_ends[session_id] = leaf, chain([(entry, turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, make the turn look as if its owner had
-        died."""
+        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
+        dead."""
         unstored = self._unstored_ends.get(session_id)
         if unstored is None:
             return
@@ -294,7 +299,7 @@ class TurnMethods(PathMethods):
         return await sql.fetchval(query, session_id, self.owner) is not None
 
     async def renew_lease(self, session_id: str) -> None:
-        """Do nothing: the store renews its own lease, for all its turns at once."""
+        """Do nothing, because the store renews one lease for all its turns."""
 
     @transaction
     async def save_draft(
@@ -344,8 +349,9 @@ class TurnMethods(PathMethods):
 
 @dataclass(slots=True, kw_only=True)
 class SessionState:
-    """A session's row inside a transaction. `orphans` are the queued prompts of dead stores: seq, owner, parts and
-    message id. `waiting` are the texts in the inbox that are no prompts, except those of other living stores."""
+    """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
+    whose store is dead. `waiting` are the texts in the inbox that are not prompts. Texts of other living stores are
+    left out."""
 
     session_id: str
     conversation: int
@@ -364,7 +370,11 @@ class SessionState:
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
-        """Read the row for the store `owner`. :raises NoSuchSession: the session does not exist, or is deleted."""
+        """Read the row. `owner` identifies this store. With `lock`, no other transaction changes the row before this
+        one ends.
+
+        :raises NoSuchSession: the session does not exist, or is deleted.
+        """
         columns = "conversation, leaf, turn, state, owner, epoch, model, parent_id"
         row = await session_values(sql, session_id, columns, lock=lock)
         now_ms, is_owner_alive = await sql.fetchrow(
@@ -407,7 +417,7 @@ class SessionState:
         return not self.is_owner_alive if self.is_running else bool(self.orphans)
 
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
-        """Insert entries under the leaf, each with its turn. The last of them becomes the leaf."""
+        """Insert entries under the leaf, each with its turn. The last of them becomes the leaf. Return the entries."""
         new = chain(entries)
         ids = await sql.fetchval(
             _ADD,
@@ -425,8 +435,8 @@ class SessionState:
 
 
 async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the
-    appended entries."""
+    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
+    that were appended."""
     if not state.is_running and not state.orphans:
         return []
     added: list[tuple[NewEntry, int]] = []
@@ -471,8 +481,9 @@ async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
 
 
 async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request: the input is that of the
-    previous request plus its output, or unknown; the output is estimated from the text that was saved."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the
+    input plus the output of the previous request, or unknown if there was no previous request. The output is estimated
+    from the saved text."""
     row = await sql.fetchrow(
         "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
@@ -521,7 +532,7 @@ def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None
 
 def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dict[str, object]:
     row = {"turn": turn, "model": plain(new.model), **entry_values(new, encoded, usage)}
-    if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL reads this string
+    if row["cost"] is not None and math.isinf(row["cost"]):  # JSON has no infinity, but PostgreSQL converts this string
         row["cost"] = str(row["cost"])
     text = searchable_text(encoded.body)
     if text:
@@ -531,6 +542,7 @@ def _row(new: NewEntry, encoded: Encoded, usage: Usage | None, turn: int) -> dic
 
 
 def trigrams(text: str) -> list[int]:
-    """Return a number for each three characters that follow each other in a folded text."""
+    """Return a number for each sequence of three characters in a folded text. The numbers are sorted and fit into 32
+    bits."""
     found = {text[start : start + 3] for start in range(len(text) - 2)}
     return sorted({zlib.crc32(three.encode()) - _LARGEST_INT for three in found})

@@ -50,10 +50,10 @@ def database_name(url: str) -> str:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # its words may contain a part of the password
+    except ValueError:  # the text of the original error may contain a part of the password
         raise ArgumentError(
-            "The database URL is not valid: what follows the host is not a port, or the user or password has a"
-            f" character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
+            "The database URL is not valid. Either the part after the host is not a port, or the user or password has"
+            f" a character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
         ) from None
     if parts.scheme not in _SCHEMES:
         raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
@@ -65,10 +65,11 @@ _EXAMPLE = "Expected a URL such as postgresql://crow@db.example/crow."
 
 
 class Database:
-    """A pool of connections for statements, and one connection of its own for the store's presence.
+    """A pool of connections for statements, and a separate connection for the store's presence. Whoever opens it must
+    close it.
 
-    With `is_pooled`, the statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared
-    statement outlives its transaction. `lock_url` must lead to the server itself. Whoever opens it must close it.
+    With `is_pooled`, statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared statement
+    is used after its transaction.
     """
 
     def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
@@ -87,8 +88,9 @@ class Database:
     async def open(
         cls, url: str, *, owner: str, lock: int, lock_url: str | None = None, to_read: bool = False
     ) -> Database:
-        """Connect, migrate the schema, and take the advisory lock number `lock` for the store `owner`. `lock_url` is
-        needed if `url` is that of a pooler. With `to_read`, nothing is migrated, locked or written.
+        """Connect, migrate the schema, and take the advisory lock number `lock` for the store `owner`. If `url` is the
+        URL of a pooler, `lock_url` must be the URL of the server itself. With `to_read`, nothing is migrated, locked or
+        written.
 
         :raises ArgumentError: a URL is not valid.
         :raises StoreUnavailable: the server cannot be reached, or refuses.
@@ -111,9 +113,9 @@ class Database:
                 reset=_roll_back,
                 **options,
             )
-        except ValueError as error:  # asyncpg checks the options in the URL
+        except ValueError as error:  # asyncpg has checked the options in the URL
             raise ArgumentError(f"The URL of the {name} is not valid: {error}") from None
-        # If one connection has broken without a sign, others may have as well.
+        # If the presence's connection has broken unnoticed, others may have broken, too.
         presence = Presence(lock_url or url, owner, lock, when_lost=pool.expire_connections)
         database = cls(name, presence, pool, is_pooled=is_pooled)
         try:
@@ -132,13 +134,14 @@ class Database:
         return database
 
     def failures(self) -> _Failures:
-        """Return a context manager that turns failures of the server into StoreUnavailable."""
+        """Return a context manager that raises StoreUnavailable for failures of the server."""
         return _Failures(self)
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
-        """Run a transaction. A read sees one state of the database. A broken connection is replaced before the
-        first statement, and never later."""
+        """Return a context manager that runs a transaction and gives its connection. A transaction that only reads sees
+        one state of the database. If the connection breaks before the first statement, another one is used. If it
+        breaks later, the transaction fails."""
         isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
@@ -147,7 +150,7 @@ class Database:
                 try:
                     await transaction.start()
                 except LOST:
-                    with suppress(asyncpg.InterfaceError):  # it may be gone already
+                    with suppress(asyncpg.InterfaceError):  # it may already be closed
                         connection.terminate()
                     if attempt + 1 == _ATTEMPTS or self._is_closed:
                         raise
@@ -164,8 +167,8 @@ class Database:
                 await self._release(connection)
 
     async def call(self, statement: str, *values: object) -> Any:
-        """Run one statement that writes, and return its only row. Statements of several callers share a commit. Once it
-        has begun, it is finished even if the caller is cancelled.
+        """Run one statement that writes, and return its only row. Statements of several callers share a commit. A
+        statement that has begun is finished even if the caller is cancelled.
 
         :raises StoreUnavailable: the server cannot be reached, or refuses.
         """
@@ -179,20 +182,20 @@ class Database:
                 task.add_done_callback(self._commits.discard)
             try:
                 return await asyncio.shield(call.row)
-            except asyncio.CancelledError:  # by Task.cancel, which no scope can hold back
+            except asyncio.CancelledError:  # from Task.cancel, against which a scope does not shield
                 if call in self._calls:
                     self._calls.remove(call)
                 else:
-                    # The caller's next statement must find what this one has done.
+                    # Wait, because the caller's next statement must see the changes of this one.
                     await asyncio.wait([call.row])
                     call.row.exception()
                 raise
 
     async def _commit(self) -> None:
-        """Run the calls that wait, as many as possible at once, until none is left."""
+        """Run waiting calls until none is left. Each transaction runs as many calls as possible."""
         while self._calls:
             calls = [self._calls.popleft() for _ in range(min(len(self._calls), _MOST_SHARING))]
-            # All stores lock rows in the same order, so that they do not wait for each other in a circle.
+            # All stores lock rows in the same order, which prevents deadlocks.
             calls.sort(key=lambda call: str(call.values[0]))
             try:
                 async with asyncio.timeout(self.timeout_s):
@@ -200,7 +203,7 @@ class Database:
             except (asyncpg.PostgresError, asyncpg.InternalClientError) as error:
                 if len(calls) == 1 and not isinstance(error, _AGAIN):
                     calls[0].row.set_exception(error)
-                else:  # the server has undone all of them
+                else:  # the server has rolled back all calls
                     for call in calls:
                         await self._run_alone(call)
             except BaseException as error:
@@ -226,9 +229,10 @@ class Database:
                 return
 
     async def _run(self, calls: Sequence[_Call]) -> Sequence[Any]:
-        """Run the same statement with the values of each call, in one transaction and one round trip."""
+        """Run the same statement once with the values of each call, in one transaction and one round trip. Return the
+        rows."""
         values = [call.values for call in calls]
-        if self._is_pooled:  # a pooler may change the server's connection between the steps of a lone statement
+        if self._is_pooled:  # outside a transaction, a pooler may use several connections for one statement
             async with self.transaction(is_read=False) as sql:
                 rows: Sequence[Any] = await sql.fetchmany(calls[0].statement, values)
                 return rows
@@ -239,12 +243,13 @@ class Database:
             await self._release(connection)
 
     async def _release(self, connection: Any) -> None:
-        """Give a connection back to the pool. The pool ends it if it is broken."""
+        """Return a connection to the pool. The pool closes it if it is broken."""
         with anyio.CancelScope(shield=True), suppress(*LOST):
             await self._pool.release(connection, timeout=CLOSING_TIMEOUT_S)
 
     async def _acquire(self, *, writes: bool) -> Any:
-        """Return a connection of the pool. If the server is restarting or being replaced, wait for a while."""
+        """Return a connection of the pool. If the server cannot be reached although it was before, try again for a few
+        seconds."""
         clock, pause_s = asyncio.get_running_loop().time, _SHORTEST_PAUSE_S
         until = clock() + min(_RESTART_S, self.timeout_s)
         while True:
@@ -270,7 +275,7 @@ class Database:
             await self.presence.locked()
 
     def hurry(self) -> None:
-        """Let statements wait only briefly from now on."""
+        """From now on, let statements wait only briefly."""
         self.timeout_s = CLOSING_TIMEOUT_S
 
     @property
@@ -322,7 +327,7 @@ class _Failures:
 
 
 class UsesDatabase:
-    """A part of the store's methods. `owner` names the store in rows."""
+    """A part of the store's methods. `owner` identifies the store in rows."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self.database = database
@@ -348,7 +353,7 @@ def _operation(
         async def attempts(self: UsesDatabase, *arguments: Any, **options: Any) -> Any:
             for attempt in range(_ATTEMPTS):
                 try:
-                    # A write that has begun is finished, so that the caller knows what was stored.
+                    # A write that has begun is not cancelled, so that the caller knows what was stored.
                     with anyio.CancelScope(shield=not is_read), self.database.failures():
                         async with (
                             asyncio.timeout(self.database.timeout_s),
@@ -356,7 +361,7 @@ def _operation(
                         ):
                             return await method(self, sql, *arguments, **options)
                 except StoreUnavailable as error:
-                    # The server has rolled the transaction back, so nothing happens twice.
+                    # The server has rolled the transaction back, so nothing is written twice.
                     if not isinstance(error.__cause__, _AGAIN) or attempt + 1 == _ATTEMPTS:
                         raise
             raise AssertionError("the last attempt returns or raises")
@@ -369,39 +374,42 @@ def _operation(
 def transaction(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Run the method in a write transaction; its second parameter is the connection. If the third one is `session_id`,
-    those who watch that session are told of the change."""
+    """Decorate a method to run in a write transaction. Its second parameter is the connection, which callers leave out.
+    If its third parameter is `session_id`, watchers of that session are notified."""
     return _operation(False)(method)
 
 
 def snapshot(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Run the method in a read transaction; its second parameter is the connection."""
+    """Decorate a method to run in a transaction that only reads. Its second parameter is the connection, which callers
+    leave out."""
     return _operation(True)(method)
 
 
 async def _end(transaction: Any, connection: Any) -> None:
-    """Roll a transaction back. If that is impossible, end the connection; the server then rolls back by itself."""
+    """Roll a transaction back. If that is impossible, close the connection. Then the server rolls the transaction
+    back."""
     try:
         async with asyncio.timeout(CLOSING_TIMEOUT_S):
             await transaction.rollback()
     except LOST:
-        with suppress(asyncpg.InterfaceError):  # it may be gone already
+        with suppress(asyncpg.InterfaceError):  # it may already be closed
             connection.terminate()
 
 
 async def _roll_back(connection: Any) -> None:
-    """End a transaction that a cancelled task left open, before another task gets the connection."""
+    """End a transaction that a cancelled task has left open. The pool calls this before another task gets the
+    connection."""
     if connection.is_in_transaction():
         await connection.execute("ROLLBACK")
 
 
 def plain(text: str) -> str:
-    """Return `text` without what a column of type text cannot hold: NUL and lone surrogates."""
+    """Return `text` with U+FFFD in place of what a column of type text cannot hold: NUL and lone surrogates."""
     return mend(text).replace("\0", "\ufffd")
 
 
 def folded(text: str) -> str:
-    """Return `text` as the search compares it."""
+    """Return `text` as the search compares it: in lower case, with spaces in place of NUL."""
     return mend(text).replace("\0", " ").lower()

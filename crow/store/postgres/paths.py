@@ -22,7 +22,8 @@ from crow.store.watching import Look, News, Piece, follow
 
 @dataclass(slots=True)
 class _StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. PostgreSQL has checksums of its own, so there is none for an entry."""
+    """A row of `_ENTRY_SOURCE`. Entries have no checksums here, because PostgreSQL checks its pages itself. `has_blobs`
+    is true if the body refers to blobs."""
 
     has_blobs: bool
 
@@ -61,7 +62,8 @@ _LEFT_BEHIND = """
     )
     SELECT dropped FROM walk WHERE dropped IS NOT NULL
 """
-"""The ids on the path to $1 that are not on the path to $2: of two paths, the newer end moves until they meet."""
+"""Selects the ids on the path to $1 that are not on the path to $2. In each step, the newer end of the two paths moves
+to its parent, until both ends are equal."""
 
 
 class PathMethods(UsesDatabase):
@@ -79,7 +81,7 @@ class PathMethods(UsesDatabase):
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
     ) -> AsyncIterator[Sequence[Entry]]:
         row = await self.session(session_id)
-        newest_first = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
+        newest_first = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
         start = row.leaf
         while start is not None:
             ids, start = await self._path_batch(start)
@@ -275,7 +277,7 @@ async def _path_batch(sql: Sql, start: int, limit: int) -> tuple[list[int], int 
 
 
 async def path_ids(sql: Sql, leaf: int | None) -> list[int]:
-    """Return the ids of the whole path that ends at `leaf`, newest first."""
+    """Return all ids of the path that ends at `leaf`, newest first."""
     return [row[0] for row in sorted(await sql.fetch(_PATH, leaf, _LARGEST_ID >> 32), reverse=True)]
 
 
@@ -340,7 +342,7 @@ async def first_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = Fa
 
 
 async def _bodies(sql: Sql, ids: Sequence[int]) -> Mapping[int, Mapping[str, Any]]:
-    """Return the bodies of entries as JSON objects."""
+    """Map entries to their bodies as JSON objects."""
     query = f"SELECT e.id, {_BODY} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"
     return {entry_id: json.loads(body or b"{}") for entry_id, body in await sql.fetch(query, ids)}
 

@@ -1,11 +1,11 @@
-"""The connection by which a store is known to be alive, and on which it notifies other stores.
+"""The connection that shows that a store is alive, and on which the store notifies other stores.
 
-A store that runs turns is alive while it holds an advisory lock and renews its lease, by the clock of the database. The
-lock ends with the connection, so a killed store is dead at once. The lease ends the turns of a store that is frozen, or
-cut off from the server.
+A store that runs turns is alive while it holds an advisory lock and renews its lease. The lease is measured by the
+clock of the database. When a store is killed, its connection and its lock end immediately. When a store is frozen or
+cut off from the server, its lease ends.
 
-A NOTIFY in every write would make all writers wait for each other. So the names of the sessions that changed are
-collected here, and one statement sends them all, at most every 20 ms.
+A NOTIFY in every write would make all writers wait for each other. So this module collects the names of changed
+sessions, and sends them with one statement at most every 20 ms.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ import asyncpg
 logger = logging.getLogger(__name__)
 
 SIGN_S = 4.0
-"""How often a store renews its lease. The function crow.is_alive in the schema has the length of the lease."""
+"""The seconds after which a store renews its lease. The function crow.is_alive in the schema has the length of the
+lease."""
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 3.0
 LOST = (
     *(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError, TimeoutError),
     *(asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
-    asyncpg.InternalClientError,  # the server's last words arrived before the statement was sent
+    asyncpg.InternalClientError,  # the server reported its end before the statement was sent
 )
-"""What asyncpg raises if a connection is broken, or cannot be made."""
+"""The errors that asyncpg raises if a connection breaks or cannot be made."""
 
 FAILURES = (asyncpg.PostgresError, *LOST)
 
@@ -42,11 +43,12 @@ _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
 
 KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
-"""Settings with which a server ends the connection of a machine that is gone after 11 seconds: 5 + 3 * 2."""
+"""Settings with which a server closes a connection 11 seconds (5 + 3 * 2) after it last heard from the client's
+machine."""
 
 _SETTINGS = {
     "application_name": "crow",
-    "synchronous_commit": "off",  # neither a lease nor a NOTIFY has to survive the server
+    "synchronous_commit": "off",  # leases and notifications need not survive a crash of the server
     **KEEPALIVES,
 }
 
@@ -56,7 +58,7 @@ _END_OLD = """
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND (classid::bigint << 32) | objid::bigint = $1
 """
-"""A broken connection of this store may still hold the lock: the server has not noticed yet."""
+"""Ends a broken connection of this store that still holds the lock because the server has not noticed yet."""
 
 _SIGN = """
     INSERT INTO crow.owners (owner, signed_ms) VALUES ($1, crow.now_ms())
@@ -76,9 +78,9 @@ _LOOK = """
 
 
 class Presence:
-    """Holds the lock number `lock` for the store `owner`, and tells who watches that sessions have changed.
+    """Holds the lock number `lock` for the store `owner`, and notifies watchers of changed sessions.
 
-    Begin with `locked`, then `start`. Whoever starts it must close it. `when_lost` is called if the server does not
+    Call `locked`, then `start`. Whoever calls `start` must call `close`. `when_lost` is called when the server does not
     answer any more.
     """
 
@@ -98,11 +100,11 @@ class Presence:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store holds its lock, as far as it knows."""
+        """Whether the store holds its lock. A connection that has broken unnoticed still counts."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def locked(self) -> Any:
-        """Return the connection that holds the lock. If the connection broke, make another one."""
+        """Return the connection that holds the lock. If it is broken, make another one."""
         async with self._connecting:
             if not self.is_locked:
                 self._connection = await self._connect()
@@ -126,12 +128,12 @@ class Presence:
         return connection
 
     async def start(self) -> None:
-        """Begin to renew the lease and to notify."""
+        """Start the task that renews the lease and notifies other stores."""
         await (await self.locked()).execute(_SIGN, self._owner)
         self._task = asyncio.create_task(self._run(), name="crow: presence in PostgreSQL")
 
     def changed(self, session_id: str) -> None:
-        """Tell all who watch the session, here and in other stores, that it has changed."""
+        """Notify the watchers of a session, in this store and in others, that it has changed."""
         if self._task is None:
             return
         self._changed.add(session_id)
@@ -142,7 +144,7 @@ class Presence:
 
     @contextmanager
     def watching(self, session_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set when the session may have changed."""
+        """Return a context manager with an event that is set when the session may have changed."""
         event = asyncio.Event()
         self._watches.setdefault(session_id, set()).add(event)
         self._wakeup.set()
@@ -155,7 +157,7 @@ class Presence:
                 self._seen.pop(session_id, None)
 
     async def close(self) -> None:
-        """End the connection, and with it the lock. Takes a few seconds at most."""
+        """Close the connection, which ends the lock. This takes a few seconds at most."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -192,7 +194,7 @@ class Presence:
                         if self._watches and (not self._is_listening or clock() >= look_at):
                             await self._look(connection)
                             look_at = clock() + _LOOK_S
-            except Exception as error:  # noqa: BLE001  a store that stops renewing its lease loses its turns
+            except Exception as error:  # noqa: BLE001  if this task ended, the store would lose its turns
                 if not is_failing:
                     logger.warning("PostgreSQL does not answer the connection that holds crow's lock: %r", error)
                 is_failing = True
@@ -219,8 +221,8 @@ class Presence:
             raise
 
     async def _look(self, connection: Any) -> None:
-        """Wake those whose sessions have changed without a NOTIFY: the store that wrote was killed before it sent one,
-        or the NOTIFY was lost with a connection."""
+        """Notify the watchers of sessions that changed without a NOTIFY. The writer may have been killed before it sent
+        one, or the NOTIFY was lost with a connection."""
         if not self._is_listening:
             await connection.add_listener(_CHANNEL, self._heard)
             self._is_listening = True
@@ -238,14 +240,14 @@ class Presence:
         try:
             names = json.loads(payload)
         except ValueError:
-            return  # another program notified on this channel
+            return  # another program uses this channel
         for name in names if isinstance(names, list) else ():
             for event in self._watches.get(name, ()) if isinstance(name, str) else ():
                 event.set()
 
 
 def _payloads(names: Sequence[str]) -> Iterator[str]:
-    """Put names together into as few JSON arrays as fit into notifications."""
+    """Yield JSON arrays of names. Each fits into a notification and has as many names as possible."""
     part: list[str] = []
     size = 2
     for name in names:
@@ -253,7 +255,7 @@ def _payloads(names: Sequence[str]) -> Iterator[str]:
         if part and size + needed > _PAYLOAD_BYTES:
             yield json.dumps(part)
             part, size = [], 2
-        if needed + 2 <= _PAYLOAD_BYTES:  # those who watch a session with a longer name have to wait for a look
+        if needed + 2 <= _PAYLOAD_BYTES:  # a longer name is not sent, and its watchers wait for the next look
             part.append(name)
             size += needed
     if part:

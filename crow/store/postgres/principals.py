@@ -28,7 +28,7 @@ class PrincipalMethods(UsesDatabase):
 
     @snapshot
     async def access_of(self, sql: Sql, session_id: str, principal: str) -> Access | None:
-        # All three subqueries run, whatever the others find.
+        # All three subqueries always run, so that the time does not show which of them found something.
         exists, owner, shared = await sql.fetchrow(
             "SELECT (SELECT 1 FROM crow.sessions WHERE id = $1 AND deleted_ms IS NULL),"
             " (SELECT principal FROM crow.sessions WHERE id = $1 AND deleted_ms IS NULL),"

@@ -1,7 +1,8 @@
 """Searches sessions and sums up their usage.
 
-A text matches a word if it contains the word, in any script and case. The numbers of a word's trigrams lead to the
-texts that may contain it; then the texts themselves are compared. Results are titles first, then entries, newest first.
+A text matches a word if it contains the word, in any script. Upper and lower case are equal. The index finds texts that
+have all trigrams of a word. Then these texts are compared with the word. Titles come before entries, and the newest
+results first.
 """
 
 from __future__ import annotations
@@ -218,8 +219,8 @@ async def _titles(
 async def _entries(
     sql: Sql, asked: _Query, path: Sequence[int] | None, before: int
 ) -> Sequence[tuple[int, int, str, bool]]:
-    """Return the newest entries below `before` that match, each with its conversation, its session, and whether that
-    session is still there and may be seen."""
+    """Return the newest entries with ids below `before` that match. For each entry, return its id, its conversation,
+    its session, and whether that session exists and the principal sees it."""
     match = (
         "EXISTS (SELECT 1 FROM crow.texts t WHERE t.entry = e.id)"
         if not asked.words
@@ -231,7 +232,7 @@ async def _entries(
     values = (asked.trigrams, asked.likes) if asked.words else ()
     rows = await sql.fetch(
         "SELECT e.id, e.conversation, e.session, s.id IS NOT NULL FROM crow.entries e"
-        # An imported session may have the same id as a deleted one whose entries are still used by a fork.
+        # An imported session may have the id of a deleted session whose entries are still part of a fork.
         " LEFT JOIN crow.sessions s ON s.id = e.session AND s.conversation = e.conversation AND s.deleted_ms IS NULL"
         " AND crow.sees($7::text, s.principal, s.id)"
         f" WHERE {match} AND ($7::text IS NULL OR EXISTS (SELECT 1 FROM crow.sessions v"
@@ -249,8 +250,9 @@ async def _entries(
 
 
 async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list[Hit]:
-    """Return a hit for each of these entries, newest first. `sessions` maps the entries to the sessions that the hits
-    name. Only the snippets are read, not the whole texts: they are around the first place of the folded `word`."""
+    """Return a hit for each entry in `sessions`, newest first. `sessions` maps entries to the sessions that their hits
+    name. Instead of whole texts, only the parts around the first occurrence of the folded `word` are read. If `word` is
+    None, the beginnings are read."""
     size = SNIPPET_MARGIN if word is None else len(word) + SNIPPET_MARGIN
     rows = await sql.fetch(_SNIPPETS, list(sessions), word, SNIPPET_MARGIN, size)
     return [
@@ -266,8 +268,8 @@ async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list
 
 
 async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
-    """Find a session for an entry whose own session was deleted or is hidden: the oldest one that still has the entry
-    on its path. With `cwd`, only sessions of that directory count."""
+    """Find a session for an entry whose own session was deleted or is hidden from the principal. It is the oldest
+    session with the entry on its path. With `cwd`, only sessions of that directory count."""
     cwd = asked.scope.cwd
     rows = await sql.fetch(
         "SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL"

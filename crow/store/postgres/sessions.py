@@ -75,7 +75,7 @@ class SessionMethods(UsesDatabase):
         (alias,) = await session_values(sql, session_id, "alias", lock=True)
         await session_values(sql, to, "1")
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
+            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
         await change_session(sql, session_id, SessionChanges(alias=None))
         await change_session(sql, to, SessionChanges(alias=alias))
 
@@ -98,7 +98,7 @@ class SessionMethods(UsesDatabase):
             f" AND archived {'IN (true, false)' if archived is None else f'= {bool(archived)}'}"
             " AND ($1::text IS NULL OR cwd = $1)"
         )
-        if seen_by is not None:  # found by index, so what others have costs nothing
+        if seen_by is not None:  # by index: the sessions of other principals are not read
             listed += (
                 " AND number IN (SELECT number FROM crow.sessions WHERE principal = $5 AND deleted_ms IS NULL UNION ALL"
                 " SELECT s.number FROM crow.shares h JOIN crow.sessions s ON s.id = h.session WHERE h.principal = $5)"
@@ -164,7 +164,10 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """See `_note_opening`. :raises NoSuchSession: another process has just removed the session."""
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+
+        :raises NoSuchSession: another process has just removed the session.
+        """
         await session_values(sql, session_id, "1")
         await self._note_opening(sql, session_id)
 
@@ -186,8 +189,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_empty(self, sql: Sql) -> None:
-        """Remove the empty sessions that no living store has open, and that no store has opened for a week. A client
-        of a store that has died may come back to another store. No entry, text or blob belongs to these sessions."""
+        """Remove the empty sessions that no living store has open and that no store has opened for a week. After the
+        death of a store, its client may continue in another store. These sessions have no entries, texts or blobs."""
         closed = await sql.fetch(
             "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
             " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
@@ -214,9 +217,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_some(self, sql: Sql, conversation: int) -> bool:
-        """Remove entries that no living session needs, newest first; if none is left, remove the deleted sessions.
-        Return whether there may be more to do. The conversation's sessions are locked meanwhile, so that none of them
-        can begin to need such an entry."""
+        """Remove some entries that only deleted sessions need, newest first. If there are none, remove the deleted
+        sessions. Return whether entries were removed. Meanwhile the conversation's sessions are locked, so that no
+        session can begin to need one of these entries."""
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR UPDATE", conversation)
         await sql.fetch("SELECT 1 FROM crow.sessions WHERE conversation = $1 ORDER BY number FOR UPDATE", conversation)
         rows = await sql.fetch(_UNNEEDED, conversation, _ENTRIES_PER_REMOVAL)
@@ -226,7 +229,7 @@ class SessionMethods(UsesDatabase):
             await sql.execute("DELETE FROM crow.texts WHERE entry = ANY ($1::bigint[])", ids)
             await sql.execute("DELETE FROM crow.entries WHERE id = ANY ($1::bigint[])", ids)
             names = sorted({row[0] for row in blobs})
-            # Lock the rows first: a transaction that refers to one of these blobs may be about to commit.
+            # Lock the rows first, because a transaction that refers to one of these blobs may be about to commit.
             await sql.fetch("SELECT 1 FROM crow.blobs WHERE hash = ANY ($1::text[]) ORDER BY hash FOR UPDATE", names)
             await sql.execute(
                 "DELETE FROM crow.blobs b WHERE hash = ANY ($1::text[])"
@@ -244,8 +247,8 @@ class SessionMethods(UsesDatabase):
 
 
 async def change_session(sql: Sql, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
-    Archiving does not count as a use of the session.
+    """Set columns of an existing row. A title that the user chose is replaced only by another title that the user
+    chose. Archiving does not change `updated_ms`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -293,7 +296,7 @@ async def _insert_session(sql: Sql, new: NewSession) -> None:
         query = "INSERT INTO crow.conversations (created_ms) VALUES ($1) RETURNING id"
         conversation = await sql.fetchval(query, now)
     if new.leaf is not None:
-        # A removal in this conversation waits until this session is there, or this session waits for the removal.
+        # Either a removal in this conversation waits until this session exists, or this session waits for the removal.
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR SHARE", conversation)
         found = await sql.fetchrow("SELECT conversation, turn FROM crow.entries WHERE id = $1", new.leaf)
         if found is None or found[0] != conversation:
@@ -349,7 +352,8 @@ _EMPTY = """
     AND NOT EXISTS (SELECT 1 FROM crow.moves x WHERE x.session = s.id)
     AND NOT EXISTS (SELECT 1 FROM crow.imports x WHERE x.conversation = s.conversation)
 """
-"""Whether the session `s` has never been used: it has no prompt, name, title, tag, metadata or imported data."""
+"""The condition that a session `s` has never been used: it has no prompt, alias, title, tag, metadata or imported
+data."""
 
 _DELETE_CONVERSATIONS = """
     DELETE FROM crow.conversations c WHERE c.id = ANY ($1::bigint[])

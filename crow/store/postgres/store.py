@@ -24,16 +24,16 @@ class PostgresStore(TurnMethods, SessionMethods, SearchMethods, PrincipalMethods
 
     @classmethod
     async def open(cls, url: str, *, lock_url: str | None = None, to_read: bool = False) -> PostgresStore:
-        """Connect to the database at `url`, and create or update crow's schema. If `url` leads to a pooler in
-        transaction mode, `lock_url` must lead to the server itself. With `to_read`, the schema stays as it is, and
-        methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
+        """Connect to the database at `url`, and create or update crow's schema. If `url` is the URL of a pooler in
+        transaction mode, `lock_url` must be the URL of the server itself. With `to_read`, the schema is not changed,
+        and methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
 
         :raises ~crow.domain.errors.ArgumentError: a URL is not valid.
         :raises ~crow.domain.errors.StoreUnavailable: the server cannot be reached, or refuses.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow migrated the database.
         """
         owner = Owner.current()
-        # The same number as in the function crow.is_alive: the token as a signed number of 64 bits.
+        # The function crow.is_alive computes the same number: the token as a signed number of 64 bits.
         lock = int.from_bytes(bytes.fromhex(owner.token), "big", signed=True)
         database = await Database.open(url, owner=str(owner), lock=lock, lock_url=lock_url, to_read=to_read)
         return cls(database, str(owner))

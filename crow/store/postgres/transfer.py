@@ -59,7 +59,8 @@ _NEEDED = """
 
 
 async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Return the chosen sessions and their sub-agents, by conversation. None chooses every listed session."""
+    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, every listed session is
+    chosen."""
     start = 'SELECT unnest($1::text[]) COLLATE "C"'
     if ids is None:
         start = "SELECT id FROM crow.sessions WHERE has_prompt AND parent_id IS NULL AND $1::text[] IS NULL"
@@ -74,7 +75,7 @@ async def family(sql: Sql, ids: Sequence[str] | None) -> dict[int, tuple[str, ..
 
 
 async def choose(sql: Sql, conversation: int, sessions: Sequence[str], known: frozenset[str]) -> ExportSelection:
-    """Return what is exported for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    """Return the selection for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
     ids = array("q", [row[0] for row in await sql.fetch(_NEEDED, conversation, sessions)])
     created_ms = await sql.fetchval("SELECT created_ms FROM crow.conversations WHERE id = $1", conversation)
     records, moves = [], []
@@ -106,8 +107,7 @@ _session_fields = fields(SessionRecord)
 
 
 async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for a batch of at most `most` ids, from `chosen.ids[start]` on, and the number of ids in the
-    batch.
+    """Return the next entries from `chosen.ids[start]` on, and their number, which is at most `most`.
 
     :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
@@ -123,7 +123,7 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
-    """Return what a copy of these sessions needs beside their export."""
+    """Return what a copy of these sessions needs in addition to their export."""
     extras: dict[str, SessionExtras] = {}
     users: list[str] = []
     stamps: list[object] = []
@@ -166,7 +166,7 @@ async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
 
 
 class Importer:
-    """Imports one conversation of a checked file: call `begin`, pass each `next_piece` to `add`, then call `show`.
+    """Imports one conversation of a checked file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction. Until `show`, the sessions are hidden like deleted ones, and this store owns them
     as if it were running a turn in each. If the store dies, they are removed like deleted sessions.
@@ -216,8 +216,11 @@ class Importer:
         return True
 
     async def _exists(self, sql: Sql) -> bool:
-        """Whether the conversation was imported before, or one of its sessions exists. A fork of an imported session
-        does not count if the imported sessions themselves are deleted: it belongs to another conversation."""
+        """Whether the conversation was imported before, or one of its sessions exists. If the imported sessions are
+        deleted, their forks do not count.
+
+        :raises SessionTaken: another process is importing or removing one of them now.
+        """
         same = await sql.fetchval(
             "SELECT EXISTS (SELECT 1 FROM crow.imports i JOIN crow.sessions s ON s.conversation = i.conversation"
             " AND s.deleted_ms IS NULL WHERE i.hash = $1 AND s.forked_from IS NULL)",
@@ -275,7 +278,7 @@ class Importer:
     async def add(self, sql: Sql, here: str, piece: Piece) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
         """
         owned = await sql.fetch(
             "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
@@ -310,7 +313,7 @@ class Importer:
         )
         await _add_blobs(sql, blobs)
         await sql.copy_records_to_table("blob_refs", schema_name="crow", columns=("blob", "entry"), records=refs)
-        for record, stored in entries:  # last, because the transaction may run again after a deadlock
+        for record, stored in entries:  # the last step, because the transaction may run again after a deadlock
             if record.session is not None:
                 self._newest[record.session] = self._ids[record.id - 1]
                 new = NewEntry(body=stored.body, cost=record.cost)
@@ -334,14 +337,14 @@ class Importer:
     async def show(self, sql: Sql) -> None:
         """Make the sessions visible, after the whole file was imported.
 
-        :raises ImportRemoved: other stores took this one for dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
         """
         for record in self._rows:
             counts = self._counts.get(record.id, SessionCounts())
             numbers = counts.storable()
             leaf = self._id(record.leaf)
             listed = record.listed
-            if record.id not in self._defaults.extras:  # a file may have been made by another program
+            if record.id not in self._defaults.extras:  # another program may have written the file
                 listed = listed or counts.has_prompt or await newest_of_kind(sql, leaf, "user") is not None
             shown = await sql.fetchval(
                 "UPDATE crow.sessions SET leaf = $2, newest_entry = $3, has_prompt = $4, updated_ms = $5,"
@@ -380,12 +383,12 @@ async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
         names,
         [blobs[name] for name in names],
     )
-    # A removal may have deleted a blob that was there a moment ago; its row is locked until this transaction ends.
+    # A removal may have deleted one of these blobs meanwhile. Until this transaction ends, the rows are locked.
     await sql.fetch("SELECT 1 FROM crow.blobs WHERE hash = ANY ($1::text[]) ORDER BY hash FOR KEY SHARE", names)
 
 
 async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
-    """Write what an export does not contain. An alias that another session has stays with that session."""
+    """Write what an export does not contain. If another session already has the alias, it keeps the alias."""
     columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(EXTRA_COLUMNS, start=5))
     await sql.execute(
         "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"

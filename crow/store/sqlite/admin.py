@@ -1,6 +1,6 @@
 """Finds, removes, exports, imports and backs up stored sessions for the command line.
 
-This module is separate from the store because `crow acp` needs neither these functions nor the modules that they
+This module is separate from the store, because `crow acp` needs neither these functions nor the modules that they
 import.
 """
 
@@ -276,7 +276,7 @@ class SessionAdmin(UsageMethods, Admin):
                     await database.call(partial(file.check_block, block))
             await database.write(lambda sql: show(sql, new))
         except BaseException as error:
-            # if this fails, the data is removed after this process has ended
+            # if this fails, the data is removed after the end of this process
             with anyio.CancelScope(shield=True), suppress(StoreUnavailable):
                 await database.write(lambda sql: abandon(sql, owner))
             if isinstance(error, InvalidExport):
@@ -298,12 +298,13 @@ class SessionAdmin(UsageMethods, Admin):
         )
 
     async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
-        """Write some whole conversations, still hidden. Return those that the database does not have yet."""
+        """Write some whole conversations, which stay hidden. Return the importers of those that the database did not
+        have."""
         owner = self._store.owner
 
         def begin(sql: Connection) -> list[Importer]:
             new: list[Importer] = []
-            for importer in group:  # one after the other: they read from the same file
+            for importer in group:  # one after the other, because they read from the same file
                 if importer.begin(sql, owner, now_ms=now_ms()):
                     new.append(importer)
                     while len(group) > 1 and (piece := importer.next_piece()) is not None:
@@ -326,8 +327,7 @@ class SessionAdmin(UsageMethods, Admin):
 
     @snapshot()
     def back_up(self, sql: Connection, path: Path) -> Backup:
-        # The copy is one snapshot, in a single file without a WAL. It gets its final name only after SQLite's integrity
-        # check has passed.
+        # The copy is a single file with one snapshot. It gets its final name after SQLite's integrity check.
         if path.exists() or path.is_symlink():
             raise ArgumentError(f"{path} exists already. Name a new file, so that no backup is overwritten.")
         part = path.with_name(f"{path.name}.part-{os.getpid()}")

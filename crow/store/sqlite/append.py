@@ -1,9 +1,9 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-A session runs one turn at a time, and its row names the store that runs it. A store can claim a session that is idle or
-whose owner is dead. If the owner is dead, the claim first closes the owner's turn: it appends the draft as an
-interrupted answer, then the turn's end. Prompts that the dead owner had queued are appended as messages that never ran.
-Nothing is rewritten.
+A session runs one turn at a time. Its row names the store that runs the turn, the owner. A store can claim a session
+that is idle or whose owner is dead. If the owner is dead, the claim first closes the owner's turn: it appends the draft
+as an interrupted answer, then the turn's end. For each prompt that the dead owner had queued, the claim appends the
+prompt and the end of a turn that never ran. Stored entries do not change.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _STORE_BODY = (
     "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?)"
     " ON CONFLICT DO UPDATE SET data = excluded.data WHERE length(data) < size"
 )
-"""Also stores a body that is there already in compressed form: the views read most bodies as text."""
+"""If the blob is stored in compressed form, this replaces it by the plain form, because the views read most bodies as
+text."""
 
 
 class TurnMethods(PathMethods):
-    """Methods of the store that run turns. `owner` names this store in rows and leases."""
+    """Methods of the store that run turns. `owner` identifies this store in rows."""
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database)
@@ -75,7 +76,7 @@ class TurnMethods(PathMethods):
                 await self._repair(session_id)
                 self._unstored_ends.pop(session_id, None)
                 tail = await self._tail_without_repair(session_id)
-            except StoreUnavailable as error:  # a full disk, for example: the session can still be read
+            except StoreUnavailable as error:  # for example a full disk: the session can still be read
                 logger.warning("Session %s was opened without repair: %s", session_id, error)
         return tail or await self.tail(session_id)
 
@@ -155,7 +156,7 @@ class TurnMethods(PathMethods):
         release: bool = False,
         changes: SessionChanges | None = None,
     ) -> tuple[Entry, ...]:
-        # Encode before the transaction begins, so that other writers wait less.
+        # Encode before the transaction begins, to keep other writers waiting for a shorter time.
         encoded = [(entry, encode(entry.body)) for entry in entries]
 
         def append(sql: Connection) -> tuple[Entry, ...]:
@@ -180,7 +181,7 @@ class TurnMethods(PathMethods):
                     _drop_prompt(sql, session_id, message_id)
         if release or any(isinstance(entry.body, Assistant | TurnEnd) for entry in stored):
             state.drop_draft()
-        else:  # the answer is still streaming: its draft now follows these entries
+        else:  # the answer is still streaming, and its draft now follows these entries
             sql.execute(
                 "UPDATE drafts SET after_leaf = ? WHERE session = ? AND after_leaf IS ?", (state.leaf, session_id, leaf)
             )
@@ -196,8 +197,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, make the turn look as if its owner had
-        died."""
+        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
+        dead."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -251,10 +252,11 @@ class TurnMethods(PathMethods):
 
 
 class SessionState:
-    """A session's row inside a write transaction, read once. `add` appends to its path, `save` writes the row back.
+    """A session's row inside a write transaction. `add` appends an entry to the session's path, and `save` writes the
+    row.
 
-    Every entry is inserted through this class, so blobs, full text and counters cannot be forgotten. Callers may set
-    `leaf`, `turn`, `state` and `owner`.
+    Every entry is inserted through this class, so its blobs, its full text and the session's counters are always stored
+    with it. Callers may set `leaf`, `turn`, `state` and `owner`.
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
@@ -281,7 +283,7 @@ class SessionState:
         return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
-        """Insert an entry under the leaf and make it the leaf.
+        """Insert an entry under the leaf and make it the leaf. Return the entry.
 
         Pass `encoded` if the body is already encoded, and `entry_id` if an id was reserved for the entry.
         """
@@ -313,7 +315,8 @@ class SessionState:
         )
 
     def inbox(self) -> list[tuple[int, str, str, str, int]]:
-        """The seq, owner, parts, message id and time of everything in the inbox, in order. Read once."""
+        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. The inbox is read only
+        once."""
         if self._inbox is None:
             self._inbox = self.sql.execute(
                 "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
@@ -322,7 +325,7 @@ class SessionState:
         return self._inbox
 
     def drop_draft(self) -> None:
-        """Delete the saved part of the streamed answer, because the whole answer was stored or given up."""
+        """Delete the draft, because the whole answer was stored or the turn has ended."""
         self.sql.execute("DELETE FROM drafts WHERE session = ?", (self.session_id,))
 
     def save(self) -> None:
@@ -346,7 +349,7 @@ class SessionState:
             self.sql.execute(_ADD_USAGE, {"id": self._parent_id, **usage})
 
     def _index(self, entry_id: int, body: Body) -> None:
-        """Add the entry to the full-text index, with the same text that the view `searchable` returns for it."""
+        """Add the entry to the full-text index, with the same text as in the view `searchable`."""
         text = searchable_text(body)
         if "\0" in text:  # SQLite's JSON functions treat NUL as the end of the text
             self.sql.execute(
@@ -362,7 +365,10 @@ def _drop_prompt(sql: Connection, session_id: str, message_id: str) -> None:
 
 
 def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, ...]:
-    """Take a prompt out of the inbox and return its parts."""
+    """Remove a prompt from the inbox and return its parts.
+
+    :raises ArgumentError: the prompt is not in the inbox.
+    """
     query = "SELECT parts FROM inbox WHERE session = ? AND message_id = ?"
     row = sql.execute(query, (session_id, message_id)).fetchone()
     if row is None:
@@ -393,8 +399,8 @@ def _needs_repair(state: SessionState, owner: str) -> bool:
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the
-    appended entries."""
+    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
+    that were appended."""
     entries: list[Entry] = []
     if state.state == "running":
         detail = f"{readable(state.owner)} ended in the middle of this turn"
@@ -430,9 +436,9 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
-    input plus the output of the previous request; it stays unknown if there was none. The output is estimated from the
-    text that was saved."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the
+    input plus the output of the previous request, or unknown if there was no previous request. The output is estimated
+    from the saved text."""
     row = state.sql.execute(
         "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
@@ -445,14 +451,14 @@ def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored, because its owner died between storing the end and releasing the
+    """Whether the turn's end is already stored. Then the owner died after it stored the end and before it released the
     turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
 
 def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]:
-    """Return the queued prompts of dead owners, each with its seq, owner, parts and message id."""
+    """Return the seq, owner, parts and message id of each queued prompt whose owner is dead."""
     return [
         (seq, sender, parts, message_id)
         for seq, sender, parts, message_id, created_ms in state.inbox()
@@ -461,7 +467,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
-    """Return the texts in the inbox that are no prompts, except those of other living owners."""
+    """Return the texts in the inbox that are not prompts. Texts of other living owners are left out."""
     return tuple(
         QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
         for _, sender, parts, message_id, created_ms in state.inbox()

@@ -1,9 +1,9 @@
 """Compresses the blobs of old entries, and reads compressed blobs.
 
-A compressed blob is a zlib stream that is shorter than the blob's `size`, as in SQLite's archives, so
-`sqlar_uncompress(data, size)` reads it in the `sqlite3` shell. The names of blobs stay the sha256 of their contents.
-The end of the content is compressed on its own, so that an excerpt does not need the middle. zstd would save 3 % more
-at the same speed (measured with tool outputs), which is not worth a dependency.
+A compressed blob is a zlib stream that is shorter than the blob's `size`. SQLite's archives have the same form, so
+`sqlar_uncompress(data, size)` decompresses a blob in the `sqlite3` shell. The name of a compressed blob is still the
+sha256 of its content. The last bytes of the content are compressed separately, so that an excerpt does not need the
+middle. Measured with tool outputs, zstd saves 3 % more at the same speed. That is not worth a dependency.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot, transacti
 
 _LEVEL = 6
 _END_BYTES = 4 * 1024
-"""This much of the end of the content is compressed on its own."""
+"""The number of bytes at the end of the content that are compressed separately."""
 
 _END_MARK = b"\0\0\xff\xff"
 """The last bytes of a part of a zlib stream that was flushed."""
 
 _CHECKSUM_BYTES = 4
 _MOST_ADDED_BYTES = 64
-"""A part that cannot be compressed grows by less than this."""
+"""If a part cannot be compressed, it grows by fewer bytes than this."""
 
 _LEAST_BYTES = 1024
 _MOST_BYTES = 64 * 1024 * 1024
-"""Larger blobs stay as they are, because a blob is compressed in memory."""
+"""Larger blobs are not compressed, because a blob is compressed in memory."""
 
 _LEAST_SAVED = 8
-"""A blob is compressed if that saves at least one in this many of its bytes."""
+"""A compressed blob must be smaller by at least the blob's size divided by this number."""
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 1024 * 1024
@@ -47,7 +47,7 @@ _DAY_MS = 86_400_000
 
 
 class BlobReader(Protocol):
-    """Reads a blob in parts; `sqlite3.Blob` is one."""
+    """Reads a blob in parts. `sqlite3.Blob` has these methods."""
 
     def __len__(self) -> int: ...
 
@@ -78,7 +78,7 @@ def content_of(name: str, size: object, data: bytes) -> bytes:
 
 
 def decompressed(size: object, data: bytes) -> bytes:
-    """Return the content of a blob from its columns `size` and `data`, unchecked."""
+    """Return the content of a blob from its columns `size` and `data`. The content is not checked."""
     if not (isinstance(size, int) and len(data) < size):
         return data
     # If the content is longer than `size`, the row is damaged, and so the sha256 is wrong, too.
@@ -97,10 +97,8 @@ def open_blob(sql: Connection, rowid: int) -> Iterator[BlobReader]:
 
 
 class CompressedBlob:
-    """Reads a compressed blob of `size` bytes. Its beginning and its end are read without the middle.
-
-    `read` raises `Unreadable` if the blob is damaged.
-    """
+    """Reads a compressed blob whose content has `size` bytes. The end can be read without the middle. `read` raises
+    `Unreadable` if the blob is damaged."""
 
     def __init__(self, blob: Blob, size: int) -> None:
         self._blob = blob
@@ -134,12 +132,12 @@ class CompressedBlob:
         return bytes(found)
 
     def _end(self) -> bytes | None:
-        """Return the part that was compressed on its own, or None if there is none."""
+        """Return the end of the content if it was compressed separately, otherwise None."""
         part = min(len(self._blob), _END_BYTES + _MOST_ADDED_BYTES)
         self._blob.seek(-part, 2)
         data = self._blob.read()
         at = data.rfind(_END_MARK)
-        while at >= 0:  # these bytes may also occur by chance
+        while at >= 0:  # these bytes may also occur in compressed data
             stream = zlib.decompressobj(-zlib.MAX_WBITS)
             try:
                 found = stream.decompress(data[at + len(_END_MARK) :], _END_BYTES + 1)
@@ -152,8 +150,8 @@ class CompressedBlob:
 
 
 def members_of(data: bytes) -> str | None:
-    """Return the members of a tool result's body that the SQL views show although the body is compressed, as JSON.
-    Return None if the body is damaged."""
+    """Return, as JSON, the members of a tool result's body that SQL views show. They are stored for a compressed body,
+    because views cannot decompress it. Return None if the body is damaged."""
     try:
         body: Any = json.loads(data)
     except (ValueError, RecursionError):
@@ -165,7 +163,7 @@ def members_of(data: bytes) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """A blob to compress. `is_body` is set if it is the body of a tool result."""
+    """A blob to compress. `is_body` is true if the blob is the body of a tool result."""
 
     rowid: int
     name: str
@@ -181,7 +179,8 @@ class _Compressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Blobs to compress. `before` and `after` are the positions in `blob_refs`: an entry and a blob."""
+    """Blobs to compress. `before` and `after` are the positions in `blob_refs` before and after these blobs. A position
+    is an entry id and the name of a blob."""
 
     before: tuple[int, str]
     after: tuple[int, str]
@@ -194,9 +193,11 @@ class CompressionMethods(UsesDatabase):
     compress_after_days: int | None = None
 
     async def compress_old(self) -> None:
-        """Compress the blobs of entries that are older than `compress_after_days`, a megabyte at a time.
+        """Compress the blobs of entries that are older than `compress_after_days`. Each transaction compresses about a
+        megabyte.
 
-        The table `compression` holds how far this got, so it can be cancelled or killed at any time.
+        The table `compression` has the position of the last compressed blob. So after a cancellation or a kill, the
+        next call continues there.
         """
         if self.compress_after_days is None or self.database.is_read_only:
             return
@@ -213,7 +214,7 @@ class CompressionMethods(UsesDatabase):
         rows = sql.execute(_REFERENCES, (*position, _BATCH_ROWS))
         after, size, blobs = position, 0, list[_Found]()
         for entry, name, rowid, length, created_ms, is_compressed, is_body in rows:
-            # A later time is not real: an imported entry can have any time.
+            # A time in the future is wrong and does not count. Imported entries can have such times.
             if before_ms <= created_ms <= now_ms() + _DAY_MS:
                 break
             after = entry, name
@@ -229,7 +230,8 @@ class CompressionMethods(UsesDatabase):
         return None if after == position else _Batch(before=position, after=after, blobs=blobs)
 
     async def _compress(self, found: _Found) -> _Compressed | None:
-        """Return the compressed form of a blob, or None if it is gone, damaged or not worth it."""
+        """Return the compressed form of a blob. Return None if the blob was removed, is damaged, or would save too
+        little."""
 
         def read(sql: Connection) -> bytes | None:
             row = sql.execute("SELECT size, data FROM blobs WHERE rowid = ? AND hash = ?", (found.rowid, found.name))
@@ -259,7 +261,7 @@ class CompressionMethods(UsesDatabase):
 def _compressed(found: _Found, data: bytes) -> _Compressed | None:
     body = members_of(data) if found.is_body else None
     if (found.is_body and body is None) or hashlib.sha256(data).hexdigest() != found.name:
-        return None  # damaged: leave it for a repair
+        return None  # damaged blobs are not changed
     smaller = compress(data)
     return None if smaller is None else _Compressed(name=found.name, data=smaller, body=body)
 
@@ -275,4 +277,5 @@ _NEEDED_BY_SQL = """
     SELECT 1 FROM blob_refs r JOIN entries e ON e.id = r.entry
     WHERE r.blob = ? AND e.body_blob = ? AND e.kind <> 'tool'
 """
-"""Finds out whether a blob is the body of a message. The search index and the views need its text."""
+"""Finds out whether a blob is the body of an entry other than a tool result. Such bodies stay uncompressed, because the
+search index and the views read them as text."""

@@ -1,4 +1,4 @@
-"""SQLite connections, each with a thread of its own; file locks; and writes that share a transaction."""
+"""Connections to SQLite that run in threads, file locks, and writes that share a transaction."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def file_id(path: Path | str) -> FileId | None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents, accessible only to their owner. Existing ones stay as they are.
+    """Make a directory and its missing parents, accessible only to their owner. Existing directories are not changed.
 
     :raises OSError: the directory cannot be created.
     """
@@ -70,14 +70,20 @@ def make_directory(path: Path) -> None:
 
 
 def copy_files(source: Path, target: Path, *, suffixes: Sequence[str] = ("", "-wal", "-journal")) -> None:
-    """Copy a database and, if they exist, its write-ahead log and journal. :raises OSError: a file cannot be copied."""
+    """Copy a database, and its write-ahead log and journal if they exist.
+
+    :raises OSError: a file cannot be copied.
+    """
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             shutil.copy(f"{source}{suffix}", f"{target}{suffix}")
 
 
 def remove_files(path: Path, *, suffixes: Sequence[str] = ("", "-wal", "-shm", "-journal")) -> None:
-    """Remove a database and the files that SQLite keeps beside it. :raises OSError: a file cannot be removed."""
+    """Remove a database and the files that SQLite keeps beside it.
+
+    :raises OSError: a file cannot be removed.
+    """
     for suffix in suffixes:
         with suppress(FileNotFoundError):
             os.unlink(f"{path}{suffix}")
@@ -97,15 +103,15 @@ def insert(connection: sqlite3.Connection, table: str, values: Mapping[str, obje
 
 
 class FileGone(Exception):
-    """The database's path no longer names the open file. This error is never raised outside the store."""
+    """The database's path no longer names the open file. Callers of the store never get this error."""
 
 
 class SqliteConnection:
     """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
-    aiosqlite runs one statement at a time. Between two statements another task may use the connection, and a cancelled
-    task leaves its transaction open. This class lets a function run all its statements without interruption. A function
-    that has started always finishes, and the thread's queue serves as the lock.
+    aiosqlite runs one statement at a time. Between two statements, another task may use the connection, and a cancelled
+    task leaves its transaction open. In this class, one function runs all its statements without interruption. A
+    function that has started always finishes. The next function starts after that.
 
     `file` identifies the open file, or is None if that is unknown.
     """
@@ -152,7 +158,7 @@ class SqliteConnection:
         """Call `function` in the connection's thread, with the connection as its argument, and return the result.
         Errors of `function` are raised here.
 
-        Cancelling the caller does not stop a function that is queued or running.
+        A function that is queued or running continues even if the caller is cancelled.
 
         :raises StoreUnavailable: the connection is closed.
         """
@@ -162,7 +168,7 @@ class SqliteConnection:
         return result  # type: ignore[return-value]  # the only "row" is the result
 
     async def close(self) -> None:
-        """Finish queued functions, then close. Safe to call twice."""
+        """Finish queued functions, then close the connection. A second call has no effect."""
         if not self._is_closed:
             self._is_closed = True
             await self._connection.close()
@@ -172,8 +178,7 @@ class _FunctionConnection(sqlite3.Connection):
     """A connection whose `execute` also accepts a function and calls it with the connection.
 
     `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
-    on the cursor. So a function passed in place of a statement runs completely in that thread, and its result is
-    returned as the only row.
+    on the cursor. So the whole function runs in that thread, and its result is returned as the only row.
     """
 
     def execute(self, statement: Any, parameters: Any = (), /) -> sqlite3.Cursor:
@@ -211,17 +216,18 @@ def _connect(path: Path, busy_timeout_s: float, mode: str) -> tuple[sqlite3.Conn
         )
         if file_id(path) == before:
             return connection, before
-        connection.close()  # the file was replaced while it was being opened, so it is unclear which of the two is open
-    raise sqlite3.OperationalError(f"{path} keeps being replaced")
+        connection.close()  # the file was replaced meanwhile, so either of the two files may be open
+    raise sqlite3.OperationalError(f"other programs keep replacing {path}")
 
 
 async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosqlite.Connection:
-    """Create a connection whose thread does not keep the process alive if nobody closes the store.
+    """Create a connection in a daemon thread. Such a thread does not keep the process alive if nobody closes the store.
 
-    A thread inherits the daemon flag from the thread that creates it; aiosqlite does not set it.
+    aiosqlite creates the thread and does not make it a daemon. But a thread that a daemon thread creates is a daemon,
+    too.
     """
     created: Future[aiosqlite.Connection] = Future()
-    created.set_running_or_notify_cancel()  # now nobody can cancel the future, so `set_result` cannot fail
+    created.set_running_or_notify_cancel()  # from now on, the future cannot be cancelled, so `set_result` cannot fail
 
     def create() -> None:
         created.set_result(aiosqlite.Connection(connect, iter_chunk_size=64))
@@ -231,8 +237,8 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Turn one of `FAILURES` into a `StoreUnavailable` that tells the user what to do. Return the error itself if only
-    a bug in crow can explain it."""
+    """Return a `StoreUnavailable` that tells the user what to do about one of `FAILURES`. Return the error itself if
+    only a bug in crow can cause it."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -267,27 +273,28 @@ def _locked(path: Path, waited_s: float) -> StoreUnavailable:
 
 
 class LockTimeout:
-    """How long to wait for other processes: up to `timeout_s` each time. After `end` is called, all waits are short."""
+    """Limits each wait for other processes to `timeout_s`. After `end` is called, all waits are short."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._ends_at = math.inf
 
     def end(self) -> None:
-        """Shorten all waits, because the process ends or the store closes. Only the first call has an effect."""
+        """Shorten all waits, including the current ones, because the process ends or the store closes. Only the first
+        call has an effect."""
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
-        """Whether a wait that began at `since` (`time.monotonic`) has lasted long enough."""
+        """Whether a wait that began at `since` (a value of `time.monotonic`) must end."""
         return time.monotonic() > min(since + self.timeout_s, self._ends_at)
 
 
 class FileLock:
-    """An advisory lock on a file beside the database, for one writer at a time. Waiting for it blocks the thread, and
-    only one thread may use it.
+    """An advisory lock on a file beside the database. Only one writer at a time holds it. Waiting for the lock blocks
+    the thread. Only one thread may use an object of this class.
 
-    It polls, because a blocking `flock` would not stop at a deadline, nor when the store closes. Where the system does
-    not support such locks, only SQLite's own locks protect the file.
+    The lock is polled, because a blocking `flock` would not stop at a deadline or when the store closes. If the system
+    does not support such locks, only SQLite's own locks protect the database.
     """
 
     def __init__(self, path: Path, timeout: LockTimeout) -> None:
@@ -311,7 +318,8 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. Also true if the directory of the file is gone."""
+        """Whether the path still names the open lock file. The result is also true if the file's directory does not
+        exist any more."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
@@ -351,7 +359,7 @@ class FileLock:
 
 @dataclass(slots=True)
 class WriteJob(Generic[T]):
-    """A function waiting for a write transaction, and later its result or error."""
+    """A function that waits for a write transaction. After the function was called, `result` or `error` is set."""
 
     function: Callable[[sqlite3.Connection], T]
     result: T | None = None
@@ -362,7 +370,7 @@ class WriteJob(Generic[T]):
 def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
     """Run all jobs inside the open transaction. If a job fails, only its own changes are rolled back.
 
-    :raises Exception: the error of a job that made SQLite end the transaction.
+    :raises Exception: a job failed, and SQLite ended the transaction.
     """
     for job in jobs:
         connection.execute("SAVEPOINT job")
@@ -377,9 +385,9 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
 
 
 class FairWakeup:
-    """Resumes one waiting task in each pass of the event loop, in order of arrival.
+    """Resumes one waiting task in each pass of the event loop. The task that has waited longest comes first.
 
-    When sixty sessions share a commit, their tasks could all resume in the same pass. If each task computed for a
+    When sixty sessions share a commit, all their tasks could resume in the same pass. If each task computed for a
     millisecond, every other task would wait for sixty milliseconds. A task that waits alone is not delayed.
     """
 

@@ -1,9 +1,9 @@
 """Opens, migrates and locks the database file, and runs transactions on it.
 
 One connection writes and another only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
-corrupt a WAL when one connection resets it while another commits. Therefore only this module makes checkpoints, and
-with SQLite before 3.51.3 every write holds a file lock. The database is opened only through SQLite, because closing any
-other handle to the file would drop SQLite's own locks.
+corrupt the write-ahead log (WAL) when one connection resets the log while another commits. Therefore only this module
+makes checkpoints, and with SQLite before 3.51.3 every write holds a file lock. The file is opened only through SQLite.
+If any other handle to the file were closed, the system would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class UsesDatabase:
 
 
 def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Make a method async and run it in a write transaction (`Database.write`).
+    """Return a decorator that makes a method async and runs it in a write transaction (`Database.write`).
 
     The method gets the transaction's connection as its first argument. Callers leave that argument out.
     """
@@ -86,7 +86,8 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Do the same as `transaction`, but for a method that only reads. It runs on one snapshot (`Database.read`)."""
+    """Return a decorator like that of `transaction`, for a method that only reads. The method runs on one snapshot
+    (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
 
 
@@ -111,10 +112,10 @@ class Database:
 
     If that file is deleted or replaced, its content is copied to a new file, and the connections continue there. The
     next call with `raise_if_moved` raises an error that tells the user what happened. Calls without `raise_if_moved`
-    just continue.
+    raise no error.
 
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction reads it
-    anew. `warning` is a message for the user, empty if all is well.
+    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
+    the number. `warning` is a message for the user. It is empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -135,18 +136,18 @@ class Database:
         self._jobs: deque[WriteJob[Any]] = deque()
         self._wakeup = FairWakeup()
         self._is_closed = False
-        # This lock is held while the connections are replaced. `_exchanges` counts the replacements.
+        # `_exchange` is held while the connections are replaced. `_exchanges` counts the replacements.
         self._exchange = anyio.Lock(fast_acquire=True)
         self._exchanges = 0
-        self._notice = ""  # a message about what happened to the file; empty once the user has been told
-        self._replaced = ""  # the notice, if another file has taken the path; else empty
-        self._read_only = ""  # why nothing can be stored; empty if writing works
+        self._notice = ""  # what happened to the file; empty after the user was told
+        self._replaced = ""  # the same, while another file has the path; otherwise empty
+        self._read_only = ""  # why nothing can be stored; empty while writing works
         self._read_only_copy: Path | None = None
         self._stays_read_only = False
 
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
-        """Open the file and migrate it. If there is no file, create one. A file that is not writable is opened for
+        """Open the file and migrate it. If there is no file, create one. If the file is not writable, open it for
         reading.
 
         :raises StoreUnavailable: the file cannot be created or read, or belongs to another program.
@@ -170,7 +171,8 @@ class Database:
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float) -> Database:
-        """Open an existing file only for reading. Other processes may write to it meanwhile. It is not migrated.
+        """Open an existing file only for reading, and do not migrate it. Other processes may write to the file
+        meanwhile.
 
         :raises StoreUnavailable: there is no such file, it cannot be read, it belongs to another program, or an older
             crow wrote it.
@@ -195,19 +197,20 @@ class Database:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be written: the file was opened only for reading, or the last attempt to open it for
-        writing failed."""
+        """Whether nothing can be written, because the file was opened only for reading or could not be opened for
+        writing."""
         return bool(self._read_only)
 
     async def write(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
-        """Call `work` in a transaction. The result is on disk when this returns. Concurrent calls may share a commit.
+        """Call `work` in a transaction. When `write` returns, the changes are on disk. Concurrent calls may share a
+        commit.
 
         An error in `work` rolls back its changes. A call that is cancelled before it begins writes nothing. A call that
-        is cancelled later still finishes and returns its result; but if `asyncio.Task.cancel` cancelled it, the caller
-        does not receive the result.
+        is cancelled later still finishes and returns its result. But after `asyncio.Task.cancel`, the caller does not
+        receive the result.
 
-        With `raise_if_moved`, the first call after the file was deleted raises StoreUnavailable; after the file was
-        replaced, every call does.
+        :raises StoreUnavailable: the file cannot be written. With `raise_if_moved`, also: this is the first call after
+            the file was deleted, or the file was replaced.
         """
         await checkpoint_if_cancelled()
         self._check_open()
@@ -232,8 +235,8 @@ class Database:
     async def read(self, work: Callable[[sqlite3.Connection], T], *, raise_if_moved: bool = False) -> T:
         """Call `work` on one snapshot of the database.
 
-        With `raise_if_moved`, the call that discovers that the file was deleted raises StoreUnavailable; after the file
-        was replaced, every call does.
+        :raises StoreUnavailable: the file cannot be read. With `raise_if_moved`, also: this call found that the file
+            was deleted, or the file was replaced.
         """
         while True:
             await self._exchange_done()
@@ -260,7 +263,8 @@ class Database:
         await self._run(self._writer, self._checkpoint)
 
     async def close(self) -> None:
-        """Finish queued work and close both connections. This takes a few seconds at most. Safe to call twice."""
+        """Finish queued work and close both connections. This takes a few seconds at most. A second call has no
+        effect."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -285,10 +289,9 @@ class Database:
         await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
-        """Open a file that is not writable. If it cannot be opened where it is, open a copy of it in the temporary
-        directory.
+        """Open a file that is not writable. If that is impossible, open a copy of the file in the temporary directory.
 
-        :raises StoreUnavailable: the file cannot be read either.
+        :raises StoreUnavailable: the file cannot be read.
         """
         for mode in await anyio.to_thread.run_sync(_read_modes, self.path):
             try:
@@ -309,7 +312,7 @@ class Database:
     async def _set_up_writer(
         self, connecting: Awaitable[SqliteConnection], set_up: Callable[[sqlite3.Connection], None]
     ) -> None:
-        """Connect the writer, then call `set_up`. If either fails, no connection stays open."""
+        """Connect the writer, then call `set_up`. If `set_up` fails, close the connection."""
         writer = await connecting
         try:
             await self._run(writer, set_up)
@@ -320,7 +323,7 @@ class Database:
         self._writer = writer
 
     async def _retry_to_write(self) -> None:
-        """Open the file for writing if that has become possible.
+        """Try again to open the file for writing.
 
         :raises StoreUnavailable: the file is still not writable.
         """
@@ -376,7 +379,7 @@ class Database:
             raise StoreUnavailable(f"{self.path} is closed.")
 
     async def _run(self, connection: SqliteConnection, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Call `work` on the connection and turn SQLite's errors into messages for the user."""
+        """Call `work` on the connection. If SQLite fails, raise an error with a message for the user."""
         self._check_open()
         try:
             return await connection.run(work)
@@ -394,8 +397,8 @@ class Database:
                 pass
 
     async def _move(self, exchanges: int) -> None:
-        """Copy the open file and continue with the copy. If the connections were replaced since `exchanges` was read,
-        do nothing.
+        """Copy the open file and continue with the copy. If `_exchanges` is no longer `exchanges`, do nothing, because
+        another call has replaced the connections.
 
         :raises StoreUnavailable: no copy can be made.
         """
@@ -413,7 +416,7 @@ class Database:
             writer = await self._connect(path)
             for connection in (self._writer, self._reader):
                 if connection is not None:
-                    await connection.close()  # queued work raises FileGone and is then repeated on the new file
+                    await connection.close()  # queued work raises FileGone; its callers repeat it on the new file
             self._lock = FileLock(path, self.lock_timeout)
             self._replaced = "" if path == self.path else words
             self.path, self._writer, self._reader = path, writer, None
@@ -438,7 +441,7 @@ class Database:
             with self._lock.held():
                 if _schema_version(connection, self.path) == 0:
                     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                    connection.execute("PRAGMA synchronous = NORMAL")  # an empty database has nothing to lose yet
+                    connection.execute("PRAGMA synchronous = NORMAL")  # an empty database cannot lose anything
                 journal_mode = str(pragma(connection, f"journal_mode = {wanted}"))
                 migrate(connection)
         if wanted == "wal" and journal_mode != "wal":
@@ -456,18 +459,18 @@ class Database:
         self._wal_index = file_id(f"{self.path}-shm") if journal_mode == "wal" else None
 
     def _commit(self, connection: sqlite3.Connection, job: WriteJob[T]) -> T:
-        """Run all waiting jobs in one transaction, unless another call has already run them. Return the result of
-        `job`.
+        """Run all waiting jobs in one transaction, and return the result of `job`. If another call has already run
+        `job`, only return the result.
 
-        A flush to disk costs as much for one change as for a hundred. Without shared transactions, each streaming
-        session would have to wait for a flush of its own.
+        A flush to disk takes as long for one change as for a hundred. Without shared transactions, each streaming
+        session would wait for its own flush.
         """
         if not job.is_done:
             jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
             failure: Exception | None = None
             try:
                 self._run_together(connection, jobs)
-            except Exception as error:  # noqa: BLE001  raised to each job's caller
+            except Exception as error:  # noqa: BLE001  each job's caller gets it
                 failure = error
             for one in jobs:
                 one.error, one.is_done = one.error or failure, True
@@ -476,7 +479,7 @@ class Database:
         return job.result  # type: ignore[return-value]  # done without an error, so it is a T
 
     def _run_together(self, connection: sqlite3.Connection, jobs: list[WriteJob[Any]]) -> None:
-        self._check_in_place()  # if the file is gone, the directory of the lock file may be gone too
+        self._check_in_place()  # before the lock, because the directory of the lock file may be gone too
         with self._writing():
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
             try:
@@ -492,8 +495,8 @@ class Database:
                 self._empty_wal(connection)
 
     def _execute_patiently(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Execute a statement that other programs may block. Wait in short steps, because SQLite's own wait cannot be
-        interrupted when the store closes."""
+        """Execute a statement that other programs may block. Wait in short steps: SQLite's own wait would not end when
+        the store closes."""
         since = time.monotonic()
         while True:
             try:
@@ -520,18 +523,19 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        """Return some free pages to the file system. Return true if there may be more of them."""
+        """Return some free pages to the file system. The result is true if there may be more free pages."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
-            # `execute` would stop after one page, because Python takes a row without columns for the end.
+            # `execute` would stop after one page. The pragma returns rows without columns, and Python treats such a row
+            # as the end.
             connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
             if self.journal_mode == "wal" and self._wal_bytes() > self._checkpoint_at_bytes:
-                self._empty_wal(connection)  # each page that moves is in the WAL, too
+                self._empty_wal(connection)  # each moved page makes the WAL grow
             return before > int(pragma(connection, "freelist_count")) > 0
 
     def _before_close(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint and close the connection, both while holding the lock. Closing needs the lock too, because
-        SQLite makes a checkpoint itself when the last connection to a database is closed."""
+        """Make a checkpoint and close the connection, both under the lock. Closing needs the lock, because SQLite makes
+        a checkpoint when the last connection to a database is closed."""
         try:
             if self.journal_mode == "wal":
                 with self._writing():
@@ -540,11 +544,11 @@ class Database:
         except StoreUnavailable as error:
             logger.info("closing without a checkpoint: %s", error)
         finally:
-            if self._replaced:  # leave the copy without its lock file
+            if self._replaced:  # no other process uses the lock file of the copy
                 Path(f"{self.path}.lock").unlink(missing_ok=True)
 
     def _empty_wal(self, connection: sqlite3.Connection) -> None:
-        """Make a checkpoint. Never fails: the preceding transaction is already on disk."""
+        """Make a checkpoint. A failure is only logged, because the preceding transaction is already on disk."""
         try:
             _set_busy_timeout(connection, 0)
             is_busy = bool(pragma(connection, "wal_checkpoint(TRUNCATE)"))
@@ -553,8 +557,8 @@ class Database:
             is_busy = True
         finally:
             _set_busy_timeout(connection, _BUSY_STEP_S)
-        # While another connection reads, the WAL cannot shrink. Try again when the WAL has grown by another
-        # `_CHECKPOINT_BYTES`.
+        # While another connection reads, the WAL cannot be emptied. The next attempt is due when the WAL has grown by
+        # another `_CHECKPOINT_BYTES`.
         self._checkpoint_at_bytes = _CHECKPOINT_BYTES + (self._wal_bytes() if is_busy else 0)
 
     def _wal_bytes(self) -> int:
@@ -570,7 +574,7 @@ def _one_snapshot(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        if connection.in_transaction:  # after some errors SQLite has ended the transaction itself
+        if connection.in_transaction:  # after some errors, SQLite has already ended the transaction
             connection.execute("ROLLBACK")
 
 
@@ -625,7 +629,7 @@ def _check_readable(connection: sqlite3.Connection, path: Path) -> None:
 def _prepare(path: Path) -> None:
     """Make the directory (0700) and an empty file (0600), because SQLite would create a file that everybody can read.
 
-    :raises StoreUnavailable: they cannot be created, or the file is not writable.
+    :raises StoreUnavailable: the directory or the file cannot be created, or the file is not writable.
     """
     try:
         make_directory(path.parent)
@@ -659,7 +663,8 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """Return the URI queries to try, best first, when SQLite opens a file that is not writable."""
+    """Return the URI queries with which SQLite may be able to open a file that is not writable. The best one is
+    first."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")

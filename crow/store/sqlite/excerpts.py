@@ -1,8 +1,9 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
-After a year, a session may have hundreds of megabytes of tool output. A client that opens it shows little of each
-output. So only those pages of the database are read that hold the beginning and the end of an output. The sha256 of an
-output is checked only when the whole output is read. A result that is not written in crow's own form is read whole.
+After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows little of
+each output. So only the database pages with the beginning and the end of each output are read. The sha256 of an output
+is checked only when the whole output is read. If the JSON of a result is not as crow writes it, the whole result is
+read.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from crow.domain.rendering import EXCERPT_SLACK_BYTES, excerpt
 from crow.store.codec import Load, decode_value
 from crow.store.sqlite.compression import BlobReader
 
-# JSON escapes the quotation marks in a string. So these bytes occur only between the members of an object.
+# JSON escapes quotation marks in strings. So these bytes occur only between the members of an object.
 _BEFORE_TEXT = b',"text":"'
 _AFTER_TEXT = b'","is_error":'
 
 _OTHER_BYTES = 2_048
-"""The members before the text usually take fewer bytes than this, and so do the members after it."""
+"""The members before the text usually take fewer bytes than this. The same holds for the members after the text."""
 
 _MOST_OTHER_BYTES = 64 * 1024
 _ESCAPE_BYTES = 6
@@ -32,7 +33,8 @@ SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
 
 
 def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | None:
-    """Return an excerpt of about `most_bytes` bytes of the text in `blob`; None if the text is not much longer."""
+    """Return an excerpt of about `most_bytes` bytes of the text in `blob`, as UTF-8. Return None if the text is not
+    much longer than that."""
     half = max(1, most_bytes // 2)
     omitted = len(blob) - 2 * half
     if omitted <= EXCERPT_SLACK_BYTES:
@@ -43,10 +45,10 @@ def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | 
 
 
 def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResult | None:
-    """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text.
+    """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text. Older
+    versions of crow stored long results in this form.
 
-    Older versions of crow stored long results as JSON. Return None if the result has to be read whole, because its text
-    is short or its other members are long.
+    Return None if the whole result must be read, because its text is short or its other members are long.
     """
     size, half = len(blob), max(1, most_bytes // 2)
     head = blob.read(half + _OTHER_BYTES)
@@ -85,13 +87,14 @@ def _result(
 
 
 def _parse_end(end: bytes) -> tuple[bytes, dict[str, object]] | None:
-    """Split the end of a result's JSON into the end of the text, still as JSON, and the members after it."""
+    """Split the end of a result's JSON. Return the end of the text, still escaped, and the members after the text.
+    Return None if the members do not begin in `end`."""
     at = end.find(_AFTER_TEXT)
     while at >= 0:
         try:
             members = json.loads(b"{" + end[at + 2 :])
         except (ValueError, RecursionError):
-            at = end.find(_AFTER_TEXT, at + 1)  # these bytes are inside another member
+            at = end.find(_AFTER_TEXT, at + 1)  # another member contains these bytes
             continue
         return end[:at], members
     return None
@@ -108,8 +111,7 @@ def _readable_head(text: bytes) -> str | None:
 
 
 def _readable_tail(text: bytes) -> str | None:
-    """Decode JSON text that may begin within a character or an escape. What comes before the first
-    position that is certainly outside both is dropped."""
+    """Decode JSON text that may begin within a character or an escape. A few bytes at the beginning are dropped."""
     for start in range(_ESCAPE_BYTES, len(text)):
         is_inside = text[start] & 0xC0 == 0x80 or b"\\" in text[start - _ESCAPE_BYTES : start]
         if not is_inside:

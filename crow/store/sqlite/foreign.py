@@ -49,9 +49,9 @@ class ForeignDatabase:
     def columns(
         self, table: str, names: Sequence[str], rest: str = "", values: Sequence[Any] = ()
     ) -> Iterator[Mapping[str, Any]]:
-        """Yield the columns `names` of a table's rows. Columns that the table does not have are left out. Values that
-        are too long become None. All arguments except `values` become part of the SQL, so the caller must pass
-        constants.
+        """Yield the columns `names` of a table's rows. Columns that the table does not have are left out. Values of
+        more than 64 Mi characters or bytes become None. All arguments except `values` become part of the SQL, so they
+        must be constants.
 
         :raises ArgumentError: the database is damaged.
         """
@@ -78,8 +78,8 @@ class ForeignDatabase:
 
 @contextmanager
 def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
-    """Open a copy of a database, which another program may be using. The database itself is not touched: even reading
-    it would create files next to it.
+    """Open a copy of a database that another program may be using. The database itself is not opened, because SQLite
+    would create files next to it even for reading.
 
     :raises ArgumentError: the file is not an SQLite database, or it kept changing while it was copied.
     """

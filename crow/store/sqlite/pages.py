@@ -1,8 +1,8 @@
 """Reads rows straight from the pages of a damaged SQLite file.
 
-SQLite finds a row through the header, the schema and the pages above the row's own page. If one of those is damaged,
-SQLite cannot read anything below it, and Python's `sqlite3` has no `.recover`. Reading each page on its own loses only
-the rows that are on the damaged page. The page layout is documented as SQLite's database file format.
+SQLite finds a row through the header, the schema and the pages above the row's page. If one of these is damaged, SQLite
+cannot read what is below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
+only the rows on a damaged page are lost. SQLite documents the layout of pages as its database file format.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Pages:
                 yield from self._rows_on(number)
 
     def tree(self, root: int) -> Iterator[PageRow]:
-        """Return the rows of the table or index with this root page, as far as its pages can be reached."""
+        """Return the rows of the table or index with this root page. Pages that cannot be reached are left out."""
         waiting, visited = [root], {0}
         while waiting:
             number = waiting.pop()
@@ -58,7 +58,7 @@ class Pages:
 
     @cached_property
     def roots(self) -> Mapping[str, int]:
-        """The root pages of tables and indexes by name, as far as the schema can be read."""
+        """Maps the names of tables and indexes to their root pages. Names that cannot be read are left out."""
         return {
             row.values[1]: row.values[3]
             for row in self.tree(1)
@@ -67,7 +67,7 @@ class Pages:
 
     @cached_property
     def page_bytes(self) -> int:
-        """The size of a page."""
+        """The size of a page in bytes."""
         (size,) = struct.unpack(">H", self._header[16:18]) if self._header else (0,)
         size = 65536 if size == 1 else size
         return int(size) if size >= 512 and size & (size - 1) == 0 else _DEFAULT_PAGE_BYTES
@@ -83,7 +83,8 @@ class Pages:
 
     @cached_property
     def free(self) -> frozenset[int]:
-        """The unused pages, from the freelist or, if that is damaged, from the map of page types."""
+        """The numbers of unused pages. They come from the freelist. If the freelist is damaged, they come from the map
+        of page types."""
         listed = self._freelist()
         if listed is not None:
             return listed
@@ -91,7 +92,7 @@ class Pages:
 
     @cached_property
     def _header(self) -> bytes:
-        """The header of the file; empty if it is damaged."""
+        """The header of the file. It is empty if it is damaged."""
         header = bytes(self.file[:100])
         return header if header.startswith(_MAGIC) and len(header) == 100 else b""
 
@@ -101,7 +102,7 @@ class Pages:
         return self.page_bytes - (self._header[20] if self._header and self._header[20] < 32 else 0)
 
     def _page(self, number: int) -> bytes:
-        """The bytes of a page; empty if there is no such page."""
+        """Return the bytes of a page, or no bytes if there is no such page."""
         start = (number - 1) * self.page_bytes
         return bytes(self.file[start : start + self.page_bytes]) if 0 < number <= self.count else b""
 
@@ -172,7 +173,8 @@ class Pages:
         return PageRow(rowid, _values(payload, is_whole=is_whole), is_whole)
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
-        """Return the bytes of a row, from its page and its overflow pages, as far as those can be reached."""
+        """Return the bytes of a row, from its page and its overflow pages. If an overflow page cannot be reached,
+        return the bytes before it."""
         most = self._usable - 35 if is_table else (self._usable - 12) * 64 // 255 - 23
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
@@ -194,7 +196,7 @@ class Pages:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an integer that is stored in one to nine bytes, and the offset just after it.
+    """Return an integer that is stored in one to nine bytes, and the offset of the next byte.
 
     :raises IndexError: the data ends before the integer does.
     """
@@ -209,7 +211,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
-"""The size of a value in bytes, by its type number. Types from 12 on are blobs and texts; 10 and 11 are unused."""
+"""The size of a value in bytes, indexed by the value's type number. Numbers from 12 on are blobs and texts. SQLite does
+not use 10 and 11."""
 
 
 def _values(payload: bytes, *, is_whole: bool) -> tuple[Value, ...]:

@@ -1,10 +1,10 @@
 """Reads entries, paths through the tree of entries, and branches.
 
-A path is read from its leaf towards the root in batches, and only as far as needed. So the cost of loading a session
+A path is read from its leaf towards the root in batches, and only as far as needed. So the time to load a session
 depends on the distance to its newest checkpoint. Ids increase along a path, so sorting by id gives the path's order.
 
-A damaged byte costs one entry, never a session. If an entry cannot be read, the user and the model see a text in its
-place that says what happened. The stored bytes stay as they are.
+A damaged byte affects one entry, never a whole session. If an entry cannot be read, the user and the model see a text
+in its place that says what happened. The stored bytes are not changed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ CHECKED_COLUMNS = (
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
     *("cache_write_tokens", "estimated"),
 )
-"""Columns that an entry's checksum covers, in its order. The last two are NULL in old entries. The checksum skips each
-of these two that is NULL."""
+"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. If one of
+these two is NULL, the checksum leaves it out."""
 
 _checked_values = attrgetter(*CHECKED_COLUMNS)
 
 
 @dataclass(slots=True)
 class StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. `size` is the size of the blob in `body`, which may be compressed. `long_body` is the
-    rowid in `blobs` of a body that was left out because it is the body of a long tool result."""
+    """A row of `_ENTRY_SOURCE`. If the body is a blob, `size` is the size of its content, and `body` may be compressed.
+    The body of a long tool result may be left out. Then `long_body` is the body's rowid in `blobs`."""
 
     checksum: int | None
     size: int | None
@@ -56,7 +56,7 @@ class StoredRow(EntryRow):
 
 
 _BODY = "coalesce(CAST(e.body AS BLOB), {blob})"
-"""The body is read as bytes, because damaged text would make the whole query fail."""
+"""The body is read as bytes, because one damaged text would make the whole query fail."""
 
 _ENTRY_COLUMNS = columns_of(StoredRow, body=_BODY.format(blob="b.data"), size="b.size", long_body="NULL")
 
@@ -66,7 +66,7 @@ _ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
     size="b.size",
     long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
 )
-"""The same, without the bodies of long tool results."""
+"""The same columns, but without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -74,7 +74,7 @@ _LARGEST_ID = 2**63 - 1
 _PATH_BATCH = 256
 _PATH_BATCH_BYTES = 4 * 1024 * 1024
 _FIRST_BATCH = 16
-"""The first batch of a history is small, so that a client sees something soon."""
+"""The first batch of a history is small, so that a client soon shows something."""
 
 _HISTORY_BATCH = 1_024
 
@@ -82,7 +82,7 @@ _MOST_MOVES = 10_000
 _PROMPT_CHARACTERS = 200
 _PROMPTS_PER_QUERY = 500
 
-# A damaged row can have any value as its parent, so a parent is followed only if it is an older entry of the same
+# The parent in a damaged row can be any value. So a parent is followed only if it is an older entry of the same
 # conversation.
 _PATH = """
     WITH RECURSIVE path (id, parent, kind, conversation, steps) AS (
@@ -149,7 +149,7 @@ class PathMethods(UsesDatabase):
             " SELECT s.id, e.id, e.parent, e.kind FROM sessions s JOIN entries e ON e.id = s.leaf"
             " WHERE s.id IN (SELECT value FROM json_each(?))"
             " UNION ALL SELECT path.session, e.id, e.parent, e.kind FROM path JOIN entries e ON e.id = path.parent"
-            " WHERE e.id < path.id)"  # in a damaged row, the parent can have any value
+            " WHERE e.id < path.id)"  # the parent in a damaged row can be any value
             " SELECT session, count(*) FROM path WHERE kind IN ('user', 'assistant') GROUP BY session",
             (json.dumps(list(session_ids)),),
         )
@@ -242,7 +242,7 @@ def path_ids(sql: Connection, leaf: int | None) -> Iterator[int]:
 
 
 def common_ids(left: Iterator[int], right: Iterator[int]) -> Iterator[int]:
-    """Return the ids that occur in both of two descending sequences."""
+    """Return the ids that are in both of two descending sequences."""
     other = next(right, None)
     for entry_id in left:
         while other is not None and other > entry_id:
@@ -259,17 +259,17 @@ def is_on_path(sql: Connection, leaf: int | None, entry_id: int) -> bool:
 
 
 def has_user(sql: Connection, leaf: int) -> bool:
-    """Whether a user's message is on the path that ends at `leaf`."""
+    """Whether a prompt is on the path that ends at `leaf`."""
     return _newest_of_kind(sql, leaf, "user") is not None
 
 
 def entries_of(
     sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for one batch from the start of `ids` (ascending), and the number of ids in that batch. A
-    batch is limited in entries and in bytes.
+    """Return the entries for the first ids of `ids` (ascending), and the number of these ids. The batch ends after 256
+    ids or about 4 MiB.
 
-    With `result_bytes`, tool results have at most about that many bytes of text: longer ones become excerpts.
+    With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
     wanted = list(ids[:_PATH_BATCH])
     load = loader(sql)
@@ -320,7 +320,7 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 
 
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
-    """Load the blob `name`. If it is the long `text` of a result, load only its ends."""
+    """Load the blob `name`. If it is the blob `text` and long, return only an excerpt of it."""
     row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
     if row is None:
         return load(name)
@@ -331,10 +331,10 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
 
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
-    """Return `entries`, with words about each damage that they do not show themselves. `expected` are the ids of the
-    path, and `before` is the id before them.
+    """Return `entries`, and remarks about missing entries. `expected` are the ids of this part of the path, and
+    `before` is the id of the entry before it.
 
-    The path comes from an index, and if that is damaged, it may lead anywhere.
+    The path was read from an index. If the index is damaged, the path may be wrong.
     """
     found = {entry.id: entry for entry in entries}
     checked: list[Entry] = []
@@ -352,12 +352,13 @@ def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | No
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
-    """Return the ids on the session's path, newest first, and the id of the missing entry at which it stops, if any.
+    """Return the ids on the session's path, newest first. If the path stops at a missing entry, also return the id of
+    that entry, otherwise None.
 
-    All parents of the conversation are read from an index, in one go: following one parent after the other takes ten
-    times as long. Where the index has a gap, parents are looked up in the table.
+    All parents in the conversation are read from an index with one query, because a query for each step takes ten times
+    as long. Where the index has a gap, parents are looked up in the table.
     """
-    found = array("q")  # 8 bytes per entry; a path may have a hundred thousand entries
+    found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
     wanted = row.leaf
     # The `+` makes SQLite use the index, and not the table with its large rows.
     rows = sql.execute(
@@ -370,7 +371,7 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
         if entry_id == wanted:
             found.append(entry_id)
             if parent is not None and not (isinstance(parent, int) and 0 < parent < entry_id):
-                return found, entry_id - 1  # damaged, see `_path_rows`
+                return found, entry_id - 1  # damaged; see `_path_rows`
             wanted = parent
     rows.close()
     missing = None
@@ -383,7 +384,7 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
 def unreadable_entries(
     sql: Connection, where: str = "true", values: Sequence[object] = ()
 ) -> Iterator[tuple[StoredRow, Unreadable]]:
-    """Return the rows of entries whose body cannot be read, each with the reason."""
+    """Yield the row of each entry that cannot be read, with the reason."""
     load = loader(sql)
     for found in sql.execute(f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE {where} ORDER BY e.id", values):
         row = StoredRow(*found)
@@ -406,18 +407,15 @@ def _body_of(row: StoredRow, load: Load) -> Body:
 
 
 def checksum(body: bytes, values: Sequence[object]) -> int:
-    """Return the checksum of an entry.
-
-    `body` is its JSON, or the hash of the blob that holds the JSON. `values` are those of `CHECKED_COLUMNS`.
-    """
+    """Return the checksum of an entry. `body` is the JSON of its body, or the hash of the blob with the JSON. `values`
+    are the values of `CHECKED_COLUMNS`."""
     *old, cache_write_tokens, estimated = values
     columns = (*old, *(value for value in (cache_write_tokens, estimated) if value is not None))
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
 
 
 def loader(sql: Connection) -> Load:
-    """Return a function that reads a blob by its hash. That function raises `Unreadable` if the content does not
-    match."""
+    """Return a function that reads a blob by its hash. The function raises `Unreadable` if the blob is damaged."""
 
     def load(name: str) -> bytes | None:
         row = sql.execute("SELECT size, data FROM blobs WHERE hash = ?", (name,)).fetchone()
@@ -427,8 +425,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
-    """Return a remark to show in place of a missing entry that another entry or a session refers to. With `is_alone`,
-    the entries before it are known."""
+    """Return a remark that replaces a missing entry to which another entry or a session refers. `is_alone` is true if
+    the entries before the missing one are known."""
     more = "" if is_alone else ", and so is everything before it"
     words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
@@ -439,10 +437,10 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 
 
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
-    """Return the id, parent and kind of up to `limit` entries, newest first, of the path that ends at `start`.
+    """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    Return two more values: the id from which to continue, or None at the end; and the id of the next entry if that
-    entry is missing, otherwise None.
+    The second value is the id from which to continue, or None at the end of the path. The third value is the id of the
+    next entry if that entry is missing, otherwise None.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:
@@ -458,8 +456,8 @@ def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, 
 def _path_batches(
     sql: Connection, start: int | None, conversation: int | None = None
 ) -> Iterator[tuple[list[tuple[int, int | None, str]], int | None]]:
-    """Return batches of a path, newest first. If the path stops at a missing entry, the last batch comes with that
-    entry's id."""
+    """Yield batches of a path, newest first. If the path stops at a missing entry, the second value of the last batch
+    is that entry's id, otherwise None."""
     while start is not None:
         rows, start, missing = _path_rows(sql, start, conversation)
         yield rows, missing
@@ -481,8 +479,8 @@ def _newest_of_kind(sql: Connection, start: int | None, kind: str) -> int | None
 
 
 def _ids_left_behind(sql: Connection, leaf: int | None, to: int | None) -> list[int]:
-    """Return the ids that are on the path of `leaf` but not on the path of `to`, newest first. Neither path is read
-    beyond the point where they meet."""
+    """Return the ids that are on the path to `leaf` but not on the path to `to`, newest first. Both paths are read only
+    up to the entry where they meet."""
     meeting = next(common_ids(path_ids(sql, leaf), path_ids(sql, to)), None)
     return list(takewhile(lambda entry_id: entry_id != meeting, path_ids(sql, leaf)))
 
@@ -499,7 +497,7 @@ def _prompts(sql: Connection, ids: Sequence[int]) -> dict[int, str]:
 
 
 def marks(values: Sequence[object]) -> str:
-    """Return one placeholder for each value."""
+    """Return placeholders for these values, separated by commas."""
     return ", ".join("?" * len(values))
 
 

@@ -24,7 +24,7 @@ class PrincipalMethods(UsesDatabase):
 
     @snapshot(raise_if_moved=True)
     def access_of(self, sql: Connection, session_id: str, principal: str) -> Access | None:
-        # All three subqueries run, whatever the others find.
+        # All three subqueries always run, so that the time does not show which of them found something.
         exists, owner, shared = sql.execute(
             "SELECT (SELECT 1 FROM sessions WHERE id = :id AND deleted_ms IS NULL),"
             " (SELECT principal FROM sessions WHERE id = :id AND deleted_ms IS NULL),"

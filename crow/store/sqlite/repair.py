@@ -1,8 +1,8 @@
 """Checks a database and repairs a damaged one.
 
-All work is done on copies. The damaged file is kept beside the file that replaces it. If rebuilding the indexes does
-not help, the readable rows are copied into a new database. They are read directly from the pages, without the help of
-the schema. The indexes tell which rows are lost.
+A repair works on copies. The damaged file is kept beside the file that replaces it. If it is not enough to rebuild the
+indexes, the readable rows are copied into a new database. They are read directly from the pages, without the schema.
+The indexes show which rows are lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FULL_TEXT = "the full-text index"
 _INDEX_PROBLEM = re.compile(
     rf"row \d+ missing from index|wrong # of entries in index|non-unique entry in index|{_FULL_TEXT}"
 )
-"""Matches problems that rebuilding the indexes solves."""
+"""Matches problems that can be solved by rebuilding the indexes."""
 
 _TITLE_CHARS = 80
 _LARGEST_ID = 2**48
@@ -52,8 +52,8 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _OLD_COLUMNS = {"entries": 18, "sessions": 35}
-"""Rows of these tables had this many columns in version 1. Later versions added columns, but old rows keep their number
-of columns."""
+"""The number of columns that these tables had in version 1. Later versions added columns, but rows from version 1 still
+have only these."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
@@ -67,8 +67,8 @@ _SMALL_TABLES = (
     ("moves", "moves_by_session", "id", "a move in the history of session"),
     ("imports", "imports_by_hash", "conversation", "the record of an import with the sha256"),
 )
-"""Each item is a table, an index on it, its key, and the beginning of the message about a lost row. The value in the
-first column of the index completes that message."""
+"""Each item is a table, an index on the table, the table's key, and the beginning of the message about a lost row. The
+message ends with the value in the first column of the index."""
 
 _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "REAL": (float, int), "BLOB": (bytes,)}
 
@@ -107,7 +107,7 @@ def repair(path: Path) -> Repaired:
                 _copy(file, path, kept)
                 return _repair(path, kept, work)
             except BaseException:
-                remove_files(kept)  # the file is unchanged, so no copy of it is needed
+                remove_files(kept)  # the damaged file is still in place, so its copy is not needed
                 raise
             finally:
                 remove_files(work)
@@ -116,7 +116,7 @@ def repair(path: Path) -> Repaired:
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return what is wrong with the file; empty if nothing is. The content of entries is not checked."""
+    """Return what is wrong with the file, or nothing if it is whole. The content of entries is not checked."""
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
     except FAILURES as error:
@@ -210,12 +210,12 @@ def _check(path: Path) -> tuple[str, ...]:
 
 
 def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
-    """Rebuild the indexes, unless something else is damaged too. Return whether the database is whole now."""
+    """Rebuild the indexes if nothing else is damaged. Return whether the database is whole now."""
     if not all(map(_INDEX_PROBLEM.match, found)):
         return False
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            if damaged_entries(connection):  # if an index and a row differ, the row may be the damaged one
+            if damaged_entries(connection):  # an index may differ from a row because the row is damaged
                 return False
             connection.execute("REINDEX")
             _index_words(connection)
@@ -226,9 +226,10 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[int]:
-    """Open and lock the file, provided that no other process has it open in SQLite.
+    """Open and lock the file, and yield its descriptor. Nothing else in this process may open the file meanwhile: if a
+    second handle is closed, the system drops the lock.
 
-    Meanwhile nothing else in this process may open the file: when a second handle is closed, the system drops the lock.
+    :raises ArgumentError: the file does not exist, or another process has it open.
     """
     try:
         file = os.open(path, os.O_RDWR)
@@ -261,13 +262,13 @@ def _copy(file: int, path: Path, target: Path) -> None:
 def _recover(source: Path, target: Path) -> tuple[str, ...]:
     """Make a database at `target` from the rows of `source`, and return what was lost.
 
-    The content of `source`'s write-ahead log is moved into `source`.
+    First, SQLite moves the content of the write-ahead log of `source` into `source`.
 
     :raises StoreUnavailable: `source` contains no crow rows.
     """
     if not source.stat().st_size:
         raise StoreUnavailable("The database file is empty, so it was left as it is.")
-    # When the connection closes, SQLite copies the log into the file, even if it cannot read the file.
+    # When this connection is closed, SQLite copies the log into the file, even if SQLite cannot read the file.
     with suppress(*FAILURES), closing(sqlite3.connect(source)) as connection:
         connection.execute("SELECT * FROM sqlite_master").fetchall()
     lost = ["everything in the write-ahead log"] if Path(f"{source}-wal").exists() else []
@@ -286,7 +287,7 @@ def _recover(source: Path, target: Path) -> tuple[str, ...]:
 
 
 def _index_words(connection: sqlite3.Connection) -> None:
-    """Rebuild the full-text index. FTS5's own `rebuild` cannot read from a view like this one."""
+    """Rebuild the full-text index from the view `searchable`. FTS5's own `rebuild` cannot read from such a view."""
     connection.execute("INSERT INTO entries_fts (entries_fts) VALUES ('delete-all')")
     connection.execute("INSERT INTO entries_fts (rowid, text) SELECT id, text FROM searchable WHERE text <> ''")
 
@@ -299,7 +300,8 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Damaged entries that still show where they belong: their rows by entry id."""
+        """Maps the ids of damaged entries to their rows. Only rows that still show the entry's conversation and parent
+        are here."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
@@ -340,7 +342,7 @@ class _Recovery:
                 self._damaged[row.rowid] = row.values
 
     def _insert(self, table: str, values: Mapping[str, Any]) -> None:
-        with suppress(sqlite3.IntegrityError):  # a row that violates the constraints of its table was damaged
+        with suppress(sqlite3.IntegrityError):  # a row that violates a constraint of its table is damaged
             self._new.execute(
                 f"INSERT OR IGNORE INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})", values
             )
@@ -352,15 +354,15 @@ class _Recovery:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _index(self, name: str, columns: int) -> Iterator[tuple[Any, ...]]:
-        """Return the rows of an index, as far as its pages can be reached. The last column of an index row is the key
-        of the table's row."""
+        """Return the rows of an index. Rows on pages that cannot be reached are left out. The last column of an index
+        row is the key of the table's row."""
         root = self._pages.roots.get(name)
         for row in self._pages.tree(root) if root else ():
             if len(row.values) == columns and isinstance(row.values[-1], int):
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables. A row is lost if an index has it but the table does not."""
+        """Record the lost rows of small tables. A row is lost if an index names it but the table does not have it."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -396,7 +398,8 @@ class _Recovery:
     def _replace_entry(
         self, entry: int, conversation: int, parent: int | None, *, session: object, call: tuple[object, object] | None
     ) -> None:
-        """Insert the message for one lost entry. What is unknown about the entry is taken from its parent or child."""
+        """Insert a message in place of one lost entry. Session, turn, model and time come from the entry's parent or
+        child."""
         beside = self._new.execute(
             "SELECT session, turn, model, created_ms FROM entries WHERE id = ? OR parent = ? ORDER BY id DESC LIMIT 1",
             (parent, entry),
@@ -503,7 +506,7 @@ class _Recovery:
             " (SELECT conversation, created_ms FROM entries UNION ALL SELECT conversation, created_ms FROM sessions)"
             " GROUP BY conversation"
         )
-        # Shares and tokens are not read from damaged pages: what was revoked must stay so.
+        # Shares and tokens are not read from damaged pages, because old pages may have some that were revoked.
         if self._new.execute("SELECT 1 FROM sessions WHERE principal IS NOT NULL").fetchone():
             self._lost.append("all shares, and all tokens for crow serve; share the sessions and add tokens again")
         _index_words(self._new)
@@ -530,7 +533,7 @@ def _column_types(connection: sqlite3.Connection, table: str) -> dict[str, tuple
 
 
 def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
-    """Whether the row may belong to a table with these columns, judging by the values that could be read."""
+    """Whether the values of a row have the types of these columns. Values at the end of the row may be missing."""
     if row.rowid is None or row.rowid < 1 or not 1 < len(row.values) <= len(types):
         return False
     return all(isinstance(value, allowed) for value, allowed in zip(row.values, types.values(), strict=False))

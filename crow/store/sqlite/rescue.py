@@ -27,11 +27,12 @@ def rescue(
     shared: FileId | None,
     writing: Callable[[], AbstractContextManager[None]],
 ) -> tuple[Path, str]:
-    """Copy the open database to a new file: to `path` if no file is there, else to a file beside it.
+    """Copy the open database to a new file: to `path` if no file is there, otherwise to a file beside it.
 
-    Return the path where the stored data is now, and a message for the user. The message is empty if nothing was lost
-    or moved. `opened` identifies the file that is open. `shared` identifies the index of its write-ahead log (`-shm`);
-    it is None without a log. Everything is written within the context manager that `writing` returns.
+    Return the path of the file that now has the data, and a message for the user. The message is empty if another
+    process has already restored the file. `opened` identifies the open file. `shared` identifies the index of its
+    write-ahead log (`-shm`), and is None if there is no log. Everything is written within the context manager that
+    `writing` returns.
 
     :raises StoreUnavailable: no copy could be made; `connection` still has all the data.
     """
@@ -43,7 +44,7 @@ def rescue(
             for attempt in range(_ATTEMPTS):
                 found = file_id(path)
                 if found == opened or (found is not None and _holds_all(path, connection)):
-                    logger.warning("%s was %s, and is back with all its content", path, what)
+                    logger.warning("%s was %s, but another process has restored it with all its content", path, what)
                     return path, ""
                 if found is None and _copy(connection, path):
                     words = (
@@ -74,8 +75,8 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
     open connection can still read the log."""
     if shared is None or file_id(f"{path}-shm") != shared:
         return
-    # This fails while another connection is reading. That does no harm: this connection can still read the log
-    # after the log file is removed.
+    # A checkpoint fails while another connection reads. Then this connection still reads the log, even after the log
+    # file was removed.
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     remove_files(path, suffixes=("-wal", "-shm"))
@@ -117,10 +118,8 @@ def _move(part: Path, target: Path) -> bool:
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the database at `path` has every session of `connection`, with the same leaf.
-
-    That is the case if another crow has already put the database back.
-    """
+    """Whether the database at `path` has every session of `connection`, with the same leaf. Then another crow process
+    has already restored the database."""
     query = (
         "SELECT s.id, s.conversation, e.id, e.parent, e.kind, e.created_ms, e.body, e.body_blob"
         " FROM sessions s LEFT JOIN entries e ON e.id = s.leaf WHERE s.deleted_ms IS NULL"

@@ -1,10 +1,10 @@
 """Searches sessions and sums up their usage.
 
-The full-text index holds titles, prompts and answers as trigrams, so it finds words of at least three characters in any
-script. For shorter words, the texts themselves are searched. If the query also has a word that the index can find, only
-texts that match in the index are searched. Otherwise all messages are searched or, within a session, the newest few
-thousand entries of its path. Results are titles first, then entries, newest first. The index and a path both return ids
-in descending order, so their intersection is read only as far as needed.
+The full-text index has the trigrams of titles, prompts and answers, so it finds words of at least three characters in
+any script. For shorter words, the texts themselves are searched. If the query also has a longer word, only the texts
+with that word are searched. Otherwise all messages are searched or, within a session, the newest few thousand entries
+of its path. Titles come before entries, and the newest results first. The index and a path both return ids in
+descending order, so their intersection is read only as far as needed.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class SearchMethods(UsesDatabase):
         words, scope = query.replace("\0", " ").split(), scope or Scope()
         if not words and scope.since_ms is None and scope.before_ms is None:
             return ()
-        # Each word is quoted, so that no character acts as an operator.
+        # Words are in quotation marks, so that no character acts as an operator.
         match = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _INDEXED_CHARACTERS)
         patterns = patterns_of(words)
-        # The index and `re` may disagree about the case of a rare letter. So words that matched in the index are not
-        # checked again with `re`.
+        # For a few rare letters, the index and `re` differ about upper and lower case. So words that matched in the
+        # index are not checked again with `re`.
         unchecked = [pattern for pattern, word in zip(patterns, words, strict=True) if len(word) < _INDEXED_CHARACTERS]
         limits = {**asdict(scope), "seen_by": seen_by}
         if session_id is None:
@@ -151,22 +151,23 @@ _IN_SCOPE = (
 
 
 def seen_in(table: str) -> str:
-    """The condition that the principal `:seen_by` sees a session in this table; NULL sees all."""
+    """Return the SQL condition that the principal `:seen_by` sees a session in this table. If `:seen_by` is NULL, it is
+    true for every session."""
     return (
         f"(:seen_by IS NULL OR {table}.principal = :seen_by OR EXISTS"
         f" (SELECT 1 FROM shares WHERE shares.principal = :seen_by AND shares.session = {table}.id))"
     )
 
 
-# Skips conversations that are none of the principal's business. Does not skip hidden sessions: a fork may contain their
-# entries.
+# This condition skips conversations in which the principal sees no session. It does not skip single sessions, because a
+# fork that the principal sees may contain their entries.
 _MAYBE_SEEN = (
     "(:seen_by IS NULL OR EXISTS (SELECT 1 FROM sessions v WHERE v.conversation = e.conversation"
     f" AND v.deleted_ms IS NULL AND {seen_in('v')}))"
 )
 
-# Skips entries of other directories without reading their texts. Does not skip those of deleted sessions: a fork may
-# still contain them.
+# This condition skips entries of other directories without reading their texts. It does not skip entries of deleted
+# sessions, because forks may still contain them.
 _MAYBE_IN_DIRECTORY = (
     "(:cwd IS NULL OR NOT EXISTS (SELECT 1 FROM sessions o WHERE o.id = e.session AND o.conversation = e.conversation"
     " AND o.deleted_ms IS NULL AND o.cwd <> :cwd))"
@@ -190,7 +191,7 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
         row = sql.execute(
             "SELECT e.conversation, e.session, s.id IS NOT NULL, e.kind, e.created_ms, t.text FROM searchable t"
             " JOIN entries e ON e.id = t.id LEFT JOIN sessions s ON s.id = e.session"
-            # An imported session may have the same id as a deleted one whose entries are still used by a fork.
+            # An imported session may have the id of a deleted session whose entries are still part of a fork.
             f" AND s.conversation = e.conversation AND s.deleted_ms IS NULL AND {seen_in('s')}"
             " WHERE t.id = :id AND t.text <> '' AND (:cwd IS NULL OR coalesce(s.cwd, :cwd) = :cwd)"
             f" AND {_IN_SCOPE}",
@@ -208,8 +209,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Mapping[str, object]) -> str | None:
-    """Find a session for an entry whose own session was deleted or is hidden from the principal: the oldest one that
-    still has the entry on its path. With `cwd`, only sessions of that directory count."""
+    """Find a session for an entry whose own session was deleted or is hidden from the principal. It is the oldest
+    session with the entry on its path. With `cwd`, only sessions of that directory count."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL"
         f" AND coalesce(:cwd, cwd) = cwd AND {seen_in('sessions')} ORDER BY number",
@@ -219,7 +220,7 @@ def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Map
 
 
 def _indexed(sql: Connection, match: str, limits: Mapping[str, object]) -> Iterator[int]:
-    """Return the entries that match in the index, newest first."""
+    """Return the ids of the entries that match in the index, newest first."""
     query = (
         "SELECT f.rowid FROM entries_fts f JOIN entries e ON e.id = f.rowid"
         f" WHERE entries_fts MATCH :match AND f.rowid > 0 AND {_MAYBE_IN_DIRECTORY} AND {_MAYBE_SEEN}"
@@ -237,7 +238,7 @@ def _all_messages(sql: Connection, limits: Mapping[str, object]) -> Iterator[int
 
 
 def _unindexed(sql: Connection, path: Iterator[int], scope: Scope) -> Iterator[tuple[Entry, str]]:
-    """Return the entries with text that is not in the index, newest first, each with its kind."""
+    """Yield the entries whose text is not in the index, newest first. Each entry is paired with its kind."""
     times = (scope.since_ms or 0, LAST_MS if scope.before_ms is None else scope.before_ms)
     while batch := tuple(islice(path, SCAN_BATCH)):
         query = (

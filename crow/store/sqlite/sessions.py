@@ -1,10 +1,12 @@
 """Creates, lists, changes, forks, hides and removes sessions.
 
-Deleting hides a session; `tidy` removes its data later. An entry stays as long as a living session needs it: the
-session wrote it, or the entry is on the session's path or on a path that the session once had. Finding the entries that
-no session needs may take a while, so that step holds no write lock. Those entries are then removed newest first, a few
-at a time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the
-rest. An interrupted import counts as deleted. A running import does not: its hidden sessions have a living owner.
+A deleted session is hidden, and `tidy` removes its data later. A session that is not deleted needs the entries that it
+wrote and the entries on its current and former paths. `tidy` removes the entries that no such session needs. To find
+them may take a while, so that step holds no write lock. Then they are removed newest first, a few at a time. If a
+session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the rest.
+
+The hidden sessions of an interrupted import are removed like deleted ones. Those of a running import have a living
+owner, and are not removed.
 
 Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has it open
 any more.
@@ -32,15 +34,16 @@ from crow.store.sqlite.paths import has_user, marks, session_row, session_values
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
-"""crow cannot look up a store on another machine, in another container or from before a restart. After opening a
-session, such a store counts as having it open for this long."""
+"""Crow cannot find out whether a store on another machine or in another container still has a session open. It assumes
+so for this time after the store opened the session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
     """What to remove from a conversation. `entries` are sorted newest first.
 
-    `living` describes the conversation's sessions and their leaves. If that changes, the removal is out of date.
+    `living` describes the conversation's sessions and their leaves. If that text is no longer the same, the removal is
+    out of date.
     """
 
     conversation: int
@@ -102,7 +105,7 @@ class SessionMethods(UsesDatabase):
     def move_alias(self, sql: Connection, session_id: str, to: str) -> None:
         alias, _ = session_row(sql, session_id).alias, session_row(sql, to)
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more; it was moved or removed meanwhile.")
+            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
         change_session(sql, session_id, SessionChanges(alias=None))
         change_session(sql, to, SessionChanges(alias=alias))
 
@@ -132,8 +135,8 @@ class SessionMethods(UsesDatabase):
             values["newest"], values["after"] = parse_cursor(cursor)
         order = "ORDER BY newest_entry DESC, id DESC LIMIT :limit"
         if seen_by is not None:
-            # Two searches by index (CROSS JOIN keeps the order). What others have costs nothing, so it cannot be told
-            # from the time either.
+            # Two searches by index; CROSS JOIN keeps their order. The sessions of other principals are not read. So the
+            # time that a search takes does not depend on them.
             values["seen_by"] = seen_by
             where = (
                 f"number IN (SELECT number FROM (SELECT number FROM sessions WHERE principal = :seen_by AND {where}"
@@ -183,7 +186,10 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """See `_note_opening`. :raises NoSuchSession: another process has just removed the session."""
+        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+
+        :raises NoSuchSession: another process has just removed the session.
+        """
         session_row(sql, session_id)
         self._note_opening(sql, session_id)
 
@@ -202,7 +208,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def _remove_empty(self, sql: Connection) -> None:
-        """Remove the empty sessions that no store has open any more. No entry, text or blob belongs to them."""
+        """Remove the empty sessions that no store has open any more. They have no entries, texts or blobs."""
         for session_id in _closed_openings(sql):
             if _is_empty(sql, session_id):
                 (conversation,) = session_values(sql, session_id, "conversation")
@@ -245,7 +251,7 @@ class SessionMethods(UsesDatabase):
             ),
             None,
         )
-        hidden.close()  # usually only the first of perhaps thousands of rows was read
+        hidden.close()  # usually only one of perhaps thousands of rows was read
         if pending is None:
             return None
         entries = tuple(row[0] for row in sql.execute(_UNNEEDED, {"conversation": pending}))
@@ -253,12 +259,12 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_entries(self, sql: Connection, removal: Removal, ids: Sequence[int]) -> bool:
-        """Remove some of the entries, with their blobs and their text in the index. Return false if `removal` is out of
-        date."""
+        """Remove some of the entries, their blobs and their texts in the index. If `removal` is out of date, return
+        false and remove nothing."""
         if _living(sql, removal.conversation) != removal.living:
             return False
-        # The index stores no text. To remove an entry from the index, its text is needed, so the entry must still
-        # exist. Each id is listed: with ids from a subquery, the view would read all entries.
+        # The index stores no texts. To remove an entry from it, SQLite needs the entry's text, so the entry must still
+        # exist. The query lists each id, because with a subquery the view would read all entries.
         sql.execute(
             "INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM searchable"
             f" WHERE id IN ({marks(ids)}) AND text <> ''",
@@ -277,8 +283,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
-        """Remove the deleted sessions, after all their entries were removed. Also remove the conversation if no session
-        is left in it. Return false if `removal` is out of date."""
+        """Remove the deleted sessions after all their entries were removed. Also remove the conversation if it has no
+        other session. If `removal` is out of date, return false and remove nothing."""
         conversation = removal.conversation
         if _living(sql, conversation) != removal.living:
             return False
@@ -295,8 +301,8 @@ class SessionMethods(UsesDatabase):
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
         """Rewrite a part of the full-text index, so that the words of removed entries disappear from the file.
 
-        With `is_first`, start a merge of the whole index; later calls continue that merge. Return true if there may be
-        more to do.
+        With `is_first`, start a merge of the whole index. Later calls continue that merge. The result is true if there
+        may be more to merge.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes
@@ -313,15 +319,15 @@ def _closed_openings(sql: Connection) -> list[str]:
     """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
-        # This lease is longer than that of a turn, because nothing renews it.
+        # This time is longer than the lease of a turn, because nothing renews it.
         has_open = bool(owner) and is_alive(owner, lease_age_ms=now - opened_ms - _OPEN_MS)
         is_open[session_id] = is_open.get(session_id, False) or has_open
     return [session_id for session_id, has_open in is_open.items() if not has_open or not _is_empty(sql, session_id)]
 
 
 def change_session(sql: Connection, session_id: str, changes: SessionChanges) -> None:
-    """Set columns of an existing row. A title that the user chose is only replaced by another one that the user chose.
-    Archiving does not count as a use of the session.
+    """Set columns of an existing row. A title that the user chose is replaced only by another title that the user
+    chose. Archiving does not change `updated_ms`.
 
     :raises ArgumentError: the alias belongs to another session.
     """
@@ -347,9 +353,9 @@ def _has_title_by_user(sql: Connection, session_id: str) -> bool:
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:
-    """Set the title, also in the full-text index. The index stores no text, so the old title is needed to remove its
-    words."""
-    # Query the view for one known id: with an id from a subquery it would read all entries.
+    """Set the title in the row and in the full-text index. The index stores no texts, so the old title is needed to
+    remove its words."""
+    # The query names the id, because with a subquery the view would read all entries.
     row = sql.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
     indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"
     sql.execute(f"INSERT INTO entries_fts (entries_fts, rowid, text) SELECT 'delete', id, text FROM ({indexed})", row)
@@ -417,8 +423,8 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
 
 
 def _living(sql: Connection, conversation: int) -> str:
-    """Return a text that changes whenever a session of the conversation is added, moved or deleted, or gets another
-    leaf."""
+    """Return a text that describes the sessions of a conversation. It changes whenever a session is added, moved or
+    deleted, or gets another leaf."""
     rows = sql.execute(
         "SELECT s.id, s.leaf, s.deleted_ms, (SELECT max(m.id) FROM moves m WHERE m.session = s.id) FROM sessions s"
         " WHERE s.conversation = ? ORDER BY s.number",

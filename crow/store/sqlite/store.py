@@ -38,8 +38,8 @@ class SqliteStore(
 
     def __init__(self, database: Database, owner: str) -> None:
         super().__init__(database, owner)
-        # Cached facts by base URL and model. They are stored with two version numbers from the time of reading. One
-        # changes when another process writes, the other when this store learns facts.
+        # Maps base URL and model to cached facts. Each comes with two version numbers from the time of reading. One of
+        # them changes when another process writes, the other when this store learns facts.
         self._learned: dict[tuple[str, str], tuple[tuple[int, int], Mapping[str, object]]] = {}
         self._times_learned = 0
 

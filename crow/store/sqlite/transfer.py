@@ -53,12 +53,13 @@ _NEEDED = """
     WHERE +conversation = :conversation AND id IN (SELECT id FROM needed WHERE id IS NOT NULL)
     ORDER BY id
 """
-# The `+` keeps SQLite from using the index by conversation. If that index were damaged, entries would be left out
-# without notice.
+# The `+` keeps SQLite from using the index by conversation. With a damaged index, entries could be missing without an
+# error.
 
 
 def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[int, tuple[str, ...]]:
-    """Return the chosen sessions and their sub-agents, by conversation. None chooses every listed session."""
+    """Map conversations to the chosen sessions and their sub-agents. If `ids` is None, every listed session is
+    chosen."""
     start = "SELECT value FROM json_each(:ids)"
     if ids is None:
         start = "SELECT id FROM sessions WHERE has_prompt = 1 AND parent_id IS NULL"
@@ -75,7 +76,7 @@ def family(connection: sqlite3.Connection, ids: Sequence[str] | None) -> dict[in
 def choose(
     connection: sqlite3.Connection, conversation: int, sessions: Sequence[str], known: frozenset[str]
 ) -> ExportSelection:
-    """Return what is exported for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
+    """Return the selection for `sessions` of `conversation`. `known` are the ids of all sessions in the file."""
     chosen = {"conversation": conversation, "ids": json.dumps(sessions)}
     ids, missing = _entry_ids(connection, chosen)
     query = "SELECT created_ms FROM conversations WHERE id = ?"
@@ -109,7 +110,7 @@ def choose(
 
 
 def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Return each row as a mapping from the record's field names to values. The columns must be in the order of the
+    """Yield each row as a mapping from the record's field names to values. The columns must be in the order of the
     fields."""
     names = [field.name for field in fields(record)]
     return (dict(zip(names, row, strict=True)) for row in rows)
@@ -118,17 +119,17 @@ def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequenc
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Return the entries for a batch of at most `most` ids, from `chosen.ids[start]` on, and the number of ids in the
-    batch.
+    """Return the entries for the next ids from `chosen.ids[start]` on, and the number of these ids, which is at most
+    `most`.
 
-    A missing entry is replaced by a message that says so.
+    A remark replaces each missing entry.
 
     :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
     ids = chosen.ids[start : start + most]
     found, taken = entries_of(connection, ids)
     absent = set(ids[:taken]).difference(entry.id for entry in found)
-    if not absent <= chosen.missing:  # deleted meanwhile, or on a damaged page that only an index led to
+    if not absent <= chosen.missing:  # deleted meanwhile, or on a damaged page to which only an index refers
         (living,) = connection.execute(
             "SELECT count(*) FROM sessions WHERE id IN (SELECT value FROM json_each(?)) AND deleted_ms IS NULL",
             (json.dumps(sorted(chosen.sessions)),),
@@ -141,7 +142,7 @@ def next_entries(
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
     """Return the ids of the exported entries, ascending, and the missing ids among them. Other rows refer to a missing
-    id, but the database has no entry with it."""
+    id, but the database has no entry with this id."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -158,11 +159,11 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 class Importer:
-    """Imports one conversation of a file: call `begin`, pass each `next_piece` to `add`, then call `show`.
+    """Imports one conversation of a file. Call `begin`, pass each `next_piece` to `add`, then call `show`.
 
     Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
-    hidden like deleted ones, and this process owns them as if it were running a turn in each. If the process dies, they
-    are removed like deleted sessions. Entry n of the file gets the id `_base` + n; these ids are reserved.
+    hidden like deleted ones, and this store owns them as if it were running a turn in each. If the process dies, they
+    are removed like deleted sessions. Entry number n of the file gets the id `_base` + n. These ids are reserved.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -198,7 +199,8 @@ class Importer:
                 case EntryRecord() | MoveRecord():
                     self._records = chain([(record, body)], self._records)
                     break
-        # The state for entries whose session is not in the file. No session's counters include such entries.
+        # This state takes the entries whose session is not in the file. They are not included in the counters of any
+        # session.
         self._states[None] = SessionState(connection, self._rows[0].id, now_ms=0)
         self._states[None].session_id = ""
         connection.execute(
@@ -224,7 +226,7 @@ class Importer:
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other processes took this process for dead and removed what it had written.
+        :raises ImportRemoved: other processes counted this process as dead and removed what it had written.
         """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
@@ -250,7 +252,7 @@ class Importer:
             self._states[record.id].save()
             leaf = self._id(record.leaf)
             listed = record.listed
-            if record.id not in self._defaults.extras:  # a file may have been made by another program
+            if record.id not in self._defaults.extras:  # another program may have written the file
                 listed = listed or (leaf is not None and has_user(connection, leaf))
             connection.execute(
                 "UPDATE sessions SET leaf = ?, newest_entry = max(newest_entry, ?), has_prompt = ?, updated_ms = ?,"
@@ -292,7 +294,7 @@ class Importer:
 
 
 def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
-    """Write what an export does not contain. An alias that another session has stays with that session."""
+    """Write what an export does not contain. If another session already has the alias, it keeps the alias."""
     connection.execute(
         f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in EXTRA_COLUMNS)}, state = ?, owner = ? WHERE id = ?",
         (
@@ -314,7 +316,7 @@ def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | Non
 
 
 def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> ConversationState:
-    """Return what a copy of these sessions needs beside their export."""
+    """Return what a copy of these sessions needs in addition to their export."""
     extras: dict[str, SessionExtras] = {}
     users: list[str] = []
     stamps: list[object] = []
@@ -363,8 +365,8 @@ def _no_session(session_id: str) -> NoReturn:
 
 
 def groups_of(importers: Sequence[Importer]) -> Iterator[Sequence[Importer]]:
-    """Return the importers in groups whose conversations together fit into one small transaction. A large conversation
-    is a group of its own."""
+    """Yield the importers in groups. The conversations of a group together fit into one small transaction. A large
+    conversation is alone in its group."""
     group: list[Importer] = []
     entries = size = 0
     for importer in importers:
@@ -384,7 +386,7 @@ def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Give up the imports of the owner `here`, so that `tidy` removes what they have written."""
+    """Give up the imports of the owner `here`. Then `tidy` removes what they have written."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )
@@ -393,8 +395,7 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     """Whether the conversation was imported before, or one of its sessions exists.
 
-    A fork of an imported session does not count if the imported sessions themselves are deleted: the fork belongs to
-    another conversation.
+    If the imported sessions are deleted, their forks do not count.
     """
     exists = _was_imported(connection, block)
     for name in block.sessions:

@@ -1,4 +1,4 @@
-"""Watches a session in the file, whichever process writes it."""
+"""Follows a session in the database file, even if another process changes it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from sqlite3 import Connection
 
 import anyio
 
-from crow.store import SessionRow
 from crow.store.owner import is_alive
+from crow.store.rows import SESSION_COLUMNS, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
-from crow.store.sqlite.paths import entries_of, session_row
+from crow.store.sqlite.paths import entries_of, session_values
 from crow.store.watching import Look, News, Piece, follow
 
 _POLL_S = 0.05
 _POLLS_PER_LOOK = 10
-"""After this many polls there is a look at the session anyway: a dead owner leaves no trace in the file."""
+"""After this many polls, the session is read even if the file has not changed: the death of an owner does not change
+the file."""
 
 _MOST_ENTRIES = 256
 
@@ -27,7 +28,7 @@ class WatchMethods(UsesDatabase):
     owner: str
 
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        # SQLite tells no other process of a change. To ask whether anything has changed takes about 0.1 ms.
+        # SQLite does not notify other processes of changes. A query for changes takes about 0.1 ms.
         version = (-1, -1)
 
         async def look(after: int, piece: int) -> Look:
@@ -50,7 +51,8 @@ class WatchMethods(UsesDatabase):
 
     @snapshot()
     def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[Look, tuple[int, int]]:
-        row = session_row(sql, session_id)
+        *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
+        row = session_of(values)
         query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
         found = sql.execute(query, (session_id, after, _MOST_ENTRIES))
         ids = [entry_id for (entry_id,) in found]
@@ -60,30 +62,20 @@ class WatchMethods(UsesDatabase):
             " WHERE session = ?1 AND after_leaf IS ?2 ORDER BY seq",
             (session_id, row.leaf, piece),
         ).fetchall()
-        is_elsewhere = row.state == "running" and _owner(sql, row) != self.owner
+        is_running = row.state == "running"
         look = Look(
             row=row,
             entries=entries,
             has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,
             pieces=[Piece(*one) for one in pieces if one[0] > piece],
             has_draft=bool(pieces),
-            is_elsewhere=is_elsewhere,
-            is_orphaned=row.state == "running" and not _is_owner_alive(sql, row),
+            is_elsewhere=is_running and owner != self.owner,
+            is_orphaned=is_running and not is_alive(owner, lease_age_ms=now_ms() - lease_ms),
             is_cancelled=False,
         )
         return look, version_of(sql)
 
 
 def version_of(sql: Connection) -> tuple[int, int]:
-    """Return numbers that change when another connection, or this one, changes the file."""
+    """Return numbers that change when another connection or this one changes the file."""
     return pragma(sql, "data_version"), sql.total_changes
-
-
-def _owner(sql: Connection, row: SessionRow) -> str:
-    (owner,) = sql.execute("SELECT owner FROM sessions WHERE id = ?", (row.id,)).fetchone()
-    return str(owner)
-
-
-def _is_owner_alive(sql: Connection, row: SessionRow) -> bool:
-    owner, lease_ms = sql.execute("SELECT owner, lease_ms FROM sessions WHERE id = ?", (row.id,)).fetchone()
-    return is_alive(owner, lease_age_ms=now_ms() - lease_ms)

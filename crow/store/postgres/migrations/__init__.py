@@ -14,14 +14,15 @@ FILES = ("0001_initial.sql", "0002_principals.sql", "0003_views.sql", "0004_node
 VERSION = len(FILES)
 
 _LOCK = int.from_bytes(b"crow", "big")
-"""The advisory lock that a migration holds."""
+"""The number of the advisory lock that a migration holds."""
 
 
 async def migrate(connection: asyncpg.Connection, name: str) -> None:
-    """Bring the schema `crow` up to date. If several stores try at once, one runs the files and the others wait.
+    """Migrate the schema `crow` to this version. If several stores do so at the same time, one runs the files and the
+    others wait.
 
-    `name` names the database in errors. A user without the right to change the schema may open a database that is up to
-    date.
+    `name` is the name of the database in errors. If the schema has this version already, the user needs no right to
+    change it.
 
     :raises StoreTooNew: a newer crow migrated the database.
     """
@@ -45,7 +46,7 @@ async def check_readable(connection: asyncpg.Connection, name: str) -> None:
     version = await _version(connection, name)
     if version < VERSION:
         has = f"version {version} of crow's schema, and this crow needs version {VERSION}" if version else "no sessions"
-        raise StoreUnavailable(f"{name} has {has}. It is set up when crow is started with this database.")
+        raise StoreUnavailable(f"{name} has {has}. Start crow with this database to set it up.")
 
 
 async def _version(connection: asyncpg.Connection, name: str) -> int:

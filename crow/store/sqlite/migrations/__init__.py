@@ -32,7 +32,7 @@ APPLICATION_ID = int.from_bytes(b"crow", "big")
 
 
 def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
-    """Migrate the database to `version`; `connection` is in autocommit mode.
+    """Migrate the database to `version`. `connection` must be in autocommit mode.
 
     Each transaction checks the version again. So if two processes open a file at the same time, each step runs only
     once.
@@ -46,7 +46,7 @@ def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {number}")
             connection.execute("COMMIT")
-        except BaseException:  # whatever happened, no transaction may stay open
+        except BaseException:  # no transaction may stay open
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
