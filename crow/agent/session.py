@@ -96,7 +96,8 @@ class PendingPrompt:
 
 
 class TurnListener(Protocol):
-    """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
+    """Learns when turns begin and end. The session's task calls it before the first event and after the last event of a
+    turn."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a

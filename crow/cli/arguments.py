@@ -273,7 +273,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
-    unshare = add("unshare", admin.share, "end that", "1")
+    unshare = add("unshare", admin.share, "stop sharing a session with a principal", "1")
     for each in (share, unshare):
         each.add_argument("principal", metavar="PRINCIPAL", help="the user's name, as given to crow serve token add")
         each.set_defaults(access=None)
@@ -354,7 +354,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="an environment variable for the agent; without a value, it is passed on",
+        help="set an environment variable for the agent; without a value, pass on your own",
     )
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"

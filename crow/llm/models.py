@@ -360,7 +360,8 @@ class EndpointFacts:
         return self._filled % _LISTING_INTERVAL == 1
 
     async def _note_usage(self, usage: Usage | None) -> None:
-        """Store which counts the endpoint reports, if this set of counts is new or seen for the second time."""
+        """Store which token counts the endpoint reports. Do this only if this set of counts is new, or is seen for the
+        second time."""
         counts = [
             each.name.removesuffix("_tokens")
             for each in (() if usage is None else fields(usage))

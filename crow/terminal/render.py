@@ -350,7 +350,7 @@ class MarkdownStream:
                 return
 
     def _begin_line(self, *, is_end: bool) -> bool:
-        """Read the beginning of a line. If only the whole line shows what kind of line it is, read all of it. Return
+        """Read the beginning of a line. If the kind of the line is only clear at its end, read the whole line. Return
         False if more text is needed."""
         newline = self._held.find("\n")
         is_whole = newline >= 0 or is_end

@@ -191,7 +191,8 @@ class Question:
 
 
 def question_of(params: Params) -> Question:
-    """The question for a `session/request_permission`: what would run or change, followed by the options.
+    """Return the question for a `session/request_permission`. It shows the command or the change, followed by the
+    options.
 
     If not all lines are shown, only the options for this one call are offered.
     """

@@ -632,7 +632,7 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
     except ArgumentError as error:
         raise ArgumentError(f"{call.name}: {error}") from None
     if "template" in arguments and not {"server", "variable"} <= arguments.keys():
-        raise ArgumentError(f"{call.name}: with a template, server and variable are needed too")
+        raise ArgumentError(f"{call.name}: a call with template also needs server and variable")
     if re.search(r"[{}]", arguments.get("uri", "")):
         raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
     return arguments

@@ -1,4 +1,4 @@
-"""Puts back protected files that a command changed because the kernel could not prevent it."""
+"""Restores protected files after a command has run. Needed if the kernel cannot prevent changes to them."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Record that the user allowed a change of this path (None: of any path) while commands run. `put_back` will
-        leave the path as it is now."""
+        """Record that the user allowed a change of this path while commands run. `put_back` will leave the path as it
+        is now. If the path is None, any path may have changed."""
         with self._lock:
             if not self._active:
                 return
@@ -349,9 +349,10 @@ class Scan:
 
 
 class Undo:
-    """Undoes the changes since a snapshot, in rounds: one change can hide others.
+    """Undoes the changes since a snapshot. Needs several rounds, because one change can hide others.
 
-    A file called HEAD decides what else is protected beside it, so changes of such files are undone first.
+    Which other files in a directory are protected depends on whether it has a file called HEAD, so changes of such
+    files are undone first.
     """
 
     def __init__(
