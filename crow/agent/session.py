@@ -352,11 +352,11 @@ class Session:
             self._runner.subagents.cancel_background()
 
     def lose_turn(self) -> None:
-        """End the running turn with an error, because another process has taken it over."""
+        """End the running turn with an error, because the session has entries that this process did not store."""
         if self._queue:
             self._queue[0].error = LeafMoved(
-                f"Another process took over session {self.id}, because this one gave no sign of life in the middle of "
-                "a turn. The rest of that turn is lost; prompt again."
+                f"Another process took over session {self.id}, or the database stored something without confirming it. "
+                "The rest of the turn is lost; prompt again."
             )
             self._cancel(self._queue[0])
 

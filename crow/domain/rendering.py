@@ -411,6 +411,8 @@ TITLE_CHARS = 200
 def title_line(text: str, limit: int = TITLE_CHARS) -> str:
     """The first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of the
     title says how much: `make … (+2 lines)`."""
+    if len(text) <= limit and text.isascii() and text.isprintable():
+        return text.strip(" ")
     first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
     shown = limit
     while len(title := safe(first[:shown])) > limit:  # an escape is longer than its character

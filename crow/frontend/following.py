@@ -102,6 +102,15 @@ class SessionFollower:
             while self._seen < entry_id:
                 await self._news.wait()
 
+    async def catch_up(self, row: SessionRow) -> None:
+        """Waits until everything that was stored before this row was read has been published.
+
+        :raises StoreUnavailable: it cannot be read now.
+        """
+        await self.reached(row.newest_entry)
+        if self._seen < row.newest_entry:
+            raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
+
     async def run(self, on_deleted: Callable[[], object]) -> None:
         """Follows the session. Calls `on_deleted` and returns if the session is deleted."""
         use_trace_context({})
@@ -141,7 +150,7 @@ class SessionFollower:
         self._read_to = max(self._read_to, news.entries[-1].id if news.entries else 0)
         while self._held and (claimed_to is None or self._held[0].id <= claimed_to):
             await self._show(self._held.pop(0))
-        if self._held and claimed_to is not None and claimed_to != self._lost:  # others write only after a take-over
+        if self._held and claimed_to is not None and claimed_to != self._lost:
             self._lost = claimed_to
             session.lose_turn()
         if claimed_to is None and news.is_elsewhere and news.draft is not None:

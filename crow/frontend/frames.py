@@ -28,7 +28,8 @@ _KINDS = {type(None): "missing or null", dict: "an object", list: "a list"}
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# Without its own check for cycles, the encoder is an eighth faster. It then raises RecursionError for a cycle.
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
 
 
 @dataclass(frozen=True, slots=True)

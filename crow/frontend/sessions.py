@@ -296,7 +296,9 @@ class OpenSessions:
                 hosted = host.open.get(session_id)
             has_unstored = hosted is not None and not await hosted.session.settle()
             if hosted is not None and host.is_shared:
-                await store.session(session_id)  # raises an error if it was deleted or is hidden by now
+                row = await store.session(session_id)  # raises an error if it was deleted or is hidden by now
+                if hosted.follower is not None:  # the client may have been sent more by another process
+                    await hosted.follower.catch_up(row)
             access = await self._access(session_id)
             if access != "own":  # only the owner can move a session or give it servers
                 row = await store.session(session_id)

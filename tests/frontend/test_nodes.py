@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,9 @@ import asyncpg
 import pytest
 
 from crow.frontend.frames import RequestError
-from tests.frontend.test_cursors import V1, V2, Params, back, cursor_of, reload, script, seen
+from crow.frontend.sessions import Requester
+from crow.store.principals import PrincipalStore
+from tests.frontend.test_cursors import CURSORS, V1, V2, Params, back, cursor_of, reload, script, seen
 from tests.support.postgres import new_database
 from tests.support.scripted_model import Say, call
 from tests.support.shared_host import Shared, Watcher, shared
@@ -36,12 +39,12 @@ async def database() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def nodes(
-    directory: Path, database: str, says: tuple[Say, ...], others: tuple[Say, ...] = ()
+    directory: Path, database: str, says: tuple[Say, ...], others: tuple[Say, ...] = (), *, has_principals: bool = False
 ) -> AsyncIterator[tuple[Shared, Shared]]:
     """Two nodes; the models say this."""
     async with (
-        shared(directory, *says, database_url=database, node="one") as one,
-        shared(directory, *others, database_url=database, node="two") as other,
+        shared(directory, *says, database_url=database, node="one", has_principals=has_principals) as one,
+        shared(directory, *others, database_url=database, node="two", has_principals=has_principals) as other,
     ):
         yield one, other
 
@@ -257,3 +260,53 @@ async def test_a_node_that_wakes_up_after_a_take_over_ends_its_turn(tmp_path: Pa
         await follows(other, bob, session)
         texts = [text for _, _, text in await reload(other, session)]
         assert (texts[0], *texts[-4:]) == ("a", "b", "Two.", "c", "Three.")
+
+
+async def test_principals_follow_only_what_they_may_see_and_a_stranger_cancels_nothing(
+    tmp_path: Path, database: str
+) -> None:
+    def requester(principal: str) -> Requester:
+        return Requester(view=partial(PrincipalStore, principal=principal), may_configure=False)
+
+    hold = anyio.Event()
+    first = Say(text=("One.",), hold=hold)
+    async with nodes(tmp_path, database, (first,), (Say(text=("Two.",)),), has_principals=True) as (one, other):
+        ann = await one.client(requester=requester("ann"))
+        session = await ann.new()
+        turn = asyncio.create_task(ann.prompt(session, "a"))
+        await first.reached.wait()
+        store = await one.host.store()
+        await store.share_session(session, "carl", "read")
+        again, bob, carl = [await other.client(requester=requester(name)) for name in ("ann", "bob", "carl")]
+        for client in (again, carl):
+            await client.open("session/load", session)
+        with pytest.raises(RequestError, match="Session not found"):
+            await bob.open("session/load", session)
+        for client in (bob, carl):  # one may not even see it, the other may only read it
+            await client.connection.cancel(session)
+        hold.set()
+        assert (await turn)["stopReason"] == "end_turn"
+        assert (await again.prompt(session, "b"))["stopReason"] == "end_turn"
+        await follows(other, carl, session)
+        assert carl.text() == again.text() == "One.Two."
+        assert [len((await each.call("session/list"))["sessions"]) for each in (ann, again, bob, carl)] == [1, 1, 0, 1]
+
+
+async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twice(
+    tmp_path: Path, database: str
+) -> None:
+    says = (Say(text=("One.",), calls=(call("nothing"),)), Say(text=("Two.",)))
+    async with nodes(tmp_path, database, says) as (one, other):
+        ann, bob = await one.client(capabilities=CURSORS), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        async with other.host.open[session].session.branch._lock:  # as if the database did not answer
+            await ann.prompt(session, "a")
+            coming = asyncio.create_task(back(other, session, cursor_of(ann.updates[-1])))
+            while len(other.clients) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            await asyncio.wait([coming], timeout=0.3)
+        again = await coming
+        await follows(other, again, session)
+        assert seen(ann.updates + again.updates) == seen(ann.updates)
+        assert again.text() == ""

@@ -105,15 +105,21 @@ class Peer:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, url: str, take: Callable[[dict[str, Any]], None]) -> Peer:
+    async def open(cls, url: str, take: Callable[[dict[str, Any]], None], *, within_s: float = 3) -> Peer:
         """Connect and initialize. `take` gets each update."""
         socket = await connect(
-            url, compression=None, proxy=None, max_size=None, open_timeout=3, ping_interval=1, ping_timeout=3
+            url,
+            compression=None,
+            proxy=None,
+            max_size=None,
+            open_timeout=within_s,
+            ping_interval=1,
+            ping_timeout=within_s,
         )
         peer = cls(socket, take)
         try:
             capabilities = {"_meta": {"acp/cursor": True}}
-            await peer.request("initialize", protocolVersion=1, clientCapabilities=capabilities, within_s=10)
+            await peer.request("initialize", protocolVersion=1, clientCapabilities=capabilities, within_s=3 * within_s)
         except BaseException:
             await peer.close()
             raise
@@ -227,7 +233,7 @@ class Client:
         while True:
             node = self._random.choice(self._run.cluster.nodes)
             try:
-                await self._visit(node, self._finish if prompts else self._leave)
+                await self._visit(node, self._finish if prompts else self._leave, within_s=10)
             except (*GONE, RpcError) as error:
                 self._run.log.append(
                     f"{time.time() - self._run.began:8.3f} {self.session} on {node.process_name}: {error!r}"
@@ -238,8 +244,8 @@ class Client:
             else:
                 return
 
-    async def _visit(self, node: Node, stay: Callable[[Peer], Awaitable[None]]) -> None:
-        peer = await Peer.open(node.url, self._take)
+    async def _visit(self, node: Node, stay: Callable[[Peer], Awaitable[None]], *, within_s: float = 3) -> None:
+        peer = await Peer.open(node.url, self._take, within_s=within_s)
         try:
             await self._attach(peer)
             await stay(peer)
@@ -382,20 +388,18 @@ class Round:
                         self.report.faults[kind] += 1
                     endpoint.requests.clear()
                 await asyncio.gather(*running)
+                await _cancel(living)
+                self.cluster.heal()
+                await asyncio.gather(*(client.finish() for client in clients if client.is_driver))
+                await asyncio.gather(*(client.finish(prompts=False) for client in clients))
+                await asyncio.gather(*self._measures)
+                await self._check(clients)
             finally:
-                for task in (*living, *running):
-                    task.cancel()
-                await asyncio.gather(*living, *running, return_exceptions=True)
-                endpoint.requests.clear()
-            self.cluster.heal()
-            await asyncio.gather(*(client.finish() for client in clients if client.is_driver))
-            await asyncio.gather(*(client.finish(prompts=False) for client in clients))
-            await asyncio.gather(*self._measures)
-            await self._check(clients)
+                await _cancel([*living, *running, *self._measures])
         return self.report
 
     async def _new_session(self) -> str:
-        peer = await Peer.open(self._random.choice(self.cluster.nodes).url, lambda _: None)
+        peer = await Peer.open(self._random.choice(self.cluster.nodes).url, lambda _: None, within_s=60)
         try:
             answer = await peer.request("session/new", cwd=str(self.place), mcpServers=[], within_s=60)
             return str(answer["sessionId"])
@@ -577,7 +581,7 @@ class Round:
                 def take(params: dict[str, Any], view: View = view) -> None:
                     view.take(params)
 
-                peer = await Peer.open(node.url, take)
+                peer = await Peer.open(node.url, take, within_s=60)
                 try:
                     params: dict[str, Any] = {"sessionId": client.session, "cwd": str(self.place), "mcpServers": []}
                     await peer.request("session/load", within_s=60 * self.slow, **params)
@@ -623,6 +627,12 @@ class Round:
                 )
 
 
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def run_round(
     server: OwnServer,
     *,
@@ -661,19 +671,21 @@ async def main() -> int:
     faults, seed = int(os.environ.get("FAULTS", "1000")), int(os.environ.get("SEED", "1"))
     slow, keep = float(os.environ.get("SLOW", "1")), Path("build/soak-cluster")
     total, since = Report(), time.monotonic()
-    async with OwnServer.open() as server:
-        while total.faults.total() < faults:
-            wanted = min(ROUND, faults - total.faults.total())
-            report = await run_round(server, seed=seed, faults=wanted, slow=slow, keep=keep)
-            total.add(report)
-            passed = f"{total.faults.total()} faults in {time.monotonic() - since:.0f} s"
-            print(f"seed {seed}: {passed}, {len(report.failures)} failures", flush=True)
-            for failure in report.failures[:10]:
-                print(failure, flush=True)
-            seed += 1
-    print("\n".join(total.lines()))
-    if total.failures:
-        print(f"The logs of the nodes are below {keep}.")
+    try:
+        async with OwnServer.open() as server:
+            while total.faults.total() < faults:
+                wanted = min(ROUND, faults - total.faults.total())
+                report = await run_round(server, seed=seed, faults=wanted, slow=slow, keep=keep)
+                total.add(report)
+                passed = f"{total.faults.total()} faults in {time.monotonic() - since:.0f} s"
+                print(f"seed {seed}: {passed}, {len(report.failures)} failures", flush=True)
+                for failure in report.failures[:10]:
+                    print(failure, flush=True)
+                seed += 1
+    finally:  # also if the run is interrupted
+        print("\n".join(total.lines()), flush=True)
+        if total.failures:
+            print(f"The logs of the nodes are below {keep}.")
     return 1 if total.failures else 0
 
 
