@@ -45,7 +45,7 @@ class Branch:
         self._pending_end: tuple[NewEntry, ...] = ()
         self._pending_requests: tuple[NewEntry, ...] = ()
         self.turn_usage: Usage | None = None
-        """What the requests of this turn used, including those of its sub-agents. None if there were no requests."""
+        """The usage of all requests of this turn and of its sub-agents. None if there were no requests."""
         self._idle_usage: Usage | None = None
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
@@ -493,7 +493,7 @@ def option_changes(row: SessionRow, options: Options) -> SessionChanges:
 
 
 def _settings_of(row: SessionRow) -> tuple[object, ...]:
-    """What users set in a session."""
+    """Return the options that users set in a session."""
     return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
 
 

@@ -65,7 +65,7 @@ HookEvent: TypeAlias = Literal[
 EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
 
 Effect: TypeAlias = Literal["read", "write", "execute", "fetch", "external"]
-"""What a call may do. A shell command or an MCP tool usually has several effects."""
+"""The effects that a call may have. A shell command or an MCP tool usually has several."""
 
 ANYWHERE = frozenset({"context", "entries", "metadata"})
 KEYS: Mapping[HookEvent, frozenset[str]] = {
@@ -161,7 +161,8 @@ class Denial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdvice:
-    """What the hooks of `before_compact` answered: the first denial, the first summary, and all contexts joined."""
+    """The combined answers of the hooks of `before_compact`: the first denial, the first summary, and all contexts
+    joined."""
 
     deny: str = ""
     context: str = ""

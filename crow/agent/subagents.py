@@ -413,8 +413,8 @@ class SubAgentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """What the sub-agent may do. `shared` are the permissions of its session. The session's mode and rules always
-        apply."""
+        """Return the permissions of the sub-agent. `shared` are the permissions of its session. The session's mode and
+        rules always apply."""
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:

@@ -17,7 +17,7 @@ call."""
 
 
 def order_id(call_id: str) -> str:
-    """The message id of the prompt that this call of `task` gives to a sub-agent."""
+    """Return the message id of the prompt that this call of `task` gives to a sub-agent."""
     return f"{ORDER}{call_id}"
 
 
@@ -27,7 +27,7 @@ def call_of_order(message_id: str) -> str | None:
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of the sub-agent's answer to the prompt that this call gave it."""
+    """Return the message id of the answer to this call of `task`, which a sub-agent gives."""
     return f"answer_{call_id}"
 
 

@@ -1,4 +1,4 @@
-"""What endpoints reveal about their models, in the answer to `GET /models` and in refusals."""
+"""Learns facts about models from the endpoint's answer to `GET /models`, and from refused requests."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class RequestForm:
 
 
 class EndpointFacts:
-    """What crow knows about one model at one endpoint in addition to its configuration.
+    """The facts that crow knows about one model at one endpoint, in addition to its configuration.
 
     `learned` contains the facts that `memory` had stored when this process began. They are read again before each
     request, and changes are written at once. A configured context window takes precedence over a listed one. Overflow

@@ -629,7 +629,7 @@ class Chat:
 
 
 def how_to_return(row: SessionRow) -> str:
-    """How to come back to this session."""
+    """Return the sentence that tells the user how to come back to this session."""
     return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
 
 

@@ -33,7 +33,7 @@ MAX_WALKED = 20_000
 
 MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
-"""What `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
+"""The value that `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")

@@ -571,7 +571,7 @@ def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def usage_of(used: int, size: int, cost: float | None) -> str:
-    """How full the context is, and the cost of the session."""
+    """Return the size of the context, and the cost of the session, as text."""
     parts = []
     if size:
         window = f"{round(size / 1000)}k" if size >= 10_000 else str(size)

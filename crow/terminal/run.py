@@ -271,7 +271,7 @@ class RunClient:
         await self._screen.print_line({"result": result})
 
     def _spent(self) -> float | None:
-        """What this run has cost in US dollars; None if unknown."""
+        """The cost of this run in US dollars, or None if it is unknown."""
         turn = self._turn
         return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
 

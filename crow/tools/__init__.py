@@ -250,8 +250,9 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """How a program of the user ended. `code` is None if the program took too long and was ended. `output` and `errors`
-    have the beginning of its standard output and of its standard error. With `is_cut`, `output` is incomplete."""
+    """The end of a program of the user. `code` is None if the program took too long and was ended. `output` and
+    `errors` have the beginning of its standard output and of its standard error. With `is_cut`, `output` is
+    incomplete."""
 
     code: int | None
     output: bytes

@@ -17,7 +17,7 @@ from crow.trace.rules.settings import options_of
 from crow.trace.run import Connection, EndpointLog
 
 Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
-"""What the client does with a permission request."""
+"""The ways in which the client answers a permission request."""
 
 MAX_SILENCES = 5
 """After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""

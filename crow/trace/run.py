@@ -19,7 +19,7 @@ NO_CODE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How the agent's process ended after its stdin was closed.
+    """The end of the agent's process, after its stdin was closed.
 
     `code` is None if the process had to be killed. `leftovers` says whether other processes of its group still ran.
     """

@@ -61,8 +61,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """What to do with the abandoned part of the conversation: whether to restore its files, and whether to summarise it
-    for the model. `place` is what the user typed before the options."""
+    """The user's choices about the abandoned part of the conversation: whether to restore its files, and whether to
+    summarise it for the model. `place` is what the user typed before the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"

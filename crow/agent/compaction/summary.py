@@ -93,7 +93,7 @@ async def ignore(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """What to summarise, and how.
+    """An order to write a summary: the messages to summarise, and the limits and instructions for the summary.
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is

@@ -339,7 +339,7 @@ def check_encodable(tool: str, where: str, text: str) -> None:
 
 
 def describe_schema(schema: Mapping[str, Any]) -> str:
-    """What a schema expects, in words."""
+    """Describe in words the values that a schema allows."""
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     match schema["type"]:

@@ -54,7 +54,7 @@ class Seatbelt:
 
     `throwaway` trees are read-only. Masked directories refuse access instead of being empty. Without network, programs
     cannot use the loopback interface either, because it would reach the user's other programs. There is no process
-    namespace: a process that leaves its group outlives the command. What is created in a writable tree is not
+    namespace: a process that leaves its group outlives the command. New protected files in a writable tree are not
     protected: see :class:`crow.tools.sandbox.protected.ProtectedFiles`.
     """
 
