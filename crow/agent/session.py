@@ -96,7 +96,8 @@ class PendingPrompt:
 
 
 class TurnListener(Protocol):
-    """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
+    """Learns when turns begin and end. The session's task calls it before the first event and after the last event of a
+    turn."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
@@ -396,7 +397,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        """Prepare for the first prompt: start the MCP servers. All packages that the prompt needs are imported
+        already."""
         self._is_warm = True
         if self.servers:
             self.tools_wanted.set()

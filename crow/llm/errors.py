@@ -156,7 +156,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """What an endpoint said about an error. `everything` is the whole body or event, because the reason may be hidden
+    """The error that an endpoint reported. `everything` is the whole body or event, because the reason may be hidden
     in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
 
     message: str = ""
