@@ -34,7 +34,7 @@ CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
-class SessionFollower:
+class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
     It implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session exactly once
