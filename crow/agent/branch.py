@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import Literal, TypeAlias
@@ -324,6 +325,10 @@ class Branch:
                 except (LeafMoved, SessionBusy, NoSuchSession):
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
                     self._release()
+                    if self._own is not None:  # other processes wait for the end of this turn
+                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
+                        with suppress(StoreError):
+                            await self._store.open_session(self.row.id)
                 self._pending_end = ()
             while self._rejected_prompts:
                 await self._store.drop_prompt(self.row.id, self._rejected_prompts[0])
