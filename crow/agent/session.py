@@ -121,8 +121,7 @@ class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
     The task claims each turn, runs it in the prompt's cancel scope and ends it. It also owns the MCP servers, the
-    commands and every write: what is opened in this task is closed in this task. A request only waits until its prompt
-    is done.
+    commands and every write. It opens and closes all of them itself. A request only waits until its prompt is done.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     acp.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a file with the token for --connect that only you can read (default: CROW_TOKEN)",
+        help="the file with the token for --connect, readable only by you (default: CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms

@@ -30,7 +30,7 @@ from crow.domain.errors import (
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
-from crow.frontend.attached import AttachedClients, Attachment, Origin
+from crow.frontend.attached import AttachedClient, AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.following import HostedFollower, draft_of
@@ -95,7 +95,7 @@ class OpenSession:
     client: SessionClient
     hosted: HostedSession
     contents: WorkspaceContents | None = None
-    attachment: Attachment | None = None
+    attachment: AttachedClient | None = None
 
     async def flushed(self) -> None:
         """Waits until all updates that were published before this call have been sent to the client."""

@@ -172,7 +172,8 @@ class ErrorBody:
 
     @property
     def shown(self) -> str:
-        """The text to show: the message, the status, and the code if the message does not contain it."""
+        """The text to show to the user. It has the message, the status, and the code if the message does not contain
+        it."""
         message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():

@@ -246,14 +246,8 @@ async def test_the_python_api_reads_either_database(both: BothDatabases, monkeyp
     ("place", "words"),
     [
         ("postgresql://me:sk-secret@127.0.0.1:1/team", "PostgreSQL database team on 127.0.0.1:1 cannot be used: "),
-        (
-            "postgresql://me:sk-secret@127.0.0.1:x/team",
-            "The database URL is not valid. Either the part after the host is not a port",
-        ),
-        (
-            "postgresql://me:sk-secret/x@127.0.0.1/team",
-            "The database URL is not valid. Either the part after the host is not a port",
-        ),
+        ("postgresql://me:sk-secret@127.0.0.1:x/team", "The database URL is not valid. Either the part"),
+        ("postgresql://me:sk-secret/x@127.0.0.1/team", "The database URL is not valid. Either the part"),
         ("mysql://me:sk-secret@127.0.0.1/team", 'The database URL begins with "mysql:".'),
         ("postgresql://me:sk-secret@127.0.0.1:1/team?sslmode=sometimes", "sslmode"),
         (

@@ -448,7 +448,7 @@ def literal(path: str) -> Path | None:
 
 
 def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """The paths that exist, with links resolved except for the last part."""
+    """Return those of the paths that exist. Links are resolved, except for a link in the last part of a path."""
     for path in paths:
         place = literal(str(path))
         if place is not None and os.path.exists(place):
