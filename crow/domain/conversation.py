@@ -62,12 +62,13 @@ class Context:
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """Return what the model sees of a path. `entries` are sorted oldest first. No input makes this function fail."""
+    """Return the messages that the model gets for a path. `entries` are sorted, oldest first. This function never
+    fails, even for damaged entries."""
     return Projection(entries).context()
 
 
 class Projection:
-    """What the model sees, kept up to date entry by entry.
+    """The model's view of a path. It is updated with each entry that is added.
 
     `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if it was never
     changed. `complete` becomes false when a restore brings back entries that are not in memory; the newest part of the
@@ -103,7 +104,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next break, the messages of an entry stay the same objects."""
+        """Return the messages that the model gets now. Until the next break, the messages of an entry stay the same
+        objects."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -335,7 +337,8 @@ class OpenStep:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)
 
     def render_into(self, rows: Rows) -> None:
-        """Add a result for every call, in call order, then the reminders that arrived meanwhile."""
+        """Add a result for every call to `messages`, in the order of the calls. Then add the reminders that arrived
+        meanwhile."""
         for index, call in enumerate(self.calls):
             if index in self.results:
                 origin, message = self.results[index]

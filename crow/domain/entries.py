@@ -324,8 +324,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """Something that a hook stored. `namespace` says to whom the entry belongs; crow does not interpret it. In the
-    namespace `crow`, crow itself tells the model what has ended in the background.
+    """An entry that a hook has stored. `namespace` is the hook's name for its entries. Crow does not interpret it. In
+    the namespace `crow`, crow itself tells the model what has ended in the background.
 
     If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees it. `data` is only stored.
     """

@@ -66,7 +66,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """How full the context is, in tokens, and what the session has cost so far in USD (None if unknown)."""
+    """The size of the context in tokens, and the cost of the session so far in USD (None if unknown)."""
 
     used: int
     size: int
@@ -132,7 +132,7 @@ class CommandsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentChanged:
-    """A sub-agent of this session was announced, or what it does has changed.
+    """A sub-agent of this session was announced, or its state has changed.
 
     `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
     sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and

@@ -317,7 +317,7 @@ _EDGE_CHARS = 4
 
 class SecretMask:
     """Replaces the given secrets and their base64 forms in a text with `mask`. With `is_guessing`, it also replaces
-    whatever looks like a secret."""
+    every text that looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
@@ -334,17 +334,17 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a secret that continues after it."""
+        """Return the number of characters at the end of the text that may be the beginning of a longer secret."""
         return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
 
     def cut_off(self, text: str) -> int:
-        """How many characters at the beginning of the text may be the end of a secret that began before it."""
+        """Return the number of characters at the beginning of the text that may be the end of a longer secret."""
         return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """How many characters at the end of `first` are also the beginning of `second`. An overlap must have at least
-    `_EDGE_CHARS` characters and be shorter than `secret`. Returns 0 if there is none."""
+    """Return the number of characters at the end of `first` that are also the beginning of `second`. An overlap must
+    have at least `_EDGE_CHARS` characters and be shorter than `secret`. Return 0 if there is none."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 

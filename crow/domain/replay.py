@@ -112,7 +112,7 @@ class Replay:
 
 
 class RemoteTurn:
-    """Turns what another process stores into the events that it shows to its own clients.
+    """Turns the entries that another process stores into the events that the other process shows to its own clients.
 
     Feed the entries in the order in which they were stored, and the unfinished answer whenever it has grown. Feed the
     events to `running`, which knows how much of an answer was shown.
@@ -123,7 +123,7 @@ class RemoteTurn:
         self._calls: dict[entries.CallRef, WaitingCall] = {}
 
     def grow(self, message_id: str, text: str, thought: str) -> tuple[Event, ...]:
-        """Return what is new in the unfinished answer. `text` and `thought` are all of it."""
+        """Return the events for the new part of an unfinished answer. `text` and `thought` are the answer so far."""
         shown_thought, shown_text = self._running.shown_of(message_id)
         events: list[Event] = []
         if len(thought) > len(shown_thought) and thought.startswith(shown_thought):

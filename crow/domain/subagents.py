@@ -1,4 +1,4 @@
-"""The messages between a session and what it has started: their ids, and their texts in stored results."""
+"""The messages between a session and its sub-agents: their ids, and their texts in stored results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ call."""
 
 
 def order_id(call_id: str) -> str:
-    """The message id of the prompt that this call of `task` gives to a sub-agent."""
+    """Return the message id of the prompt that this call of `task` gives to a sub-agent."""
     return f"{ORDER}{call_id}"
 
 
@@ -27,7 +27,7 @@ def call_of_order(message_id: str) -> str | None:
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of the sub-agent's answer to the prompt that this call gave it."""
+    """Return the message id of the answer to this call of `task`, which a sub-agent gives."""
     return f"answer_{call_id}"
 
 

@@ -71,7 +71,7 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
+    """The known facts about a model. `endpoint` is the base URL and the model name, separated by a space. The context
     window is unknown if it is neither configured nor listed by the endpoint. `refused` lists the refusals that change
     how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
     network."""
@@ -121,7 +121,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What crow knows about the model now. Later answers and errors may add facts."""
+        """The facts that crow knows about the model now. Later answers and errors may add more."""
 
     def check(self) -> None:
         """Check that a request can be made at all.

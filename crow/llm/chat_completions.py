@@ -108,7 +108,8 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What crow knows about the model now. A configured context window takes precedence over a listed one."""
+        """The facts that crow knows about the model now. A configured context window takes precedence over a listed
+        one."""
         return self._facts.info
 
     @property

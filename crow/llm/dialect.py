@@ -13,8 +13,9 @@ effort), or `enable_thinking`."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a request contains, and in which form. A dialect starts as configured. When the endpoint rejects a
-    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first.
+    """The form of requests to an endpoint: the parts that they contain, and how these are written. A dialect starts as
+    configured. When the endpoint rejects a part of a request by name, the dialect changes. `refused` lists the names of
+    the rejected parts, oldest first.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make

@@ -85,7 +85,7 @@ class Endpoint(ModelLimits):
             usable = False
         if not usable:
             problem = f'The base URL "{self.base_url}" cannot be used'
-            raise ConfigError(f"{problem}; expected one such as http://localhost:11434/v1.")
+            raise ConfigError(f"{problem}; expected a URL such as http://localhost:11434/v1.")
         if not self.api_key and self.needs_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '

@@ -156,7 +156,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """What an endpoint said about an error. `everything` is the whole body or event, because the reason may be hidden
+    """The error that an endpoint reported. `everything` is the whole body or event, because the reason may be hidden
     in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
 
     message: str = ""
@@ -172,7 +172,8 @@ class ErrorBody:
 
     @property
     def shown(self) -> str:
-        """The text to show: the message, the status, and the code if the message does not contain it."""
+        """The text to show to the user. It has the message, the status, and the code if the message does not contain
+        it."""
         message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():

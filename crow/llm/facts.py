@@ -1,4 +1,5 @@
-"""What crow has learned about a model at an endpoint: the stored format, and words for the user.
+"""The facts that crow has learned about a model at an endpoint: their stored format, and their descriptions for the
+user.
 
 Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
 only to its session. A fact that was learned at least twice applies to every session. No fact is final. Crow tests each

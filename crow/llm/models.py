@@ -1,4 +1,4 @@
-"""What endpoints reveal about their models, in the answer to `GET /models` and in refusals."""
+"""Learns facts about models from the endpoint's answer to `GET /models`, and from refused requests."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class RequestForm:
 
 
 class EndpointFacts:
-    """What crow knows about one model at one endpoint in addition to its configuration.
+    """The facts that crow knows about one model at one endpoint, in addition to its configuration.
 
     `learned` contains the facts that `memory` had stored when this process began. They are read again before each
     request, and changes are written at once. A configured context window takes precedence over a listed one. Overflow
@@ -360,7 +360,8 @@ class EndpointFacts:
         return self._filled % _LISTING_INTERVAL == 1
 
     async def _note_usage(self, usage: Usage | None) -> None:
-        """Store which counts the endpoint reports, if this set of counts is new or seen for the second time."""
+        """Store which token counts the endpoint reports. Do this only if this set of counts is new, or is seen for the
+        second time."""
         counts = [
             each.name.removesuffix("_tokens")
             for each in (() if usage is None else fields(usage))

@@ -182,7 +182,7 @@ class StreamParser:
         )
 
     def attempt(self) -> Attempt:
-        """Return what the endpoint has reported so far, and an estimate of what it has sent."""
+        """Return the usage that the endpoint has reported so far, and an estimate of the tokens that it has sent."""
         shown = (self._text.getvalue(), self._thought.getvalue())
         others = max(0, self._size - sum(map(len, shown)))  # characters of held-back text and of tool arguments
         return Attempt(usage=self._usage, output_tokens=sum(map(estimate_text, shown)) + (others + 3) // 4)
@@ -429,7 +429,7 @@ class StreamParser:
             raise ProtocolError(f"The answer from {who} broke off: the stream ended without a finish reason.")
         ending = _ending_of(word) if word is not None else "stop"
         if ending == "failed":
-            raise Overloaded(f'{who} broke off the answer (finish reason "{word}").')
+            raise Overloaded(f'{who} stopped before the answer was complete (finish reason "{word}").')
         if ending == "too_long":
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":

@@ -33,7 +33,8 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """How to wait before retries. `sleep` takes seconds, and `chance` returns numbers from 0 to 1."""
+    """The functions for the waits before retries. `sleep` takes seconds, and `chance` returns random numbers from 0 to
+    1."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random

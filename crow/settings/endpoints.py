@@ -22,7 +22,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What an endpoint's public pages say about it.
+    """The properties of a well-known endpoint, as its public pages state them.
 
     `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
     level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key,
@@ -213,7 +213,8 @@ class Gateways:
         return self._by_id.get(_provider_id(target.provider), target) is None
 
     def route(self, target: Target) -> Target:
-        """The target, at the endpoint that the client has set. :raises ConfigError: the provider is disabled."""
+        """Return the target with the endpoint that the client has set, if any. :raises ConfigError: the provider is
+        disabled."""
         if self.is_disabled(target):
             problem = f'The editor has disabled the provider "{_provider_id(target.provider)}"'
             raise ConfigError(f"{problem}. Choose another model, or enable the provider in the editor.")
@@ -263,7 +264,7 @@ def fallback_of(name: str, settings: Settings) -> str:
 
 
 def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
-    """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string. `also` are known
+    """Return why the fallback of a model cannot be used, as the end of a sentence, or an empty string. `also` are known
     model names that the settings no longer contain."""
     fallback = fallback_of(name, settings)
     if not fallback:

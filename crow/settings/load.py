@@ -158,7 +158,7 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     tree: Mapping[str, object] = {}
     try:
         tree = _read_file(paths.config_file, is_required=bool(env.get("CROW_CONFIG")))
-        reader = _Reader(tree, paths.config_file, flags, env)
+        reader = _SettingsReader(tree, paths.config_file, flags, env)
         prompt = reader.read_summary_prompt()
         loaded = Loaded(settings=reader.settings, sources=reader.sources(), paths=paths, summary_prompt=prompt)
     except ConfigError as problem:
@@ -216,7 +216,7 @@ class _Given(NamedTuple):
     source: str
 
 
-class _Reader:
+class _SettingsReader:
     """Merges and validates the values from all sources. `_tables` holds the values by table: `("model",)`,
     `("providers", "work")`.
 
