@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 JsonObject: TypeAlias = Mapping[str, object]
 
 MAX_DEPTH = 200
-"""How deep objects and arrays may nest in JSON from outside. The limit is far above the depth of any real value, and
-far below Python's recursion limit."""
+"""The maximum nesting depth of objects and arrays in JSON from other programs. The limit is far above the depth of any
+real value, and far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:
@@ -74,9 +74,9 @@ class ToolSpec:
 class ToolCall:
     """One tool call by a model.
 
-    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, it tells
-    the model why the call cannot run, and `raw` is the text as received. `extra` has the unknown keys of the provider's
-    call object, which are sent back unchanged.
+    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, the call
+    cannot run: `fault` tells the model why, and `raw` is the text of the arguments as received. `extra` has the unknown
+    keys of the provider's call object, which are sent back unchanged.
     """
 
     id: str
