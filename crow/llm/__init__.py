@@ -113,8 +113,8 @@ class Stream(Protocol):
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return the attempts that the endpoint accepted, in order. The last attempt may still be running, or may have
-        given the answer."""
+        """Return the attempts that the endpoint accepted, in order. The last one may still be running, or may be the
+        one that gave the answer."""
 
 
 class Model(Protocol):

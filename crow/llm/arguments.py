@@ -89,7 +89,7 @@ def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
     """Whether the object can be meant for a tool: it has no unknown member, and no required member is missing.
 
     Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Besides, that
-    package matches patterns from a server's schema against text from a model, which can take practically forever.
+    package matches patterns from a server's schema against text from a model, and such a match may take extremely long.
     """
     properties = schema.get("properties") if schema is not None else None
     if schema is None or not isinstance(properties, Mapping):

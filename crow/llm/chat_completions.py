@@ -358,7 +358,7 @@ class ChatCompletions:
 
 
 class ChatTransport:
-    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.Transport`."""
+    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.RequestTransport`."""
 
     def __init__(self, model: ChatCompletions, request: Request) -> None:
         self.timeouts = model.timeouts

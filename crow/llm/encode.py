@@ -2,7 +2,7 @@
 
 Each message is encoded once and its bytes are cached, so that the next request only has to join them. The bytes of a
 message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each
-request starts with the messages of the previous one. A tool result can contain only text. Therefore the images of
+request starts with the messages of the previous one. Since tool results can contain only text, the images of
 consecutive results are sent in a user message after these results.
 """
 
@@ -62,7 +62,7 @@ class Encoder:
     ) -> bytes:
         """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
         endpoint that they came from. `limit` is the output limit in tokens; None sends no limit. Members of `extra`
-        replace those that crow sends."""
+        replace crow's own members of the same name."""
         if self._for != (dialect, endpoint):
             self._for = (dialect, endpoint)
             self._messages, self._encoded = (), []

@@ -1,7 +1,7 @@
 """Turns an error that an endpoint reports into one of crow's errors.
 
-Endpoints put the text of an error in different places of a body or event. `ErrorBody` holds what was found: a status, a
-code and a text. These decide which of crow's errors is raised. The first line that applies counts:
+Endpoints put the text of an error in different places of a body or event. `ErrorBody` holds the status, code and text
+of an error. These decide which of crow's errors is raised. The first line that applies counts:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -157,7 +157,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """The information about an error that an endpoint sent. `everything` is the whole body or event, because the reason
+    """The information that an endpoint sent about an error. `everything` is the whole body or event, because the reason
     may be hidden in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
 
     message: str = ""

@@ -83,11 +83,11 @@ class LearnedWindow:
 class Refusal:
     """A part of a request that the endpoint refused. When crow left out the part, the endpoint accepted the request.
 
-    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. With `max_output_tokens`,
-    `limit` is the largest output limit that the endpoint accepts. `patience` days after `checked_on`, crow tests the
-    part by sending it in one request. If the endpoint refuses the part, the patience is doubled. If the endpoint
-    accepts the part, `holds` becomes false, and all requests contain the part again. The fact is kept, so that crow
-    does not count a later refusal as the first one.
+    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. If `part` is
+    `max_output_tokens`, `limit` is the largest output limit that the endpoint accepts. `patience` days after
+    `checked_on`, crow tests the part by sending it in one request. If the endpoint refuses the part, the patience is
+    doubled. If the endpoint accepts the part, `holds` becomes false, and all requests contain the part again. The fact
+    is kept, so that crow does not count a later refusal as the first one.
     """
 
     part: str
@@ -287,5 +287,5 @@ def _is_past(day: str, days: int, today: date) -> bool:
 
 
 def refusals_for(refusals: Mapping[str, Refusal], session: str) -> Sequence[Refusal]:
-    """Return the refused parts that apply to this session, oldest first."""
+    """Return the refusals that apply to this session, oldest first."""
     return [each for each in refusals.values() if each.applies_to(session)]

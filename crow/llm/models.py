@@ -69,7 +69,7 @@ class Offered(ModelLimits):
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
-    """Return the models that `body` lists, in the same order. Return None if `body` is not a list of models."""
+    """Return the models that `body` lists, in the order of the list. Return None if `body` is not a list of models."""
     listed = body.get("data", body.get("models")) if isinstance(body, Mapping) else body
     if not isinstance(listed, list):
         return None
@@ -117,7 +117,7 @@ def _number(value: object) -> float | None:
 
 
 def _is_possible(name: str, value: object) -> bool:
-    """Whether `value` is possible for the limit or price called `name`."""
+    """Whether `value` is a possible value of the limit or price `name`."""
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0
@@ -192,17 +192,17 @@ class RequestForm:
 
     @property
     def in_question(self) -> frozenset[str]:
-        """The known parts that this request contains. If the request is accepted, the endpoint no longer refuses these
-        parts."""
+        """The parts in `known` that this request contains. If the endpoint accepts the request, it no longer refuses
+        these parts."""
         return frozenset(self.tested | self.restored) - self.refused.keys()
 
 
 class EndpointFacts:
     """What crow knows about one model at one endpoint in addition to its configuration.
 
-    `learned` contains the facts that `memory` had stored when this process began. They are read again before each
-    request, and changes are written at once. A configured context window takes precedence over a listed one. Overflow
-    errors are handled by the agent and not here, because the agent knows what was sent.
+    `learned` contains the facts that `memory` had stored when this process began. These facts are read again before
+    each request, and changes are stored at once. A configured context window takes precedence over a listed one.
+    Overflow errors are handled by the agent and not here, because the agent knows what was sent.
     """
 
     def __init__(
@@ -337,8 +337,8 @@ class EndpointFacts:
             await self._store(stored_refusals(refusals))
 
     async def set_listed(self, offered: Offered | None) -> None:
-        """Record what the endpoint's list of models says about this model. If `offered` is None, the list does not
-        contain the model."""
+        """Record the entry for this model in the endpoint's list of models. If `offered` is None, the list has no such
+        entry."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
         await self._store(facts_of(self._listed))
 

@@ -380,7 +380,7 @@ class StreamParser:
             self._pieces.append((ThoughtDelta, thought))
 
     def _within_limit(self, piece: str) -> str:
-        """Return as much of `piece` as the character limit allows, but count all of it."""
+        """Return as much of `piece` as the character limit allows, but count all its characters."""
         room = max(0, MAX_CHARS - self._size)
         self._chars += len(piece)
         return piece[:room]
@@ -435,7 +435,7 @@ class StreamParser:
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read a tool call of its model (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read the tool call that its model wrote (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 

@@ -516,7 +516,7 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
     """Return the value of the argument `key`, which the model wrote as `text` without quotes. If `text` is valid JSON
-    and the schema gives `key` another type than string, the value is the decoded `text`. In all other cases, it is
+    and the schema lists `key` with a type other than string, the value is the decoded `text`. In all other cases, it is
     `text` itself."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
