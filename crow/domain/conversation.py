@@ -34,8 +34,8 @@ class Context:
     """The messages for the model. `messages[0]` is the system message.
 
     `origins` and `estimates` have an item for each message. An origin is the id of the entry that the message comes
-    from, or 0 if there is none. An estimate is the size of the message in tokens, not calibrated. `tools_estimate` is
-    the estimated size of the tool specs.
+    from, or 0 if there is none. An estimate is the uncalibrated size of the message in tokens. `tools_estimate` is the
+    estimated size of the tool specs.
     """
 
     tools: tuple[ToolSpec, ...]

@@ -53,7 +53,7 @@ def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
     """Yields blocks of equal lines in order, as (start in a, start in b, length).
 
     The first block is the common head, and the last is the common tail. Each block between them contains a line that
-    occurs exactly once in each text, apart from head and tail.
+    occurs exactly once between the head and the tail of each text.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -104,7 +104,7 @@ class DiffLine(NamedTuple):
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:
-    """The lines of a unified diff from `old` to `new`; empty if their lines are the same."""
+    """The lines of a unified diff from `old` to `new`; empty if both texts have the same lines."""
     lines: list[DiffLine] = []
     for hunk in changed_regions(old, new):
         before, after = hunk.old_text.splitlines(), hunk.new_text.splitlines()
@@ -119,7 +119,7 @@ def diff_lines(old: str, new: str) -> list[DiffLine]:
 
 
 def diff_text(old: str, new: str) -> str:
-    """A unified diff from `old` to `new`, without the names of files; empty if their lines are the same."""
+    """A unified diff from `old` to `new`, without the names of files; empty if both texts have the same lines."""
     return "\n".join(line.text if line.mark == "@" else line.mark + line.text for line in diff_lines(old, new))
 
 

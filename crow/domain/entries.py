@@ -32,7 +32,7 @@ class CallRef:
 
     @classmethod
     def parse(cls, call_id: str) -> CallRef | None:
-        """Parse a call's id as the client knows it. Return None if `call_id` is not such an id."""
+        """Return the call that the client knows as `call_id`, or None if `call_id` is not the id of a call."""
         match call_id.split("_"):
             case ["call", assistant, index] if all(
                 0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)
@@ -192,8 +192,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message in a checkpoint, word for word. `text` is cut if the message was longer than its share of the
-    budget."""
+    """A user message that a checkpoint keeps word for word. If the message is longer than its share of the budget,
+    `text` is shortened."""
 
     entry: int
     text: str
@@ -201,8 +201,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was loaded before a checkpoint. `text` is cut to its share of the budget, and empty if there is no
-    room for it."""
+    """A skill that was loaded before a checkpoint. `text` is shortened to the skill's share of the budget, or empty if
+    there is no room for it."""
 
     entry: int
     name: str
@@ -371,7 +371,8 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored, immutable entry. `parent` is None at a root. `created_ms` is Unix time, for people only."""
+    """A stored, immutable entry. `parent` is None at a root. `created_ms` is a Unix time, for display, search and
+    statistics."""
 
     id: int
     conversation: int

@@ -184,7 +184,7 @@ class SessionBusy(StoreError):
 
 
 class LeafMoved(StoreError):
-    """Another process has added entries to the session meanwhile. This process has written nothing."""
+    """Another process has added entries to the session since this process read it. This process has written nothing."""
 
 
 class TurnError(CrowError):

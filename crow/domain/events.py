@@ -137,7 +137,7 @@ class SubagentChanged:
 
     `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
     sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and
-    `usage` is what the sub-agent's last turn used.
+    `usage` has the token counts of the sub-agent's last turn.
     """
 
     session_id: str

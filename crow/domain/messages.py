@@ -89,11 +89,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one request, or sums of several. None means unknown, not zero.
+    """Token counts of one request, or their sums over several requests. None means unknown, not zero.
 
     `input_tokens` includes `cached_tokens`, which were read from the provider's cache, and `cache_write_tokens`, which
-    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the
-    input or the output, crow estimates it and sets `is_input_estimated` or `is_output_estimated`.
+    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the count of the
+    input or of the output, crow estimates this count and sets `is_input_estimated` or `is_output_estimated`.
     """
 
     input_tokens: int | None = None

@@ -44,7 +44,7 @@ MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
 EXCERPT_SLACK_BYTES = 200
-"""An output is not shortened if that would save fewer bytes than this."""
+"""An output is shortened only if more bytes than this are saved."""
 
 CUT_NOTES_CHARS = 1_000
 """Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
@@ -242,8 +242,8 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
 
 
 def file_text(file: ShownFile) -> str:
-    """Render a file between an opening and a closing tag. The tag is one that the file does not contain, so that no
-    text in the file looks like its end."""
+    """Render a file between an opening and a closing tag. The name of the tag is chosen so that no text in the file can
+    look like the closing tag."""
     tag = "file"
     while f"</{tag}" in file.text:
         tag += "_"

@@ -193,8 +193,8 @@ class _RunningMessage:
 class RunningTurn:
     """The unfinished message and the unfinished calls of a running turn, as far as clients have seen them.
 
-    Call `feed` with all events of the session. `events` returns those for a client that joins now and has the stored
-    history.
+    Call `feed` with all events of the session. `events` returns the events for a client that joins now and has the
+    stored history.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class RunningTurn:
         return tuple(event for event in shown if event is not None)
 
     def shown_of(self, message_id: str) -> tuple[str, str]:
-        """The thought and the text that were shown of an unfinished message."""
+        """Return the thought and the text of an unfinished message, as far as they were shown."""
         if message_id != self._message.message_id:
             return "", ""
         return "".join(self._message.thoughts), "".join(self._message.texts)
