@@ -167,7 +167,8 @@ def target_of(name: str, settings: Settings) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """An endpoint that the client has set for a provider. The user's address, key and headers do not apply to it."""
+    """An endpoint that the client has set for a provider. The URL, key and headers in the user's settings do not apply
+    to this endpoint."""
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -180,7 +181,7 @@ class Gateway:
 
 
 class Gateways:
-    """The endpoints that the client has set or disabled, by the provider's id. They are never stored."""
+    """The endpoints that the client has set or disabled, by the provider's id. Crow never stores these endpoints."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Gateway | None] = {}

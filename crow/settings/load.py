@@ -1,7 +1,7 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets
-something: building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
+Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets a value,
+because building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
 functions that use them.
 """
 
@@ -218,7 +218,7 @@ class _Given(NamedTuple):
 
 
 class _Reader:
-    """Merges and validates the values from all sources. `_tables` holds the values by table: `("model",)`,
+    """Merges and validates the values from all sources. `_tables` has the values of each table, such as `("model",)` or
     `("providers", "work")`.
 
     :raises ConfigError: some values cannot be used. The message lists every mistake.

@@ -203,8 +203,8 @@ class McpServerSettings(Section):
     env, `${workspace}` stands for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with the arguments in args and the environment variables in env. It starts in a directory
-    of its own, not in the workspace. A path may be relative to the directory of config.toml."""
+    """The program to start, with the arguments in args and the environment variables in env. The program starts in a
+    directory of its own, not in the workspace. Its path may be relative to the directory of config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
@@ -301,8 +301,8 @@ class HookSettings(Section):
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a program and its arguments as a list, such as ["python3", "-I", "~/.config/crow/hooks/audit.py"]'),
     ] = Field(default=None, repr=False)
-    """The program and its arguments. It runs in the workspace, and is not confined. A leading `~/` stands for the home
-    directory. The path of the program may be relative to the directory of config.toml."""
+    """The program and its arguments. The program runs in the workspace and is not confined. A leading `~/` stands for
+    the home directory. The path of the program may be relative to the directory of config.toml."""
     name: (
         Annotated[
             str,
@@ -369,8 +369,8 @@ class CompactionSettings(Section):
     summary. If unset, the session's model writes all summaries; the endpoint then has most of each request in its
     cache."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with a prompt for summaries, which replaces crow's own. In it, `{words}` stands for the word limit. The
-    path may be relative to the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. In this prompt, `{words}` stands for the word
+    limit. The path of the file may be relative to the directory of config.toml."""
 
 
 class TitleSettings(Section):
@@ -387,10 +387,10 @@ class PermissionSettings(Section):
     mode: StartMode = "ask"
     """The mode in which a session starts."""
     allow: Rules = ()
-    """Calls that run without a question. Each rule is a tool, or a tool and an argument, such as "shell(git
-    status)"."""
+    """Rules for calls that run without a question to the user. Each rule is a tool, or a tool and an argument, such as
+    "shell(git status)"."""
     deny: Rules = ()
-    """Calls that never run, in any mode. These rules take precedence over allow."""
+    """Rules for calls that never run, in any mode. They take precedence over allow."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -437,7 +437,7 @@ class EditorSettings(Section):
     """The ways in which crow uses the editor."""
 
     terminals: Switch = False
-    """Whether commands run in the editor's terminals, if the editor has any."""
+    """Whether commands run in terminals of the editor, if the editor offers terminals."""
     answer_timeout_s: Seconds = 30.0
     """The time limit for the editor to answer a request about a file or a terminal, in seconds."""
     user_timeout_s: Seconds = 86_400.0
@@ -451,8 +451,8 @@ class DatabaseSettings(Section):
     """The URL of a PostgreSQL database for the sessions. Needs the extra `postgres`. If unset, the sessions are in a
     SQLite file of this user. Environment: CROW_DATABASE_URL."""
     direct_url: DatabaseUrl | None = None
-    """The URL of the same database without a pooler. Needed if `url` leads to a pooler in transaction mode, such as
-    PgBouncer."""
+    """A URL that leads to the same database without a pooler. Needed if `url` leads to a pooler in transaction mode,
+    such as PgBouncer."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the URLs, and the passwords in them."""
@@ -478,7 +478,7 @@ class LogSettings(Section):
     level: Annotated[
         Literal["debug", "info", "warning", "error"], Expected('"debug", "info", "warning" or "error"')
     ] = "warning"
-    """The lowest level of records in the log. Environment: CROW_LOG."""
+    """The lowest level of the records that are written to the log. Environment: CROW_LOG."""
 
 
 PRINCIPAL_PART = "{principal}"
@@ -516,7 +516,8 @@ class ServeSettings(Section):
     """The principals who may read /metrics, which counts the work of everybody. On a server without tokens, everybody
     may read it."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
-    """The addresses of proxies. Crow takes the address of a client from their X-Forwarded-For header."""
+    """The addresses of trusted proxies. If a request comes from such a proxy, crow takes the client's address from the
+    X-Forwarded-For header."""
     roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/crow/{principal}"]')] = ()
     """The workspaces of principals must be in one of these directories, after links are resolved. `{principal}` stands
     for the name of the principal. A server with tokens needs at least one directory."""
@@ -572,7 +573,7 @@ class Settings(Section):
     hooks: Annotated[
         tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
     ] = ()
-    """Commands that crow runs at events of the agent's loop, in this order."""
+    """Commands that crow runs at events of the agent's loop, in the order of the tables."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the values that must not appear in a log, an error or an export."""
@@ -581,8 +582,8 @@ class Settings(Section):
 
 
 _PASSWORD = re.compile(r"(?<=://).*@|(?<=[?&])((?:ssl)?password)=[^&#]*", re.IGNORECASE | re.DOTALL)
-"""Matches the user and password of a database URL, and the passwords among its options. A password may contain
-characters that should have been escaped."""
+"""Matches the user and password of a database URL, and the passwords among its options. The pattern also matches
+passwords with characters that should have been escaped."""
 
 
 def database_passwords(url: str) -> tuple[str, ...]:
