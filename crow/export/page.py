@@ -59,7 +59,7 @@ _STOPS: Mapping[StopReason | str, str] = {
 
 @dataclass(slots=True)
 class _Point:
-    """One answer in the plots. `cost` is the sum up to here, in US dollars."""
+    """One answer in the plots. `cost` is the sum of all costs up to this answer, in US dollars."""
 
     prompt: int
     tokens: int | None
@@ -127,8 +127,8 @@ class HtmlPage:
     def add_branch(self, entries: Sequence[Entry], reason: str = "") -> None:
         """Add a branch that is not on the current path.
 
-        `entries` lead to the end of the branch, oldest first. Entries that were already added with another branch are
-        not shown again. `reason` is the command with which the user left this branch.
+        `entries` are the path to the end of the branch, oldest first. Entries that were already added with another
+        branch are not shown again. `reason` is the command with which the user left this branch.
         """
         new = [entry for entry in entries if entry.id not in self._departures]
         if not new:
