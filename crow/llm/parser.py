@@ -435,7 +435,7 @@ class StreamParser:
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read the tool call that its model wrote (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read a tool call by its model (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 
