@@ -44,7 +44,7 @@ MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
 EXCERPT_SLACK_BYTES = 200
-"""An output is not shortened if that would save fewer bytes than this."""
+"""An output is shortened only if more bytes than this are saved."""
 
 CUT_NOTES_CHARS = 1_000
 """Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
@@ -175,7 +175,8 @@ def dumped(value: object) -> str:
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """A tool result as a message. If it was stored with a cut, the message has only its head and tail."""
+    """A tool result as a message. If the result was stored with a `cut`, the message has only the head and tail of its
+    text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
 
@@ -241,7 +242,8 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
 
 
 def file_text(file: ShownFile) -> str:
-    """Render a file between two tags. The file does not contain the tag, so the file's text cannot end early."""
+    """Render a file between an opening and a closing tag. The name of the tag is chosen so that no text in the file can
+    look like the closing tag."""
     tag = "file"
     while f"</{tag}" in file.text:
         tag += "_"
@@ -334,17 +336,19 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """Return the number of characters at the end of the text that may be the beginning of a longer secret."""
+        """Return how many characters at the end of `text` may be the beginning of a secret that continues in later
+        text."""
         return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
 
     def cut_off(self, text: str) -> int:
-        """Return the number of characters at the beginning of the text that may be the end of a longer secret."""
+        """Return how many characters at the beginning of `text` may be the end of a secret that began in earlier
+        text."""
         return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """Return the number of characters at the end of `first` that are also the beginning of `second`. An overlap must
-    have at least `_EDGE_CHARS` characters and be shorter than `secret`. Return 0 if there is none."""
+    """Return how many characters at the end of `first` are also the beginning of `second`. Return 0 if that is fewer
+    than `_EDGE_CHARS`. The overlap is always shorter than `secret`."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 

@@ -28,9 +28,9 @@ class EndpointTimeouts:
 class Endpoint(ModelLimits):
     """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
 
-    A key is required unless the endpoint is on this machine or its local network, or `needs_key` is false. `key_hint`
+    No key is required if the endpoint is on this machine or its local network, or if `needs_key` is false. `key_hint`
     tells the user where to set the key. `extra_body` is added to every request. If `proxy` is None, the environment
-    variables decide.
+    variables for proxies apply.
     """
 
     base_url: str

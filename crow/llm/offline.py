@@ -1,7 +1,7 @@
 """The built-in model. It follows fixed rules, needs no network, and always gives the same answer to the same request.
 
 A prompt is split at " then " into steps, and each step is matched against a short table of rules. The number of calls
-since the prompt determines the next step. Text is streamed in small pieces, as a real model does, so that drafts,
+since the prompt determines the next step. The built-in model streams text in small pieces, like a real one. So drafts,
 cancellation, killed processes and compaction can be tried and tested without an endpoint.
 """
 
@@ -36,8 +36,8 @@ _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """See :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s` the pause after
-    each number when the model counts. A pause of 0 only lets other tasks run."""
+    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s`
+    the pause after each number when the model counts. A pause of 0 takes no time, but lets other tasks run."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class OfflineModel:
 
 
 class OfflineStream:
-    """See :class:`crow.llm.Stream`."""
+    """The stream of one reply; see :class:`crow.llm.Stream`."""
 
     def __init__(self, request: Request, pause: Callable[[bool], Awaitable[None]]) -> None:
         self._request = request
@@ -274,7 +274,8 @@ def _is_summary_instruction(prompt: str) -> bool:
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """Return a summary under some of the fixed headings. It keeps to the instruction's limit in words or tokens."""
+    """Return a summary with some of the fixed headings. Its length is within the limit of words or tokens in the
+    instruction."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))
