@@ -217,7 +217,7 @@ class _Given(NamedTuple):
     source: str
 
 
-class _Reader:
+class _SettingsReader:
     """Merges and validates the values from all sources. `_tables` has the values of each table, such as `("model",)` or
     `("providers", "work")`.
 
