@@ -170,7 +170,7 @@ SUBAGENT_ROLE = (
 
 
 def config_of_own(config: JsonObject) -> JsonObject:
-    """The configuration of a sub-agent that a client opens as a session of its own."""
+    """Return the configuration of a sub-agent that a client opens as a session of its own."""
     append = config.get("system_prompt_append")
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:

@@ -65,7 +65,8 @@ async def summary_stream(branch: Branch, model: Model, request: Request, *, sent
 
 
 class Budget:
-    """Compares what a session and its turns cost with the user's limits. Sub-agents share the budget of their session.
+    """Compares the costs of a session and its turns with the user's limits. Sub-agents share the budget of their
+    session.
 
     After the session has reached its limit, the next turn may spend the same amount again. The same holds for a session
     that was above its limit when it was opened.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import Literal, TypeAlias
@@ -45,7 +46,7 @@ class Branch:
         self._pending_end: tuple[NewEntry, ...] = ()
         self._pending_requests: tuple[NewEntry, ...] = ()
         self.turn_usage: Usage | None = None
-        """What the requests of this turn used, including those of its sub-agents. None if there were no requests."""
+        """The usage of all requests of this turn and of its sub-agents. None if there were no requests."""
         self._idle_usage: Usage | None = None
         self._rejected_prompts: list[str] = []
         self._settled_at = 0.0
@@ -216,8 +217,8 @@ class Branch:
     async def claim(
         self, message_id: str | None, *, parts: Sequence[Part] | None = None, cut: int | None = None
     ) -> bool:
-        """Take the turn; see :meth:`crow.store.Store.take_turn`. Returns True if another process has moved the
-        session's leaf."""
+        """Claim the session's turn; see :meth:`crow.store.Store.take_turn`. Return True if another process has moved
+        the session's leaf."""
         async with self._lock:
             start = await self._store.take_turn(self.row.id, message_id, parts=parts, leaf=self.leaf, cut=cut)
             self.turn, known = start.turn, self.leaf
@@ -243,8 +244,8 @@ class Branch:
         self._own = set()
 
     async def follow(self, news: News) -> tuple[tuple[Entry, ...], SessionRow]:
-        """Take over what other processes have changed. `news` are those of :class:`crow.store.watching.Watcher`, in
-        order. Returns their entries that another process has stored, and the session's row before.
+        """Add the changes that other processes have stored. `news` comes from :class:`crow.store.watching.Watcher`, in
+        order. Return the entries that another process has stored, and the session's row before these changes.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -265,7 +266,7 @@ class Branch:
         return foreign, before
 
     async def _advance(self, entries: Sequence[Entry]) -> None:
-        """Stand on the session's leaf. `entries` are new; more of them may come later."""
+        """Move this branch to the session's leaf. `entries` are the new entries so far; more may follow."""
         for entry in entries:
             if entry.parent != self.leaf:
                 break
@@ -324,6 +325,10 @@ class Branch:
                 except (LeafMoved, SessionBusy, NoSuchSession):
                     logger.exception("Session %s was changed elsewhere during its turn", self.row.id)
                     self._release()
+                    if self._own is not None:  # other processes wait for the end of this turn
+                        self._store.disown(self.row.id, leaf=self.leaf, turn=self.turn, end=self._pending_end)
+                        with suppress(StoreError):
+                            await self._store.open_session(self.row.id)
                 self._pending_end = ()
             while self._rejected_prompts:
                 await self._store.drop_prompt(self.row.id, self._rejected_prompts[0])
@@ -493,7 +498,7 @@ def option_changes(row: SessionRow, options: Options) -> SessionChanges:
 
 
 def _settings_of(row: SessionRow) -> tuple[object, ...]:
-    """What users set in a session."""
+    """Return the options that users set in a session."""
     return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
 
 

@@ -65,7 +65,7 @@ HookEvent: TypeAlias = Literal[
 EVENTS: tuple[HookEvent, ...] = get_args(HookEvent)
 
 Effect: TypeAlias = Literal["read", "write", "execute", "fetch", "external"]
-"""What a call may do. A shell command or an MCP tool usually has several effects."""
+"""The effects that a call may have. A shell command or an MCP tool usually has several."""
 
 ANYWHERE = frozenset({"context", "entries", "metadata"})
 KEYS: Mapping[HookEvent, frozenset[str]] = {
@@ -161,7 +161,8 @@ class Denial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdvice:
-    """What the hooks of `before_compact` answered: the first denial, the first summary, and all contexts joined."""
+    """The combined answers of the hooks of `before_compact`: the first denial, the first summary, and all contexts
+    joined."""
 
     deny: str = ""
     context: str = ""
@@ -448,8 +449,8 @@ class BranchHooks:
 
 
 def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
-    """What a call may do. A command may do all that its access allows, and an MCP tool may do anything unless the user
-    declared it read-only."""
+    """Return the kinds of effects that a call may have. A command may have all effects that its access allows. An MCP
+    tool may have any effect, unless the user declared it read-only."""
     found: set[Effect] = set()
     match plan.access:
         case "execute":
@@ -470,8 +471,9 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """What a hook learns about a call. `rule_tool` is the tool whose permission rules apply: if `tool` only calls a
-    server's tool, it is that server's tool. `paths` are absolute, and empty if they are not known in advance."""
+    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. It differs
+    from `tool` if `tool` only passes the call on to a tool of a server. `paths` are absolute. There are none if they
+    are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -516,8 +518,8 @@ def children_of(value: object) -> Collection[object]:
 
 
 def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check what a hook answered. Return the answer and a problem with it, or "" if there is none. The answer can be
-    used despite such a problem. The problem is worded as the end of a sentence that begins with the hook's name.
+    """Check the answer of a hook. Return the answer, and a problem with it or "". The answer can be used despite such a
+    problem. The problem is worded as the end of a sentence that begins with the hook's name.
 
     :raises ValueError: the answer cannot be used. The message continues a sentence that begins with the hook's name and
     ends with "and is skipped."

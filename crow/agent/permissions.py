@@ -53,9 +53,9 @@ class PermissionRule:
     argument of the call or, if `is_pattern` is true, a command line, a glob of paths, or a glob of other arguments; see
     `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
 
-    `access` is the most that an allowed command may do; None for no limit. `cwd` is the only directory in which an
-    allow rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older version of
-    crow stored.
+    `access` is the highest access that an allowed command may have; None means no limit. `cwd` is the only directory in
+    which an allow rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older
+    version of crow stored.
     """
 
     tool: str
@@ -471,7 +471,7 @@ def normal_cwd(cwd: str) -> str:
 
 
 def rule_words(rule: PermissionRule) -> str:
-    """What the rule covers, for the label of the option that the user picks."""
+    """Return in words which calls the rule covers, for the label of the option that the user picks."""
     place = "in this session" if rule.cwd is None else "in this directory and session"
     if rule.argument is None:
         return f"every {rule.tool} call {place}"

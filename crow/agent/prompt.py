@@ -251,7 +251,8 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Search the entries for what the model was told. Needed after the branch was loaded or its leaf was moved."""
+        """Find in the entries which facts the model already has. Must be called after the branch was loaded or its leaf
+        was moved."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)

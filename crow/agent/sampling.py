@@ -141,7 +141,7 @@ class ModelSampler:
 
 
 def question_text(request: SamplingRequest) -> str:
-    """The text that would be sent to the model. It is shown to the user, who decides whether to allow it."""
+    """Return the text that the model would get. It is shown to the user, who decides whether to allow the request."""
     lines = [f"At most {request.max_tokens:,} tokens.", *([f"system: {request.system}"] if request.system else [])]
     for message in request.messages:
         if isinstance(message, UserMessage):

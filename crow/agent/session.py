@@ -96,7 +96,8 @@ class PendingPrompt:
 
 
 class TurnListener(Protocol):
-    """Learns when turns begin and end. Called by the session's task, between the events of the turns."""
+    """Learns when turns begin and end. The session's task calls it before the first event and after the last event of a
+    turn."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
@@ -120,8 +121,7 @@ class Session:
     """A session that is open in this process. `run` is its task; requests call the other methods.
 
     The task claims each turn, runs it in the prompt's cancel scope and ends it. It also owns the MCP servers, the
-    commands and every write: what is opened in this task is closed in this task. A request only waits until its prompt
-    is done.
+    commands and every write. It opens and closes all of them itself. A request only waits until its prompt is done.
     """
 
     def __init__(
@@ -396,7 +396,8 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Prepare the first prompt: everything that it needs is imported. Start the MCP servers."""
+        """Prepare for the first prompt: start the MCP servers. All packages that the prompt needs are imported
+        already."""
         self._is_warm = True
         if self.servers:
             self.tools_wanted.set()

@@ -230,8 +230,8 @@ class SubAgents:
                 await self.parent.refresh_cost()
 
     async def _kind(self, task: Task) -> Speciality:
-        """Return what the kind of a task sets. A resumed task keeps its kind; if there is no such task, `_open` raises
-        the error."""
+        """Return the settings that a task gets from its kind. A resumed task keeps its kind. If the task to resume does
+        not exist, `_open` raises the error later."""
         if task.resume is None:
             return Speciality.of(task, self.adapters.models)
         try:
@@ -413,8 +413,8 @@ class SubAgentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """What the sub-agent may do. `shared` are the permissions of its session. The session's mode and rules always
-        apply."""
+        """Return the permissions of the sub-agent. `shared` are the permissions of its session. The session's mode and
+        rules always apply."""
         return shared
 
     async def begin(self, branch: Branch, prompt: str) -> None:
@@ -481,8 +481,8 @@ class SubAgentClient:
         )
 
     def report(self, words: str) -> tuple[str, str]:
-        """What became of a task in the background: a text for the model and a line for the user. Both begin with
-        `words`, which name the task."""
+        """Report how a task in the background has ended. Return a text for the model and a line for the user. Both
+        begin with `words`, which name the task."""
         task_id = self.branch.row.id if self.branch is not None else ""
         match self.end.stop:
             case "end_turn":

@@ -192,7 +192,7 @@ class Turn:
         return self._calls.running
 
     def steer(self, prompt: User) -> None:
-        """Let the model see another prompt by the user at its next step."""
+        """Add another prompt of the user to the turn. The model sees the prompt at its next step."""
         self._steered.append(prompt)
 
     def mute(self) -> bool:
@@ -393,7 +393,8 @@ class Turn:
 class Standby:
     """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
 
-    `down` has the names of the models that are down, as far as the user was told. All turns of a session share it.
+    `down` has the names of the models that crow has reported to the user as down. All turns of a session share this
+    set.
     """
 
     def __init__(

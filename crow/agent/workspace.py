@@ -183,8 +183,8 @@ def added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
 def describe_workspace(
     contents: WorkspaceContents, skills: Iterable[SkillInfo], agents: Iterable[AgentKind] = (), *, is_known: bool
 ) -> list[str]:
-    """The section of `/permissions` about the workspace: lines of Markdown. `skills` and `agents` are all skills and
-    kinds of sub-agents of the session."""
+    """Return the section of `/permissions` about the workspace, as lines of Markdown. `skills` are all skills of the
+    session, and `agents` all its kinds of sub-agents."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
     lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]

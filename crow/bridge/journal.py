@@ -85,7 +85,7 @@ class Pending:
         return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
 
 
-class Ask:
+class EditorQuestion:
     """A request from the server to the editor. It is kept until the server has certainly received the answer.
 
     The editor knows it by `editor_id`. The server knows it by `server_id`, on the connection with the number
@@ -132,7 +132,7 @@ class Journal:
         self._sessions: dict[str, Message] = {}
         self._unseen: set[str] = set()
         self._cursors: dict[str, str] = {}
-        self._asks: dict[Any, Ask] = {}
+        self._asks: dict[Any, EditorQuestion] = {}
         self._own: dict[str, Message] = {}
         self._own_count = 0
 
@@ -280,7 +280,7 @@ class Journal:
         if not meant and method != "$/cancel_request":
             self._notices.append((self._number, line))
 
-    def _note_answer(self, line: bytes, message: Message, ask: Ask) -> bytes | None:
+    def _note_answer(self, line: bytes, message: Message, ask: EditorQuestion) -> bytes | None:
         if ask.is_withdrawn:
             del self._asks[ask.editor_id]
             return None
@@ -312,7 +312,7 @@ class Journal:
         editor_id = server_id
         while editor_id in self._asks:  # a request from an earlier connection already uses this id
             editor_id = f"{server_id}~{self._generation}" if editor_id == server_id else f"{editor_id}~"
-        self._asks[editor_id] = Ask(key, params, editor_id, server_id, self._generation)
+        self._asks[editor_id] = EditorQuestion(key, params, editor_id, server_id, self._generation)
         return text if editor_id == server_id else _encode(message | {"id": editor_id})
 
     def _withdrawn(self, text: bytes, message: Message, params: Message) -> bytes:
@@ -481,7 +481,7 @@ class Journal:
     def _refuse(self, pending: Pending, problem: str) -> None:
         self.to_editor.append(_error(pending.message["id"], problem))
 
-    def _withdraw(self, ask: Ask) -> None:
+    def _withdraw(self, ask: EditorQuestion) -> None:
         ask.is_withdrawn = True
         params = {"requestId": ask.editor_id}
         self.to_editor.append(_encode({"jsonrpc": "2.0", "method": "$/cancel_request", "params": params}))
@@ -524,7 +524,7 @@ def _is_same(part: Any, shown: Any) -> bool:
     return bool(part == shown or (isinstance(texts[0], str) and texts[0] == texts[1]))
 
 
-def _is_asked_again(ask: Ask) -> bool:
+def _is_asked_again(ask: EditorQuestion) -> bool:
     return ask.key is not None
 
 

@@ -20,7 +20,7 @@ from crow.bridge.websocket import (
     PONG,
     TEXT,
     Address,
-    ProtocolError,
+    WebSocketError,
     close_payload,
     close_reason,
 )
@@ -301,7 +301,7 @@ class Bridge:
                 self._handle(opcode, payload)
                 if self._wire is None:
                     return
-        except ProtocolError as error:
+        except WebSocketError as error:
             self._wire.send(CLOSE, close_payload(error.code, str(error)))
             self._flush()
             self._fail(f"{self._address.text}: {error}", FAILED)

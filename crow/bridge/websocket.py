@@ -34,7 +34,7 @@ def short_hash(data: bytes) -> str:
     return str(_sha1(data).hexdigest()[:16])  # noqa: S324  not a secret
 
 
-class ProtocolError(Exception):
+class WebSocketError(Exception):
     """The server violated the WebSocket protocol. `code` is the close code to send to the server."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -127,11 +127,11 @@ class Response:
     """
 
     def __init__(self, head: bytes) -> None:
-        """Parse the part of a response before its body. :raises ProtocolError: `head` is not HTTP."""
+        """Parse the part of a response before its body. :raises WebSocketError: `head` is not HTTP."""
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
-            raise ProtocolError(PROTOCOL_ERROR, "The program that listens there does not speak HTTP.")
+            raise WebSocketError(PROTOCOL_ERROR, "The program that listens there does not speak HTTP.")
         self.status = int(status[:3])
         self.headers: dict[str, str] = {}
         for line in lines:
@@ -140,7 +140,7 @@ class Response:
             self.headers[name] = f"{self.headers[name]}\n{value}" if name in self.headers else value
 
     def check_upgrade(self, key: bytes) -> None:
-        """Check that the server accepted the request with this key. :raises ProtocolError: it did not."""
+        """Check that the server accepted the request with this key. :raises WebSocketError: it did not."""
         wanted = _sha1(binascii.b2a_base64(key, newline=False) + _GUID).digest()  # noqa: S324  the protocol says so
         accepted = self.headers.get("sec-websocket-accept", "")
         tokens = [token.strip().lower() for token in self.headers.get("connection", "").split(",")]
@@ -151,7 +151,7 @@ class Response:
             or "sec-websocket-extensions" in self.headers
             or "sec-websocket-protocol" in self.headers
         ):
-            raise ProtocolError(PROTOCOL_ERROR, "The server's HTTP response does not open a WebSocket.")
+            raise WebSocketError(PROTOCOL_ERROR, "The server's HTTP response does not open a WebSocket.")
 
 
 def frame(opcode: int, payload: bytes) -> bytes:
@@ -180,12 +180,12 @@ def close_payload(code: int, reason: str = "") -> bytes:
 
 
 def close_reason(payload: bytes) -> tuple[int, str]:
-    """Return the code and the reason in a close frame. :raises ProtocolError: the payload is not valid."""
+    """Return the code and the reason in a close frame. :raises WebSocketError: the payload is not valid."""
     if not payload:
         return NO_STATUS, ""
     code = int.from_bytes(payload[:2], "big")
     if len(payload) == 1 or not (code in _CODES or 3000 <= code < 5000):
-        raise ProtocolError(PROTOCOL_ERROR, "The server closed the connection with an invalid code.")
+        raise WebSocketError(PROTOCOL_ERROR, "The server closed the connection with an invalid code.")
     return code, payload[2:].decode(errors="replace")
 
 
@@ -205,7 +205,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Add `data`, and return each message or control frame that is now complete, as opcode and payload.
 
-        :raises ProtocolError: the server violated the protocol, or sent a message over the limit.
+        :raises WebSocketError: the server violated the protocol, or sent a message over the limit.
         """
         self._data += data
         found: list[tuple[int, bytes]] = []
@@ -234,7 +234,7 @@ class Decoder:
             try:
                 message.decode()
             except UnicodeDecodeError:
-                raise ProtocolError(NOT_UTF8, "The server sent text that is not UTF-8.") from None
+                raise WebSocketError(NOT_UTF8, "The server sent text that is not UTF-8.") from None
         return message
 
     def _frame(self, at: int) -> tuple[bool, int, int, int] | None:
@@ -252,7 +252,7 @@ class Decoder:
                 return None
             size, start = int.from_bytes(data[start : start + width], "big"), start + width
         if self._size + size > self._limit:
-            raise ProtocolError(TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
+            raise WebSocketError(TOO_BIG, f"The server sent a message of more than {self._limit >> 20} MiB.")
         return (is_last, opcode, start, start + size) if len(data) >= start + size else None
 
     def _check_head(self, first: int, second: int) -> None:
@@ -266,4 +266,4 @@ class Decoder:
             or (is_control and (not first & 0x80 or second > _MAX_CONTROL_BYTES))
             or (not is_control and (opcode == 0) is not continues)
         ):
-            raise ProtocolError(PROTOCOL_ERROR, "The server sent an invalid WebSocket frame.")
+            raise WebSocketError(PROTOCOL_ERROR, "The server sent an invalid WebSocket frame.")

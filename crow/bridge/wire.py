@@ -12,8 +12,8 @@ from crow.bridge.websocket import (
     PROTOCOL_ERROR,
     Address,
     Decoder,
-    ProtocolError,
     Response,
+    WebSocketError,
     frame,
     upgrade_request,
 )
@@ -131,7 +131,7 @@ def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) 
             raise _refusal(address, response)
         response.check_upgrade(key)
         return WebSocket(socket, response, rest)
-    except ProtocolError as error:
+    except WebSocketError as error:
         socket.close()
         raise NotConnected(f"{address.text}: {error}", FAILED) from error
     except OSError as error:
@@ -186,7 +186,7 @@ def _read_head(socket: _socket.socket | SSLSocket) -> tuple[bytes, bytes]:
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > MAX_HEAD_BYTES:
-            raise ProtocolError(PROTOCOL_ERROR, "The headers of the server's HTTP response are too long.")
+            raise WebSocketError(PROTOCOL_ERROR, "The headers of the server's HTTP response are too long.")
         if not (more := socket.recv(8192)):
             raise OSError("the server closed the connection before it answered")
         data += more

@@ -121,8 +121,8 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _with_resident(options: argparse.Namespace) -> int | None:
-    """Start the resident server unless it runs, and connect the editor to it. Returns the exit code; None if this
-    process must serve by itself."""
+    """Start the resident server unless it is running, and connect the editor to it. Return the exit code, or None if
+    this process must serve by itself."""
     import logging
 
     from crow.bridge import connect_to_resident, start_resident
@@ -147,7 +147,8 @@ def _with_resident(options: argparse.Namespace) -> int | None:
 
 
 def _connect(options: argparse.Namespace) -> int:
-    """`crow acp --connect`; `crow.bridge.run_if_asked` runs the usual form of it without a parser."""
+    """Run `crow acp --connect` with unusual arguments. `crow.bridge.run_if_asked` runs it with the usual ones, and
+    needs no parser."""
     from crow.bridge import connect_editor
 
     for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
@@ -165,9 +166,7 @@ def _serve(options: argparse.Namespace) -> int:
 
         return _run_async(run_token_command(_load(options), options))
     if options.action and not options.user:
-        raise ArgumentError(
-            f"--{options.action} is about the server of this user: crow serve --user --{options.action}"
-        )
+        raise ArgumentError(f"--{options.action} needs --user: crow serve --user --{options.action}")
     if options.user:
         from crow.serve import resident
 

@@ -1,4 +1,4 @@
-"""The commands of `crow sessions` that write: export, import, archive, rename, tag, delete and others."""
+"""The commands of `crow sessions` that write to files or to the database, such as export, import, rename and delete."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
             print(on_one_line(f"{', '.join(one.sessions)}: {one.words}"))
 
     if _place(loaded, options.source) == _place(loaded, options.target):
-        raise ArgumentError("--from and --to name the same database; expected two.")
+        raise ArgumentError("--from and --to name the same database; expected two different ones.")
     async with AsyncExitStack() as opened:
         source = await open_store_at(loaded, options.source, to_read=True)
         opened.push_async_callback(source.close)

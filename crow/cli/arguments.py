@@ -14,9 +14,10 @@ Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
 
 
 def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Build the parser of a command line. `commands` has what each command runs, by its name.
+    """Build the parser of a command line. `commands` maps the name of each command to the function that runs it.
 
-    Arguments of commands that `arguments` does not name are left out where adding them would import their modules.
+    If the arguments of a command can only be added by importing its module, they are left out unless `arguments` name
+    the command.
     """
     parser = argparse.ArgumentParser(
         prog="crow",
@@ -63,7 +64,9 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
         help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
     )
     acp.add_argument(
-        "--token-file", metavar="FILE", help="the token for --connect, in a file that only you can read; or CROW_TOKEN"
+        "--token-file",
+        metavar="FILE",
+        help="the file with the token for --connect, readable only by you (default: CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
@@ -79,7 +82,9 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     doctor.add_argument(
         "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
     )
-    doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
+    doctor.add_argument(
+        "--repair", action="store_true", help="rebuild a damaged database, and keep a copy of the damaged file"
+    )
     _add_json(doctor)
     models = add("models", "list the models that an endpoint offers", [settings])
     models.add_argument(
@@ -133,13 +138,15 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
-    parser.add_argument("--log-file", metavar="FILE", help="where the log goes, as JSON lines (default: stderr)")
+    parser.add_argument("--log-file", metavar="FILE", help="the file for the log, as JSON lines (default: stderr)")
     parser.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
     user = parser.add_argument_group("one server for all editors of this user")
     user.add_argument(
-        "--user", action="store_true", help="serve only this user, on a Unix socket that crow acp finds by itself"
+        "--user",
+        action="store_true",
+        help="serve only your own editors, on a Unix socket that crow acp finds by itself",
     )
     actions = user.add_mutually_exclusive_group()
     for name, words in (
@@ -224,7 +231,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     stats.add_argument(
         "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
     )
-    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
+    stats.add_argument("--disk", action="store_true", help="show instead what takes up space in the database")
     for each in (search, stats):
         add_limits(each)
 
@@ -266,9 +273,9 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
-    unshare = add("unshare", admin.share, "end that", "1")
+    unshare = add("unshare", admin.share, "stop sharing a session with a principal", "1")
     for each in (share, unshare):
-        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.add_argument("principal", metavar="PRINCIPAL", help="the user's name, as given to crow serve token add")
         each.set_defaults(access=None)
     accesses = share.add_mutually_exclusive_group(required=True)
     words = "the other may read it and fork it"
@@ -347,7 +354,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="an environment variable for the agent; without a value, it is passed on",
+        help="set an environment variable for the agent; without a value, pass on your own",
     )
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"

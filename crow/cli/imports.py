@@ -38,7 +38,7 @@ async def import_sessions(context: SessionsContext) -> None:
         path = found
     else:
         raise ArgumentError(_nothing_named(options.tool))
-    with importers.Scan(path, tool=options.tool) as scan:
+    with importers.SessionScan(path, tool=options.tool) as scan:
         done = ImportRun(context, scan)
         await done.run()
     return done.report(path)
@@ -57,7 +57,7 @@ def _nothing_named(tool: str | None) -> str:
 class ImportRun:
     """Imports what a scan found, in batches. A batch is imported completely or not at all."""
 
-    def __init__(self, context: SessionsContext, scan: importers.Scan) -> None:
+    def __init__(self, context: SessionsContext, scan: importers.SessionScan) -> None:
         self._context = context
         self._scan = scan
         self._new: list[tuple[str, str, int]] = []

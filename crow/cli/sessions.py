@@ -45,7 +45,8 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """What a command needs to run. The code that opened the store closes it."""
+    """The open store and the options that a command of `crow sessions` works with. The command does not close the
+    store."""
 
     options: argparse.Namespace
     loaded: Loaded

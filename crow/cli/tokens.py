@@ -38,11 +38,13 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
     adding = add("add", add_token, "make a token for a principal, and print it once")
     adding.add_argument("principal", metavar="PRINCIPAL", help="who the token is for, such as ann")
     adding.add_argument("--label", metavar="TEXT", default="", help="what the token is for, such as laptop")
-    adding.add_argument("--expires", metavar="WHEN", help="when it ends: after 12h, 90d, 8w or 1y, or on 2027-01-31")
+    adding.add_argument(
+        "--expires", metavar="WHEN", help="when the token expires: after 12h, 90d, 8w or 1y, or on 2027-01-31"
+    )
     listing = add("list", list_tokens, "list tokens; their secrets are stored nowhere")
-    listing.add_argument("--all", action="store_true", help="also those that are revoked or have expired")
+    listing.add_argument("--all", action="store_true", help="also list tokens that are revoked or have expired")
     revoking = add("revoke", revoke_tokens, "revoke tokens, and end the connections that use them")
-    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id that crow serve token list shows")
+    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id of a token, as crow serve token list shows it")
 
 
 async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
@@ -111,7 +113,10 @@ async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
 
 
 def parse_expiry(text: str, *, now: datetime) -> int:
-    """A time from now (`12h`, `90d`, `8w`, `1y`) or a date, as Unix ms. :raises ArgumentError: it is neither."""
+    """Convert a duration from now (`12h`, `90d`, `8w`, `1y`) or a date to a Unix time in ms.
+
+    :raises ArgumentError: `text` is neither.
+    """
     match = re.fullmatch(r"([0-9]{1,5})([hdwy])", text)
     if match is None:
         return parse_day("--expires", text, days_later=1)

@@ -1,9 +1,9 @@
-"""Builds the model's view of a path.
+"""Builds the messages that the model gets for a path.
 
 Entries are processed in order. They become finished messages, and at most one open step that still waits for results.
 Any path, however damaged, gives a valid request. Until a checkpoint, mask or restore (a "break"), each request is a
-prefix of the next. The cost of adding an entry depends only on its size. Only a break costs more, because all entries
-in use are processed again.
+prefix of the next. The cost of adding an entry depends only on the size of the entry. Only a break costs more, because
+it makes crow process all entries in use again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from crow.domain.tokens import estimate_message, estimate_tools
 class Context:
     """The messages for the model. `messages[0]` is the system message.
 
-    `origins` and `estimates` are parallel to `messages`. An origin is the id of the entry that the message comes from,
-    or 0 if there is none. An estimate is the size of the message in tokens, not calibrated. `tools_estimate` is the
+    `origins` and `estimates` have an item for each message. An origin is the id of the entry that the message comes
+    from, or 0 if there is none. An estimate is the uncalibrated size of the message in tokens. `tools_estimate` is the
     estimated size of the tool specs.
     """
 
@@ -62,16 +62,16 @@ class Context:
 
 
 def for_model(entries: Sequence[Entry]) -> Context:
-    """Return what the model sees of a path. `entries` are sorted oldest first. No input makes this function fail."""
+    """Return the messages for the model from the entries of a path, oldest first. No input makes this function fail."""
     return Projection(entries).context()
 
 
 class Projection:
-    """What the model sees, kept up to date entry by entry.
+    """What the model sees of a path. It is updated with each new entry.
 
     `prompt`, `plan`, `mode` and `checkpoint` have the values that apply at the leaf. `mode` is empty if it was never
-    changed. `complete` becomes false when a restore brings back entries that are not in memory; the newest part of the
-    path must then be loaded again.
+    changed. When a restore brings back entries that are not in memory, `complete` becomes false, and the caller has to
+    load the newest part of the path again.
     """
 
     def __init__(self, entries: Sequence[Entry] = ()) -> None:
@@ -103,7 +103,8 @@ class Projection:
             self._fold(entry)
 
     def context(self) -> Context:
-        """Return what the model sees now. Until the next break, the messages of an entry stay the same objects."""
+        """Return what the model sees now. Until the next break, each call returns the same objects for the messages of
+        an entry."""
         if self._context is None:
             rows = self._settled()
             self._context = Context(
@@ -116,7 +117,8 @@ class Projection:
         return self._context
 
     def _rebuild(self) -> None:
-        """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and fold the rest."""
+        """Find the checkpoint and masks that apply, drop the entries that the checkpoint covers, and turn the rest into
+        messages."""
         restored = {entry.body.entry for entry in self._entries if isinstance(entry.body, Restore)}
         self.checkpoint: Entry | None = None
         self._masks: list[tuple[int, frozenset[int]]] = []
@@ -292,7 +294,8 @@ class Rows:
         return Rows(self.messages[:], self.origins[:], self.estimates[:], self.openness, self.turn)
 
     def push(self, message: Message, origin: int) -> None:
-        """Add a message. If the roles would not alternate, add a fixed line in the other role before it."""
+        """Add a message. If user and assistant messages would then not alternate, add a fixed line in the other role
+        before it."""
         last = self.messages[-1]
         if isinstance(message, UserMessage) and isinstance(last, UserMessage):
             self._append(AssistantMessage(text=rendering.NO_ANSWER), origin)
@@ -335,7 +338,7 @@ class OpenStep:
         return call.assistant == self.entry and 0 <= call.index < len(self.calls)
 
     def render_into(self, rows: Rows) -> None:
-        """Add a result for every call, in call order, then the reminders that arrived meanwhile."""
+        """Add a result for every call, in call order, then the reminders that arrived while the step was open."""
         for index, call in enumerate(self.calls):
             if index in self.results:
                 origin, message = self.results[index]

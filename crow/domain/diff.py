@@ -19,8 +19,8 @@ _MAX_QUADRATIC = 40_000
 
 @dataclass(frozen=True, slots=True)
 class DiffHunk:
-    """A changed region of a file, with the unchanged lines around it. It has the text of the region and the number of
-    its first line (from 1), both before and after the change."""
+    """A changed region of a file, with the unchanged lines around it. The region's text and the number of its first
+    line (from 1) are given twice: before and after the change."""
 
     old_line: int
     new_line: int
@@ -53,7 +53,7 @@ def _equal_runs(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, 
     """Yields blocks of equal lines in order, as (start in a, start in b, length).
 
     The first block is the common head, and the last is the common tail. Each block between them contains a line that
-    occurs exactly once in the rest of each text.
+    occurs exactly once between the head and the tail of each text.
     """
     shorter = min(len(a), len(b))
     head = next((n for n in range(shorter) if a[n] != b[n]), shorter)
@@ -97,14 +97,14 @@ def _anchors(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
 
 
 class DiffLine(NamedTuple):
-    """A line of a diff without its line end: context, removed, added, or the header of a hunk."""
+    """One line of a diff, without its line end: an unchanged, removed or added line, or the header of a hunk."""
 
     mark: Literal[" ", "-", "+", "@"]
     text: str
 
 
 def diff_lines(old: str, new: str) -> list[DiffLine]:
-    """The lines of a unified diff from `old` to `new`; empty if their lines are the same."""
+    """The lines of a unified diff from `old` to `new`; empty if both texts have the same lines."""
     lines: list[DiffLine] = []
     for hunk in changed_regions(old, new):
         before, after = hunk.old_text.splitlines(), hunk.new_text.splitlines()
@@ -119,12 +119,13 @@ def diff_lines(old: str, new: str) -> list[DiffLine]:
 
 
 def diff_text(old: str, new: str) -> str:
-    """A unified diff from `old` to `new`, without the names of files; empty if their lines are the same."""
+    """A unified diff from `old` to `new`, without the names of files; empty if both texts have the same lines."""
     return "\n".join(line.text if line.mark == "@" else line.mark + line.text for line in diff_lines(old, new))
 
 
 def _replaced(before: Sequence[str], after: Sequence[str]) -> Iterator[DiffLine]:
-    """Yields the diff of a block of changed lines. In a long block, it removes all old lines and adds all new ones."""
+    """Yields the diff of a block of changed lines. The diff of a long block removes all old lines and adds all new
+    ones."""
     blocks = [(len(before), len(after), 0)]
     if 0 < len(before) * len(after) <= _MAX_QUADRATIC:
         matcher = SequenceMatcher(None, before, after, autojunk=False)

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from crow.domain.messages import FinishReason, Image, JsonObject, Part, ToolCall, ToolSpec, Usage
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
-"""Why a turn ended, in ACP's words. A `TurnEnd` may also be `interrupted` or `error`."""
+"""Why a turn ended, in ACP's words. A `TurnEnd` has two more reasons: `interrupted` and `error`."""
 
 CallKind: TypeAlias = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
 
@@ -32,7 +32,7 @@ class CallRef:
 
     @classmethod
     def parse(cls, call_id: str) -> CallRef | None:
-        """Parse a call's id as the client knows it. Return None if `call_id` is not such an id."""
+        """Return the call that the client knows as `call_id`, or None if `call_id` is not the id of a call."""
         match call_id.split("_"):
             case ["call", assistant, index] if all(
                 0 < len(part) < 19 and part.isdecimal() for part in (assistant, index)
@@ -85,7 +85,8 @@ class Prompt:
     """The system message and tool specs, built for `cwd` and `model`. They are sent unchanged until another prompt
     entry replaces them. `recorded_here` is false for an imported entry. Such an entry is never sent, because the next
     turn begins with a new prompt entry. `reason` tells the user why the entry was written, such as `the model changed
-    from a to b`. It is empty if an older version stored the entry, or if the entry was stored with a checkpoint."""
+    from a to b`. `reason` is empty if an older version stored the entry, or if the entry was stored with a
+    checkpoint."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -110,9 +111,10 @@ class Assistant:
     """A model response with all its calls, stored before any of them runs.
 
     `finish` is `interrupted` if the stream broke or was cancelled, or if crow died. In that case, `text` is the part
-    that was shown. `endpoint` is `base_url model`. `announcements` say how the calls were shown, in order. The list is
-    empty if nothing was shown, or if an older version stored the entry. If `cut` is set, the model sees the arguments
-    of all calls shortened to about that many characters in total. The calls themselves run with the complete arguments.
+    that was shown. `endpoint` is the base URL and the model name, separated by a space. `announcements` say how the
+    calls were shown, in order. The list is empty if nothing was shown, or if an older version stored the entry. If
+    `cut` is set, the model sees the arguments of all calls shortened to about that many characters in total. The calls
+    themselves run with the complete arguments.
     """
 
     text: str
@@ -132,7 +134,7 @@ class Started:
     """Records that a call starts to run. `why` says why the call was allowed, such as `reads inside the workspace are
     free` or `allow once by the user`.
 
-    `announcement` is None if the assistant entry already has it.
+    `announcement` is None if the assistant entry already contains the announcement of the call.
     """
 
     call: CallRef
@@ -142,7 +144,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """The content of a file before a built-in tool changed it, None if the file did not exist.
+    """A file that a built-in tool changed. `before` is its content before the change, or None if the file did not
+    exist.
 
     `after_hash` is the sha256 (hex) of the new content, or empty if the tool removed the file. `recorded_here` is false
     for an imported entry, whose content is never restored.
@@ -168,8 +171,8 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters,
-    from the beginning and the end.
+    """The result of a call. `text` is always complete. If `cut` is set, the model sees only that many characters of it,
+    from its beginning and its end.
 
     Only `update_plan` sets `plan`. `duration_ms` is wall time.
     """
@@ -189,8 +192,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A user message in a checkpoint, word for word. `text` is cut if the message was longer than its share of the
-    budget."""
+    """A user message that a checkpoint keeps word for word. If the message is longer than its share of the budget,
+    `text` is shortened."""
 
     entry: int
     text: str
@@ -198,8 +201,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSkill:
-    """A skill that was loaded before a checkpoint. `text` is cut to its share of the budget, and empty if there is no
-    room for it."""
+    """A skill that was loaded before a checkpoint. `text` is shortened to the skill's share of the budget, or empty if
+    there is no room for it."""
 
     entry: int
     name: str
@@ -218,11 +221,11 @@ class ShownFile:
 class Checkpoint:
     """The result of a compaction.
 
-    The checkpoint covers the entries from `first_covered` to `last_covered`: all before `first_kept`, or all earlier
-    entries if `first_kept` is None. Instead of the covered entries, the model sees `summary`, `pins`, `skills`,
-    `files_shown` and the lists of files. `tokens_before` and `tokens_after` are estimates for the whole request.
-    `method` says how the summary was made. If `lists_cut` is set, the model sees at most that many characters of the
-    plan and the lists of files, newest files first.
+    The checkpoint covers the entries from `first_covered` to `last_covered`. These are all entries before `first_kept`,
+    or all entries before the checkpoint if `first_kept` is None. Instead of the covered entries, the model sees
+    `summary`, `pins`, `skills`, `files_shown` and the lists of files. `tokens_before` and `tokens_after` are estimates
+    for the whole request. `method` says how the summary was made. If `lists_cut` is set, the model sees at most that
+    many characters of the plan and the lists of files, newest files first.
     """
 
     compaction_id: str
@@ -247,7 +250,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
-    """Hides tool outputs from the model: those in entries with an id below `before`, except the entries in
+    """Hides from the model the tool outputs in all entries with an id below `before`, except the entries in
     `exceptions`."""
 
     before: int
@@ -265,11 +268,11 @@ class Restore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """A request to the model that has no `Assistant` entry. It holds the request's usage and cost.
+    """A request to the model that has no `Assistant` entry. This entry holds the usage and cost of the request.
 
-    With the `purpose` `answer`, crow asked for an answer that never came (the request failed, was sent again, or was
-    cancelled before any text). With `summary`, crow asked for a summary of the conversation, with `title` for a title
-    of the session, and with `sampling` for an answer to an MCP server.
+    The `purpose` says what crow asked for. `answer`: an answer that never came (the request failed, was sent again, or
+    was cancelled before any text). `summary`: a summary of the conversation. `title`: a title of the session.
+    `sampling`: an answer for an MCP server.
     """
 
     purpose: Literal["answer", "summary", "title", "sampling"]
@@ -324,10 +327,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Custom:
-    """Something that a hook stored. `namespace` says to whom the entry belongs; crow does not interpret it. In the
-    namespace `crow`, crow itself tells the model what has ended in the background.
+    """An entry that a hook stored. `namespace` names its owner, and crow does not interpret this name. An entry in the
+    namespace `crow` is crow's own: it tells the model which work in the background has ended.
 
-    If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees it. `data` is only stored.
+    If `is_shown` is set, the user sees `text`. If `for_model` is set, the model sees `text`. `data` is only stored.
     """
 
     namespace: str
@@ -368,7 +371,8 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A stored, immutable entry. `parent` is None at a root. `created_ms` is Unix time, for people only."""
+    """A stored, immutable entry. `parent` is None at a root. `created_ms` is a Unix time, for display, search and
+    statistics."""
 
     id: int
     conversation: int

@@ -30,8 +30,8 @@
     │   └── LeafMoved               another process has added to the session meanwhile
     └── TurnError                   a turn that cannot go on
 
-The type says whose fault it is. Each message names the thing, shows the value and says what would work. Any other
-exception is a bug.
+The type says whose fault the error is. Each message names the thing that is wrong, shows its value and says what would
+work. Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NoSuchSession(UserError):
 
 
 class FilesElsewhere(UserError):
-    """The session's directory does not exist on this machine. `node` last ran the session."""
+    """The session's directory does not exist on this machine. `node` is the machine that last ran the session."""
 
     def __init__(self, node: str, cwd: str) -> None:
         super().__init__(
@@ -88,7 +88,8 @@ class ModelNotFound(ModelError):
 
 
 class RateLimited(ModelError):
-    """Too many requests. `retry_after_s` is in seconds, or None if the endpoint did not say."""
+    """Too many requests. `retry_after_s` is the wait that the endpoint asks for, in seconds, or None if it states
+    none."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -100,7 +101,8 @@ class QuotaExceeded(ModelError):
 
 
 class Overloaded(ModelError):
-    """The endpoint failed (5xx). `retry_after_s` is in seconds, or None if the endpoint did not say."""
+    """The endpoint failed (5xx). `retry_after_s` is the wait that the endpoint asks for, in seconds, or None if it
+    states none."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -108,7 +110,7 @@ class Overloaded(ModelError):
 
 
 class ContextOverflow(ModelError):
-    """The request is too long. `limit` and `size` are in tokens, None if the endpoint did not say."""
+    """The request is too long. `limit` and `size` are in tokens, or None if the endpoint did not state them."""
 
     def __init__(self, message: str, *, limit: int | None = None, size: int | None = None) -> None:
         super().__init__(message)
@@ -150,7 +152,7 @@ class ToolServerError(PeerError):
 
 
 class LoginRequired(ToolServerError):
-    """The user has to log in to an MCP server, and did not want to or could not be asked."""
+    """The user has to log in to an MCP server. The user declined, or crow could not ask."""
 
 
 class EditorError(PeerError):
@@ -182,7 +184,7 @@ class SessionBusy(StoreError):
 
 
 class LeafMoved(StoreError):
-    """Another process has added to the session in the meantime. Nothing was written."""
+    """Another process has added entries to the session since this process read it. This process has written nothing."""
 
 
 class TurnError(CrowError):

@@ -66,7 +66,8 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextMeasured:
-    """How full the context is, in tokens, and what the session has cost so far in USD (None if unknown)."""
+    """The number of tokens in use, the size of the context window, and the cost of the session so far in USD (None if
+    unknown)."""
 
     used: int
     size: int
@@ -92,7 +93,7 @@ class SummaryShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeShown:
-    """A message for the user that is not part of the history, such as a retry or a slow server."""
+    """A message for the user that is not part of the history, for example about a retry or a slow server."""
 
     severity: Literal["info", "warning", "error"]
     title: str
@@ -132,11 +133,11 @@ class CommandsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentChanged:
-    """A sub-agent of this session was announced, or what it does has changed.
+    """A sub-agent of this session was announced, or its state has changed.
 
     `title` is set if this event announces the sub-agent. `state` is None if it did not change. `stop` says why an idle
     sub-agent stopped: a stop reason, `interrupted`, `error`, or empty if that is unknown. `detail` is the error, and
-    `usage` is what the sub-agent's last turn used.
+    `usage` has the token counts of the sub-agent's last turn.
     """
 
     session_id: str
@@ -158,7 +159,7 @@ class SubagentLinked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionMessage:
     """A message from one session to another. The session that shows the message is its `sender` or `recipient`. Both
-    sessions use the same id for it."""
+    sessions use the same id for the message."""
 
     message_id: str
     sender: str

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias
 JsonObject: TypeAlias = Mapping[str, object]
 
 MAX_DEPTH = 200
-"""How deep objects and arrays may nest in JSON from outside. The limit is far above the depth of any real value, and
-far below Python's recursion limit."""
+"""The maximum nesting depth of objects and arrays in JSON from other programs. The limit is far above the depth of any
+real value, and far below Python's recursion limit."""
 
 
 def is_too_deep(value: object) -> bool:
@@ -74,9 +74,9 @@ class ToolSpec:
 class ToolCall:
     """One tool call by a model.
 
-    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, it tells
-    the model why the call cannot run, and `raw` is the text as received. `extra` has the unknown keys of the provider's
-    call object, which are sent back unchanged.
+    `arguments` is always a valid JSON object as text, since every later request repeats it. If `fault` is set, the call
+    cannot run: `fault` tells the model why, and `raw` is the text of the arguments as received. `extra` has the unknown
+    keys of the provider's call object, which are sent back unchanged.
     """
 
     id: str
@@ -89,11 +89,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one request, or sums of several. None means unknown, not zero.
+    """Token counts of one request, or their sums over several requests. None means unknown, not zero.
 
     `input_tokens` includes `cached_tokens`, which were read from the provider's cache, and `cache_write_tokens`, which
-    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the
-    input or the output, crow estimates it and sets `is_input_estimated` or `is_output_estimated`.
+    were written to it. `output_tokens` includes `reasoning_tokens`. If the endpoint did not report the count of the
+    input or of the output, crow estimates this count and sets `is_input_estimated` or `is_output_estimated`.
     """
 
     input_tokens: int | None = None

@@ -44,7 +44,7 @@ MASK_MIN_CHARS = 400
 """A shorter output is not worth hiding: the line that replaces it is nearly as long."""
 
 EXCERPT_SLACK_BYTES = 200
-"""An output is not shortened if that would save fewer bytes than this."""
+"""An output is shortened only if more bytes than this are saved."""
 
 CUT_NOTES_CHARS = 1_000
 """Shortened arguments may exceed their limit by this many characters, for notes that say how much is left out."""
@@ -175,7 +175,8 @@ def dumped(value: object) -> str:
 
 
 def tool_message(body: ToolResult, entry: int, call_id: str) -> ToolMessage:
-    """A tool result as a message. If it was stored with a cut, the message has only its head and tail."""
+    """A tool result as a message. If the result was stored with a `cut`, the message has only the head and tail of its
+    text."""
     text = body.text if body.cut is None else head_and_tail(body.text, body.cut, entry)
     return ToolMessage(call_id=call_id, text=text or EMPTY_OUTPUT, images=body.images)
 
@@ -241,7 +242,8 @@ def checkpoint_message(body: Checkpoint) -> UserMessage:
 
 
 def file_text(file: ShownFile) -> str:
-    """Render a file between two tags. The file does not contain the tag, so the file's text cannot end early."""
+    """Render a file between an opening and a closing tag. The name of the tag is chosen so that no text in the file can
+    look like the closing tag."""
     tag = "file"
     while f"</{tag}" in file.text:
         tag += "_"
@@ -317,7 +319,7 @@ _EDGE_CHARS = 4
 
 class SecretMask:
     """Replaces the given secrets and their base64 forms in a text with `mask`. With `is_guessing`, it also replaces
-    whatever looks like a secret."""
+    every text that looks like a secret."""
 
     def __init__(self, secrets: Iterable[str], *, mask: str = MASK, is_guessing: bool = True) -> None:
         given = {secret for secret in secrets if len(secret) >= 4}
@@ -334,17 +336,19 @@ class SecretMask:
         return _LOOKS_SECRET.sub(self.mask, text) if self._is_guessing else text
 
     def unfinished(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a secret that continues after it."""
+        """Return how many characters at the end of `text` may be the beginning of a secret that continues in later
+        text."""
         return max((_overlap(text, secret, secret) for secret in self._secrets), default=0)
 
     def cut_off(self, text: str) -> int:
-        """How many characters at the beginning of the text may be the end of a secret that began before it."""
+        """Return how many characters at the beginning of `text` may be the end of a secret that began in earlier
+        text."""
         return max((_overlap(secret, text, secret) for secret in self._secrets), default=0)
 
 
 def _overlap(first: str, second: str, secret: str) -> int:
-    """How many characters at the end of `first` are also the beginning of `second`. An overlap must have at least
-    `_EDGE_CHARS` characters and be shorter than `secret`. Returns 0 if there is none."""
+    """Return how many characters at the end of `first` are also the beginning of `second`. Return 0 if that is fewer
+    than `_EDGE_CHARS`. The overlap is always shorter than `secret`."""
     longest = min(len(first), len(second), len(secret) - 1)
     return next((size for size in range(longest, _EDGE_CHARS - 1, -1) if first.endswith(second[:size])), 0)
 
@@ -411,6 +415,8 @@ TITLE_CHARS = 200
 def title_line(text: str, limit: int = TITLE_CHARS) -> str:
     """The first line of `text` as a title, with hidden characters escaped. If anything is left out, the end of the
     title says how much: `make … (+2 lines)`."""
+    if len(text) <= limit and text.isascii() and text.isprintable():
+        return text.strip(" ")
     first, *more = [line.strip(" \t\r") for line in text.split("\n") if line.strip(" \t\r")] or [""]
     shown = limit
     while len(title := safe(first[:shown])) > limit:  # an escape is longer than its character

@@ -71,17 +71,18 @@ class Replay:
 
     @property
     def holds_results(self) -> bool:
-        """Whether a result waits for that of an earlier call."""
+        """Whether a result is held back until an earlier call has a result."""
         return any(waiting.result is not None for waiting in self._waiting.values())
 
     def pause(self) -> tuple[Event, ...]:
-        """Return the results that wait for an earlier call. Call this instead of `end` if the turn is still running,
-        because its other calls have not ended."""
+        """Return the events of results that wait for an earlier call. Call `pause` instead of `end` while the turn is
+        running, because calls without a result have not ended yet."""
         results = ((waiting.call, waiting.result) for waiting in self._waiting.values())
         return tuple(event for call, result in results if result is not None for event in result_events(call, result))
 
     def end(self) -> tuple[Event, ...]:
-        """Return the results that wait for an earlier call, and a `CallEnded` for each call without a result."""
+        """Return the events of results that wait for an earlier call, and a `CallEnded` for each call without a
+        result."""
         events: list[Event] = []
         for ref, waiting in self._waiting.items():
             if waiting.result is not None:
@@ -112,10 +113,10 @@ class Replay:
 
 
 class RemoteTurn:
-    """Turns what another process stores into the events that it shows to its own clients.
+    """Turns the entries that another process stores into the same events that the other process shows to its clients.
 
-    Feed the entries in the order in which they were stored, and the unfinished answer whenever it has grown. Feed the
-    events to `running`, which knows how much of an answer was shown.
+    Call `feed` with the entries in the order in which they were stored, and `grow` with the unfinished answer whenever
+    it is longer. Pass the events to `running`, which knows how much of an answer was shown.
     """
 
     def __init__(self, running: RunningTurn) -> None:
@@ -123,7 +124,7 @@ class RemoteTurn:
         self._calls: dict[entries.CallRef, WaitingCall] = {}
 
     def grow(self, message_id: str, text: str, thought: str) -> tuple[Event, ...]:
-        """Return what is new in the unfinished answer. `text` and `thought` are all of it."""
+        """Return events for the new part of the unfinished answer. `text` and `thought` are the whole answer so far."""
         shown_thought, shown_text = self._running.shown_of(message_id)
         events: list[Event] = []
         if len(thought) > len(shown_thought) and thought.startswith(shown_thought):
@@ -174,7 +175,7 @@ class RemoteTurn:
 
 @dataclass(slots=True)
 class _RunningCall:
-    """An announced call that has not ended, and the newest event of each other kind about it."""
+    """An announced call that has not ended: its announcement, and the newest event of each other kind."""
 
     announced: CallAnnounced
     started: EntryStored | None = None
@@ -190,9 +191,10 @@ class _RunningMessage:
 
 
 class RunningTurn:
-    """The unfinished message and calls of a running turn, as far as clients have been shown them.
+    """The unfinished message and the unfinished calls of a running turn, as far as clients have seen them.
 
-    Feed all events of the session. `events` are for a client that joins now and has the stored history.
+    Call `feed` with all events of the session. `events` returns the events for a client that joins now and has the
+    stored history.
     """
 
     def __init__(self) -> None:
@@ -231,7 +233,7 @@ class RunningTurn:
         return tuple(event for event in shown if event is not None)
 
     def shown_of(self, message_id: str) -> tuple[str, str]:
-        """The thought and the text that were shown of an unfinished message."""
+        """Return the thought and the text of an unfinished message, as far as they were shown."""
         if message_id != self._message.message_id:
             return "", ""
         return "".join(self._message.thoughts), "".join(self._message.texts)

@@ -1,23 +1,22 @@
-"""The messages between a session and what it has started: their ids, and their texts in stored results."""
+"""The messages between a session and the work that it has started: their ids, and their texts in stored results."""
 
 from __future__ import annotations
 
 from crow.domain.entries import ToolResult
 
 WAKE = "wake_"
-"""The start of a message id in the inbox, if the text is not a prompt but tells the model what has ended in the
-background. The rest of the message id is the id of the call that started the work."""
+"""The start of the id of a message in the inbox that is not a prompt, but tells the model which work in the background
+has ended. The rest of the id is the id of the call that started this work."""
 
 TASK_WORDS = "The task "
-"""The start of such a text if it is about a sub-agent."""
+"""The start of the text of such a message, if the work was done by a sub-agent."""
 
 ORDER = "order_"
-"""The start of a message id, if the message is a prompt that a session gave to a sub-agent. The rest is the id of the
-call."""
+"""The start of the id of a prompt that a session gave to a sub-agent. The rest of the id is the id of the call."""
 
 
 def order_id(call_id: str) -> str:
-    """The message id of the prompt that this call of `task` gives to a sub-agent."""
+    """Return the message id of the prompt that this call of `task` gives to a sub-agent."""
     return f"{ORDER}{call_id}"
 
 
@@ -27,7 +26,7 @@ def call_of_order(message_id: str) -> str | None:
 
 
 def answer_id(call_id: str) -> str:
-    """The message id of the sub-agent's answer to the prompt that this call gave it."""
+    """The message id of the sub-agent's answer to the prompt from this call."""
     return f"answer_{call_id}"
 
 

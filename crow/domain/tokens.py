@@ -103,8 +103,8 @@ def estimate_part(part: Part) -> int:
 
 
 def estimate_assistant(message: messages.AssistantMessage) -> int:
-    """Tokens of an answer. Reasoning is included only if it may be sent back, either in a field of its own or in opaque
-    fields."""
+    """Return the tokens of an answer. Its reasoning counts only if it may be sent back, in a field of its own or in
+    opaque fields."""
     tokens = estimate_text(message.text)
     for call in message.calls:
         tokens += CALL_TOKENS + estimate_text(call.name) + estimate_text(call.arguments)
@@ -133,8 +133,8 @@ def head_and_tail(text: str, chars: int, entry: int) -> str:
 
 
 def fit(text: str, tokens: int, entry: int) -> str:
-    """Shorten `text` so that its estimate is at most `tokens`. Return it unchanged if it fits, else its head and tail
-    with a marker between them, or only the marker if there is no room for more."""
+    """Shorten `text` so that its estimate is at most `tokens`. If `text` fits, return it unchanged. Otherwise return
+    its head and tail with a marker between them, or only the marker if there is no room for more."""
     whole = estimate_text(text)
     if whole <= max(0, tokens):
         return text

@@ -14,9 +14,10 @@ _current: ContextVar[Mapping[str, str]] = ContextVar("trace_context")
 
 
 def trace_context_from(meta: Mapping[str, object]) -> dict[str, str]:
-    """Return `traceparent`, `tracestate` and `baggage` from a `_meta` object, as far as they are valid.
+    """Return those of `traceparent`, `tracestate` and `baggage` in a `_meta` object that are valid.
 
-    What cannot be the value of a header is left out. A `tracestate` means nothing without its `traceparent`.
+    A text is left out if it cannot be the value of an HTTP header. A `tracestate` is left out if there is no
+    `traceparent`.
     """
     found = {}
     for name, pattern in (("traceparent", _TRACEPARENT), ("tracestate", _HEADER_VALUE), ("baggage", _HEADER_VALUE)):

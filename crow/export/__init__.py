@@ -1,1 +1,1 @@
-"""Sessions as documents for people: one HTML file, with secrets masked."""
+"""Exports a session for people to read: as one HTML file, with secrets masked."""

@@ -21,7 +21,7 @@ MAX_CHARS = 60_000
 _LINK_SCHEMES = frozenset({"http", "https", "mailto"})
 _URL_CHARS = 2_000
 _LONGEST_RUN = 200
-"""If a text repeats one of the characters below this many times in a row, it is shown as plain text, because parsing
+"""A text that repeats one of the characters below this many times in a row is shown as plain text, because parsing it
 would take quadratic time."""
 _RUNS = tuple(char * _LONGEST_RUN for char in "[*_`<(!>~&|\\-")
 
@@ -54,7 +54,7 @@ def is_web_address(address: str) -> bool:
 
 
 class _Renderer(RendererHTML):
-    """Changes how links, images, headings, tables and code are written."""
+    """The Markdown renderer, with other HTML for links, images, headings, tables and code."""
 
     def link_open(self, tokens: Sequence[Token], idx: int, _options: Any, env: Any) -> str:
         address = str(tokens[idx].attrGet("href") or "")

@@ -30,8 +30,8 @@ _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 _ALL_RESULTS_CHARS = 24_000_000
 _RESULT_CHARS = (2_000, 20_000)
-"""The lowest and the highest limit on the characters shown of one tool result. The longer the session, the lower the
-limit, so that browsers open the page without delay."""
+"""The lowest and the highest value of the limit on the characters that are shown of one tool result. The limit is lower
+for a longer session, so that browsers open the page without delay."""
 _TEXT_CHARS = 400_000
 _ARGUMENT_CHARS = 4_000
 _TITLE_CHARS = 300
@@ -59,7 +59,7 @@ _STOPS: Mapping[StopReason | str, str] = {
 
 @dataclass(slots=True)
 class _Point:
-    """One answer in the plots. `cost` is the sum up to here, in US dollars."""
+    """One answer in the plots. `cost` is the sum of all costs up to this answer, in US dollars."""
 
     prompt: int
     tokens: int | None
@@ -127,8 +127,8 @@ class HtmlPage:
     def add_branch(self, entries: Sequence[Entry], reason: str = "") -> None:
         """Add a branch that is not on the current path.
 
-        `entries` lead to the end of the branch, oldest first. Entries that were already added with another branch are
-        not shown again. `reason` is the command with which the user left this branch.
+        `entries` are the path to the end of the branch, oldest first. Entries that were already added with another
+        branch are not shown again. `reason` is the command with which the user left this branch.
         """
         new = [entry for entry in entries if entry.id not in self._departures]
         if not new:
@@ -260,7 +260,8 @@ class HtmlPage:
         return f'<div class="plots">{"".join(figures)}</div>'
 
     def take_image(self, image: Image) -> str:
-        """An image, or a note if it is too large or in a format that not every browser can show."""
+        """The HTML of an image. If the image is too large, or not every browser can show its format, a note takes its
+        place."""
         size = len(image.data) * 3 // 4
         if image.mime_type not in _IMAGE_TYPES or not _BASE64.fullmatch(image.data):
             return f'<p class="note">[an image of type {escape(self.plain_line(image.mime_type))} is not shown]</p>'
@@ -487,7 +488,7 @@ class _EntryRenderer:
         return render_markdown(_bounded(self._page.clean(text), _TEXT_CHARS))
 
     def _pre(self, text: str, limit: int) -> str:
-        """A text as preformatted HTML. Its middle is left out if it is long."""
+        """A text as preformatted HTML. If the text is long, its middle is left out."""
         shown = self._page.clean(_TERMINAL_CODES.sub("", text))
         if len(shown) <= limit:
             return f'<pre class="plain" tabindex="0">{escape(shown)}</pre>'

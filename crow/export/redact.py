@@ -42,8 +42,8 @@ _HOMES = re.compile(
 
 
 def redactor(secrets: Iterable[str], *, home: str = "", is_strict: bool = False) -> Redactor:
-    """Return a function that masks `secrets`. With `is_strict` it also masks what looks like a token, a password or an
-    e-mail address, and writes home directories as `~`."""
+    """Return a function that masks `secrets`. With `is_strict`, the function also masks texts that look like a token, a
+    password or an e-mail address, and writes home directories as `~`."""
     mask = SecretMask(secrets, mask=HIDDEN, is_guessing=False)
     if not is_strict:
         return mask

@@ -71,7 +71,7 @@ class WaitingItem:
     is_begun: bool = False
 
 
-class Attachment:
+class AttachedClient:
     """One client of a shared session, with the queue of events that wait for it. `run` sends them.
 
     A client that does not read delays neither the session nor other clients. It is disconnected when too much waits for
@@ -85,7 +85,7 @@ class Attachment:
         origin: Origin,
         may_write: bool,
         drop: Callable[[str], None],
-        leave: Callable[[Attachment], None],
+        leave: Callable[[AttachedClient], None],
     ) -> None:
         self.client = client
         self.origin = origin
@@ -244,11 +244,11 @@ class OpenQuestion(Generic[Answer]):
         self._ask = ask
         self._can_ask = can_ask
         self._answers: list[Answer] = []
-        self._failures: dict[Attachment, Answer] = {}
-        self._asked: dict[Attachment, anyio.CancelScope] = {}
+        self._failures: dict[AttachedClient, Answer] = {}
+        self._asked: dict[AttachedClient, anyio.CancelScope] = {}
         self._changed = anyio.Event()
 
-    def ask(self, attachment: Attachment, tasks: anyio.abc.TaskGroup) -> None:
+    def ask(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
         """Asks a client, after all events that wait for it have been sent. Does nothing if it may not answer."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
@@ -259,7 +259,7 @@ class OpenQuestion(Generic[Answer]):
         """Wakes `answer`. Must be called when there is an answer, or when the clients that may answer have changed."""
         self._changed.set()
 
-    def forget(self, attachment: Attachment) -> None:
+    def forget(self, attachment: AttachedClient) -> None:
         """Treats a client that is gone as if it had never been asked."""
         if (scope := self._asked.pop(attachment, None)) is not None:
             scope.cancel()
@@ -284,14 +284,14 @@ class OpenQuestion(Generic[Answer]):
         for scope in self._asked.values():
             scope.cancel()
 
-    def _is_candidate(self, attachment: Attachment) -> bool:
+    def _is_candidate(self, attachment: AttachedClient) -> bool:
         client = self.group.client_of(attachment)
         return attachment.may_write and client is not None and self._can_ask(client)
 
-    async def _start(self, attachment: Attachment, tasks: anyio.abc.TaskGroup) -> None:
+    async def _start(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._ask_one, attachment)
 
-    async def _ask_one(self, attachment: Attachment) -> None:
+    async def _ask_one(self, attachment: AttachedClient) -> None:
         client, scope = self.group.client_of(attachment), self._asked.get(attachment)
         if client is None or scope is None:
             return
@@ -321,11 +321,11 @@ class ClientGroup:
     def __init__(self) -> None:
         self.running = RunningTurn()
 
-    def client_of(self, attachment: Attachment) -> SessionClient | None:
+    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
         """Returns the client that shows the session or the sub-agent over this attachment, or None."""
         raise NotImplementedError
 
-    def pairs(self) -> Iterator[tuple[Attachment, SessionClient]]:
+    def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
         """Yields all attachments with their clients."""
         for attachment in tuple(self.root.attachments):
             if (client := self.client_of(attachment)) is not None:
@@ -415,9 +415,9 @@ class SubagentClients(ClientGroup):
         super().__init__()
         self.root = root
         self.session_id = session_id
-        self.clients: dict[Attachment, SessionClient] = {}
+        self.clients: dict[AttachedClient, SessionClient] = {}
 
-    def client_of(self, attachment: Attachment) -> SessionClient | None:
+    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
         """See `ClientGroup`."""
         return self.clients.get(attachment)
 
@@ -436,7 +436,7 @@ class AttachedClients(ClientGroup):
         self.root = self
         self.tasks = tasks
         self.wait_s = wait_s
-        self.attachments: list[Attachment] = []
+        self.attachments: list[AttachedClient] = []
         self.questions: list[OpenQuestion[Any]] = []
         self.subagents: dict[str, SubagentClients] = {}
         self.known_kinds: frozenset[ElicitationKind] = frozenset()
@@ -444,7 +444,7 @@ class AttachedClients(ClientGroup):
         """The state of the last turn, as clients get it in `_meta["acp/turnState"]`."""
         self._states: dict[str, SubagentChanged] = {}
         self._origins: dict[str, Origin] = {}
-        self._senders: dict[str, Attachment] = {}
+        self._senders: dict[str, AttachedClient] = {}
         self._turn_origin: Origin | None = None
         self._turn_id = ""
         self.leaf: Callable[[], int | None] = lambda: None
@@ -452,7 +452,7 @@ class AttachedClients(ClientGroup):
         self.place = CursorTracker()
         """The place in the session's log up to which all events have been published."""
 
-    def client_of(self, attachment: Attachment) -> SessionClient | None:
+    def client_of(self, attachment: AttachedClient) -> SessionClient | None:
         """See `ClientGroup`."""
         return attachment.client
 
@@ -465,10 +465,10 @@ class AttachedClients(ClientGroup):
 
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
-    ) -> Attachment:
+    ) -> AttachedClient:
         """Adds a client, which gets all events from now on. It also gets the events of the running turn so far; see
         `SessionClient.learn`."""
-        attachment = Attachment(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
+        attachment = AttachedClient(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
         for state in self._states.values():
             client.note_state(state)
@@ -484,7 +484,7 @@ class AttachedClients(ClientGroup):
             question.ask(attachment, self.tasks)
         return attachment
 
-    def detach(self, attachment: Attachment) -> None:
+    def detach(self, attachment: AttachedClient) -> None:
         """Removes a client. Questions count as never asked of this client."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
@@ -502,7 +502,7 @@ class AttachedClients(ClientGroup):
         for attachment in tuple(self.attachments):
             self.detach(attachment)
 
-    def note_sender(self, message_id: str, attachment: Attachment) -> None:
+    def note_sender(self, message_id: str, attachment: AttachedClient) -> None:
         """Remembers which client has sent a prompt. That client already shows the prompt, and waits for the
         response."""
         self._origins[message_id] = attachment.origin
@@ -521,11 +521,11 @@ class AttachedClients(ClientGroup):
         """Whether the turn of the prompt runs, and the clients have been shown the prompt."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
-    def is_own_prompt(self, attachment: Attachment, message_id: str) -> bool:
+    def is_own_prompt(self, attachment: AttachedClient, message_id: str) -> bool:
         """Whether this client has sent the prompt."""
         return self._origins.get(message_id, self._turn_origin) == attachment.origin
 
-    def is_own(self, attachment: Attachment, event: Event) -> bool:
+    def is_own(self, attachment: AttachedClient, event: Event) -> bool:
         """Whether the event is a prompt that this client has sent."""
         match event:
             case EntryStored(entry=entry) if isinstance(entry.body, User):

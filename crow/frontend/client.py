@@ -379,11 +379,11 @@ class SessionClient:
             calls: deque[CallRef] = deque(maxlen=MAX_REMEMBERED)
             async for batch in history:
                 for entry in batch:
-                    match entry.body:
-                        case Assistant(message_id=id_) | User(message_id=id_) | Command(message_id=id_):
-                            messages.append(id_)
-                        case ToolResult(call=call):
-                            calls.append(call)
+                    body = entry.body
+                    if isinstance(body, ToolResult):
+                        calls.append(body.call)
+                    elif isinstance(body, Assistant | User | Command):
+                        messages.append(body.message_id)
                     await self._send_entry(entry, replay, updates)
                     self._replayed_to = max(self._replayed_to, entry.id)
             self._replayed_messages, self._replayed_calls = frozenset(messages), frozenset(calls)

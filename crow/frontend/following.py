@@ -34,7 +34,7 @@ CATCH_UP_S = 5.0
 PAUSE_S = 0.5
 
 
-class SessionFollower:
+class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
     It implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session exactly once
@@ -175,7 +175,8 @@ class SessionFollower:
         if is_cancelled and not self._was_cancelled:
             session.cancel()
         self._was_cancelled = is_cancelled
-        if news.is_orphaned and not is_own and not session.has_turn:  # otherwise its next turn repairs it
+        is_lost = news.row.state == "running" and not news.is_elsewhere  # this store claimed or ended it unconfirmed
+        if (news.is_orphaned or is_lost) and not is_own and not session.has_turn:  # otherwise its next turn repairs it
             with suppress(StoreError):
                 await session.adapters.store.open_session(session.id)
 

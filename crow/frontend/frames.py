@@ -28,7 +28,8 @@ _KINDS = {type(None): "missing or null", dict: "an object", list: "a list"}
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+# Without its own check for cycles, the encoder is an eighth faster. It then raises RecursionError for a cycle.
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, check_circular=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ class LineSplitter:
 def parse(line: bytes) -> Message | FrameError | None:
     """Returns the message in `line`, the error to answer the line with, or None if the line is ignored.
 
-    The SDK's connection can handle every message that is returned. A request or notification has a string as its method
-    and an object as its parameters, and any id is valid. In a response, the error is an object.
+    The SDK's connection can handle every message that is returned. The method of a request or notification is a string,
+    and its parameters are an object. The id of a request is valid. The error of a response is an object.
     """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:

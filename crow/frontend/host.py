@@ -30,7 +30,7 @@ from crow.domain.trace_context import use_trace_context
 from crow.frontend.attached import AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.endpoints import Endpoints
-from crow.frontend.following import SessionFollower
+from crow.frontend.following import HostedFollower
 from crow.frontend.frames import RequestId
 from crow.frontend.params import OpenRequest
 from crow.store import SessionChanges, SessionRow, Store
@@ -114,7 +114,7 @@ class HostedSession:
     session: Session
     client: SessionClient | AttachedClients
     request: OpenRequest
-    follower: SessionFollower | None = None
+    follower: HostedFollower | None = None
     closed: anyio.Event = field(default_factory=anyio.Event)
 
     @property

@@ -30,10 +30,10 @@ from crow.domain.errors import (
 from crow.domain.events import NoticeShown, TitleChanged
 from crow.domain.messages import JsonObject
 from crow.domain.rendering import title_line
-from crow.frontend.attached import AttachedClients, Attachment, Origin
+from crow.frontend.attached import AttachedClient, AttachedClients, Origin
 from crow.frontend.client import ClientConnection, SessionClient
 from crow.frontend.cursors import CURSOR_KEY
-from crow.frontend.following import SessionFollower, draft_of
+from crow.frontend.following import HostedFollower, draft_of
 from crow.frontend.host import HostedSession, SessionHost
 from crow.frontend.options import config_options, mode_state
 from crow.frontend.params import ClientCapabilities, OpenRequest
@@ -95,7 +95,7 @@ class OpenSession:
     client: SessionClient
     hosted: HostedSession
     contents: WorkspaceContents | None = None
-    attachment: Attachment | None = None
+    attachment: AttachedClient | None = None
 
     async def flushed(self) -> None:
         """Waits until all updates that were published before this call have been sent to the client."""
@@ -537,7 +537,7 @@ class OpenSessions:
             clients.follow(session)
             follower = None
             if session.adapters.store.notifies:
-                session.follower = follower = SessionFollower(session, clients)
+                session.follower = follower = HostedFollower(session, clients)
                 follower.begin(tail, draft)
             hosted = HostedSession(session=session, client=clients, request=request, follower=follower)
             opened = self._attach(hosted, contents=contents, is_watcher=is_watcher)

@@ -108,7 +108,8 @@ def raw_input(arguments: str, limit: int = _INPUT_BYTES) -> object:
     """Returns the arguments as an object, with hidden characters escaped and long texts cut."""
     value = parsed_arguments(arguments)
     short = limit_json({"arguments": arguments} if value is None else value, limit)
-    return limit_json(_escaped(short), limit)
+    escaped = _escaped(short)
+    return short if escaped == short else limit_json(escaped, limit)
 
 
 def parsed_arguments(arguments: str) -> Fields | None:

@@ -45,8 +45,8 @@ class Request:
     """A request to a model; `messages[0]` is the system message.
 
     If `max_output_tokens` is None, the endpoint decides the limit. If `tool_choice` is `none`, the model may not call
-    tools, but the request still lists them, so that its prefix stays the same. `cache_key` is the same for all requests
-    of a session. If `thought_level` is None, the endpoint's configuration decides.
+    tools. The request still lists the tools, so that the prefix of the prompt stays the same. `cache_key` is the same
+    for all requests of a session. If `thought_level` is None, the endpoint's configuration decides.
     """
 
     messages: tuple[Message, ...]
@@ -71,9 +71,9 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo(ModelLimits):
-    """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. The context
-    window is unknown if it is neither configured nor listed by the endpoint. `refused` lists the refusals that change
-    how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
+    """What crow knows about a model. `endpoint` is the base URL and the model name, separated by a space. If the
+    context window is neither configured nor listed by the endpoint, it is unknown. `refused` lists the refusals that
+    change how messages are written, oldest first. `is_local` means that the model runs on this machine or its local
     network."""
 
     name: str
@@ -99,7 +99,8 @@ class Stream(Protocol):
     """One running request, which is sent again after transient failures."""
 
     def __aiter__(self) -> AsyncIterator[Delta]:
-        """Iterate over the deltas as they arrive, in one task only. The iteration ends when the answer is complete.
+        """Iterate over the deltas as they arrive. Only one task may iterate. The iteration ends when the answer is
+        complete.
 
         :raises ~crow.domain.errors.ModelError: the endpoint failed. `partial()` still returns what was yielded.
         """
@@ -112,8 +113,8 @@ class Stream(Protocol):
         """Return what was yielded so far, without tool calls. Its `finish` is `interrupted`."""
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """Return the attempts that the endpoint accepted, in order. The last attempt may still be running, or may have
-        given the answer."""
+        """Return the attempts that the endpoint accepted, in order. The last one may still be running, or may be the
+        one that gave the answer."""
 
 
 class Model(Protocol):
@@ -121,7 +122,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What crow knows about the model now. Later answers and errors may add facts."""
+        """The facts that crow knows about the model now. Later answers and errors may add more."""
 
     def check(self) -> None:
         """Check that a request can be made at all.
@@ -131,26 +132,27 @@ class Model(Protocol):
         """
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
-        """Send `request`. Leaving the context manager closes the connection at once, also on cancellation."""
+        """Return a context manager with the stream of `request`. When the context ends, also by cancellation, the
+        connection is closed at once."""
 
     async def close(self) -> None:
-        """Close connections. Takes a limited time and can be called twice."""
+        """Close the connections within a limited time. `close` may be called more than once."""
 
 
 class EndpointMemory(Protocol):
-    """Keeps what was learned about endpoints, in the store's table `endpoints`, so that later processes know it."""
+    """Stores facts about endpoints in the store's table `endpoints`, where later processes find them."""
 
     async def learned(self, base_url: str, model: str) -> Mapping[str, object]:
-        """Return facts such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`. The result is empty if
-        none are stored."""
+        """Return the stored facts, such as `{"max_output_tokens": 8192, "refused": ["stream_options"]}`, or an empty
+        mapping if there are none."""
 
     async def learn(self, base_url: str, model: str, facts: Mapping[str, object]) -> None:
-        """Merge `facts` into the stored facts. Values are replaced as a whole: nested mappings are not merged."""
+        """Add `facts` to the stored facts. A new value replaces the whole old value: nested mappings are not merged."""
 
 
 def cost_of(usage: Usage | None, info: ModelInfo) -> float | None:
-    """Return the price of one request in USD, or None if usage or prices are unknown. If there is no price for tokens
-    read from the provider's cache or written to it, they cost as much as other input."""
+    """Return the price of one request in USD, or None if usage or prices are unknown. Tokens that were read from the
+    provider's cache or written to it cost as much as other input if they have no price of their own."""
     if usage is None or info.input_price is None or info.output_price is None:
         return None
     cached, written = usage.cached_tokens or 0, usage.cache_write_tokens or 0

@@ -35,8 +35,8 @@ class InvalidArguments(ValueError):
 
 
 def read_arguments(pieces: list[str], schema: JsonObject | None) -> list[dict[str, object]]:
-    """Return the arguments of a call as one object. If the arguments of different calls ran together and each object
-    fits `schema`, return all of them.
+    """Return a list with one object: the arguments of a call. If the arguments of several calls ran together and each
+    object fits `schema`, the list has all these objects.
 
     `schema` is the schema of the called tool, or None if no such tool is offered.
 
@@ -81,7 +81,7 @@ def begins_object(text: str) -> bool:
 
 
 def is_whole(pieces: list[str]) -> bool:
-    """Whether the pieces so far form one complete object, so that no further text can belong to it."""
+    """Whether the pieces so far form one complete object. No further text can belong to such an object."""
     return bool(pieces) and pieces[-1].rstrip().endswith("}") and isinstance(_decoded("".join(pieces)), dict)
 
 
@@ -89,7 +89,7 @@ def fits(arguments: Mapping[str, object], schema: JsonObject | None) -> bool:
     """Whether the object can be meant for a tool: it has no unknown member, and no required member is missing.
 
     Only the names of members are compared. Importing `jsonschema` would delay the first answer by 80 ms. Besides, that
-    package matches patterns from a server's schema against text from a model, which can take practically forever.
+    package matches patterns from a server's schema against text from a model, and such a match may take extremely long.
     """
     properties = schema.get("properties") if schema is not None else None
     if schema is None or not isinstance(properties, Mapping):
@@ -170,8 +170,8 @@ def _describe(error: ValueError, text: str) -> str:
 
 
 def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
-    """Return the last piece if each piece starts with the whole piece before it. Such pieces are snapshots of the
-    growing arguments, not additions to them."""
+    """Return the object in the last piece if each piece starts with the whole piece before it, else None. Such pieces
+    are snapshots of the growing arguments, not additions to them."""
     spoken = [piece for piece in pieces if piece]
     if len(spoken) < 2 or not begins_object(spoken[0]):
         return None
@@ -182,8 +182,8 @@ def _last_snapshot(pieces: list[str]) -> dict[str, object] | None:
 
 
 def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Unwrap `{"name": ..., "arguments": {...}}`: return the inner object if only that object, and not the outer one,
-    can be meant for the tool."""
+    """Return the inner object of `{"name": ..., "arguments": {...}}` if the inner object can be meant for the tool and
+    the outer one cannot. Otherwise return `arguments`."""
     inner = arguments.get("arguments", arguments.get("parameters"))
     if not isinstance(inner, dict) or not arguments.keys() <= {"name", "arguments", "parameters"}:
         return arguments
@@ -191,7 +191,7 @@ def _unwrapped(arguments: dict[str, object], schema: JsonObject | None) -> dict[
 
 
 def _with_decoded_members(arguments: dict[str, object], schema: JsonObject | None) -> dict[str, object]:
-    """Decode strings that contain JSON, in members for which the schema allows only a list or only an object."""
+    """Decode each member that is a string with JSON although the schema allows only a list or only an object."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return arguments

@@ -65,14 +65,15 @@ _CONNECT_ERRORS = (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream)
 """Errors that a failed connection raises. The HTTP client does not wrap all of them in its own error types."""
 
 _NO_KEY = "none"
-"""A placeholder for endpoints that need no key, because the client library requires a key."""
+"""The key for endpoints that need none. The client library requires a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Client:
     """The client of an endpoint.
 
-    `template` is a request without a body. Building each request from it avoids merging all headers again (0.1 ms).
+    `template` is a request without a body. Each request is built from it, because merging all headers again would take
+    0.1 ms.
     """
 
     api: openai.AsyncOpenAI
@@ -108,7 +109,8 @@ class ChatCompletions:
 
     @property
     def info(self) -> ModelInfo:
-        """What crow knows about the model now. A configured context window takes precedence over a listed one."""
+        """The facts that crow knows about the model now. A configured context window takes precedence over a listed
+        one."""
         return self._facts.info
 
     @property
@@ -130,7 +132,7 @@ class ChatCompletions:
         return aclosing(ChatStream(ChatTransport(self, request), request, timing=self._timing))
 
     async def close(self) -> None:
-        """Close connections. Takes a limited time and can be called twice."""
+        """Close the connections within a limited time. `close` may be called more than once."""
         client, self._client = self._client, None
         with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
             if self._listing is not None and self._listing.cancel():
@@ -196,7 +198,7 @@ class ChatCompletions:
                     form.tested.clear()
                     await self.accept(request, form)
                 raise error
-        raise errors.ProtocolError(f"{self.origin.endpoint} refused {MAX_ADAPTATIONS} different forms of the request.")
+        raise errors.ProtocolError(f"{self.origin.endpoint} refused the request in {MAX_ADAPTATIONS} different forms.")
 
     def _body(self, encoder: Encoder, request: Request, dialect: Dialect, max_output: int | None) -> bytes:
         return encoder.body(
@@ -226,7 +228,8 @@ class ChatCompletions:
         return isinstance(error, errors.BadRequest) and form.revert(body.searched)
 
     async def accept(self, request: Request, form: RequestForm) -> None:
-        """Learn from a request that the endpoint accepted in this form."""
+        """Learn which parts of requests the endpoint refuses or accepts, from a request that it accepted in this
+        form."""
 
         def shows(part: str) -> bool:
             sent, without = form.dialect, form.dialect_without(part)
@@ -239,8 +242,8 @@ class ChatCompletions:
         await self._facts.settle(form, shows)
 
     async def learn_from(self, answer: Answer) -> None:
-        """Record the token usage. If the context window is unknown or is filling up, read the list of models in the
-        background."""
+        """Record which token counts the endpoint reports. If the context window is unknown or is filling up, read the
+        list of models in the background."""
         wants_listing = await self._facts.add_usage(answer.usage)
         may_list = self._listing is None or (self._listing.done() and self._facts.is_listed)
         if wants_listing and may_list:
@@ -311,7 +314,8 @@ class ChatCompletions:
         return _Client(api=api, http=http, template=template)
 
     def _trace_headers(self) -> dict[str, str]:
-        """The trace context of the client's request, without headers that the user has configured."""
+        """Return the headers with the trace context of the client's request, except headers that the user has
+        configured."""
         configured = {name.lower() for name, _ in self._endpoint.headers}
         return {name: value for name, value in current_trace_context().items() if name not in configured}
 
@@ -355,7 +359,7 @@ class ChatCompletions:
 
 
 class ChatTransport:
-    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.Transport`."""
+    """Sends one request of a :class:`ChatStream`; see :class:`crow.llm.stream.RequestTransport`."""
 
     def __init__(self, model: ChatCompletions, request: Request) -> None:
         self.timeouts = model.timeouts

@@ -7,23 +7,25 @@ from typing import Any, Literal, TypeAlias
 
 LimitField: TypeAlias = Literal["max_tokens", "max_completion_tokens"]
 Thinking: TypeAlias = Literal["effort", "reasoning", "switch", "switch_effort", "enable_thinking"]
-"""The request member that sets the thought level: `reasoning_effort`, `reasoning`, `thinking.type` (alone or with an
-effort), or `enable_thinking`."""
+"""How a request states the thought level: in the member `reasoning_effort`, `reasoning`, `thinking.type` (alone or with
+an effort), or `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What a request contains, and in which form. A dialect starts as configured. When the endpoint rejects a
-    part of a request by name, the dialect changes. `refused` lists the names of the rejected parts, oldest first.
+    """The form of requests to one endpoint: their parts, and how these are written. A dialect starts as configured.
+    When the endpoint rejects a part of a request by name, the dialect changes. `refused` lists the names of the
+    rejected parts, oldest first.
 
     `limit_field` is the name of the member that limits the output. `usage_option` means that
     `stream_options.include_usage` is sent. If `parallel_calls` is None, the endpoint decides whether the model may make
-    parallel calls. If it is False, parallel calls are forbidden, and those in the history are split into messages of
-    one call each. `empty_content` is the content of a message that has calls but no text. If `reasoning` is `own`,
-    each thought is sent back in the field that it came in. If `reasoning` is `always`, messages without a thought also
-    contain the field, with an empty text, because some endpoints require it. `cache` tells whether the endpoint caches
-    by a key, or only where a marker asks for caching. `thinking` is the member that takes the thought level, or None
-    to send no level. If `streams` is False, the answer comes in one piece.
+    parallel calls. If it is False, the model may not make parallel calls, and an earlier message with several calls is
+    sent as several messages with one call each. `empty_content` is the content of a message that has calls but no text.
+    If `reasoning` is `own`, each thought is sent back in the field that it came in. If `reasoning` is `always`,
+    messages without a thought also contain this field, with an empty text, because some endpoints require it. If
+    `cache` is `key`, the endpoint caches by a key; if it is `marker`, only where a marker asks for caching. `thinking`
+    is the member that takes the thought level, or None to send no level. If `streams` is False, the answer comes in one
+    piece.
     """
 
     limit_field: LimitField | None = "max_tokens"
@@ -98,5 +100,5 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "opaque": {"opaque": False},
     "images": {"takes_images": False},
 }
-"""Maps a refused part of a request to the dialect's new values. Parts are not in this table if the new value depends on
-the old one."""
+"""Maps a refused part of a request to the dialect's new values. A part is not in this table if its new value depends on
+the old value."""

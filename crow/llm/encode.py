@@ -2,8 +2,8 @@
 
 Each message is encoded once and its bytes are cached, so that the next request only has to join them. The bytes of a
 message depend only on the message, the dialect and the endpoint. Therefore, as long as messages are only appended, each
-request starts with the messages of the previous one. Tool results can contain only text, so their images follow in a
-user message after the block of results.
+request starts with the messages of the previous one. Since tool results can contain only text, the images of
+consecutive results are sent in a user message after these results.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _CACHES_ON_REQUEST = re.compile(r"claude|anthropic", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A message in the form that is sent. `images` are images of a tool result, which go into a user message after the
-    block of results. If an endpoint accepts only one call per message, `calls` contains a message for each call after
-    the first. Each of these messages is inserted before the result of its call."""
+    """A message in the form that is sent. `images` are the images of a tool result. They are sent in a user message
+    after this result and the results that directly follow it. If an endpoint accepts only one call per message, `calls`
+    contains a message for each call after the first. Each of these messages is inserted before the result of its
+    call."""
 
     message: domain.Message
     sent: bytes
@@ -61,7 +62,7 @@ class Encoder:
     ) -> bytes:
         """Return the request body. `endpoint` names the receiver: opaque members of an answer are sent back only to the
         endpoint that they came from. `limit` is the output limit in tokens; None sends no limit. Members of `extra`
-        replace those that crow sends."""
+        replace crow's own members of the same name."""
         if self._for != (dialect, endpoint):
             self._for = (dialect, endpoint)
             self._messages, self._encoded = (), []
@@ -114,8 +115,8 @@ class Encoder:
 
 
 class _Sequence:
-    """Collects messages in the order in which they are sent. Images of tool results come directly after the block of
-    results."""
+    """Collects messages in the order in which they are sent. The images of consecutive tool results come directly after
+    these results."""
 
     def __init__(self) -> None:
         self._sent: list[bytes] = []
@@ -140,7 +141,8 @@ class _Sequence:
         self._images.extend(each.images)
 
     def sent(self) -> list[bytes]:
-        """Return all messages so far, followed by the images of the last block of results, if it has any."""
+        """Return all messages so far. If they end with tool results that have images, a message with these images
+        follows."""
         if not self._images:
             return list(self._sent)
         intro = _json({"type": "text", "text": "Images of the tool results above:"})
@@ -281,7 +283,7 @@ def _json(value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Convert the read-only mappings in domain values so that they can be serialised."""
+    """Return a read-only mapping as a dict, which `json` can write."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -28,9 +28,9 @@ class EndpointTimeouts:
 class Endpoint(ModelLimits):
     """A base URL (without `/chat/completions`), a model that it serves, and the settings for requests to this model.
 
-    A key is required unless the endpoint is on this machine or its local network, or `needs_key` is false. `key_hint`
+    No key is required if the endpoint is on this machine or its local network, or if `needs_key` is false. `key_hint`
     tells the user where to set the key. `extra_body` is added to every request. If `proxy` is None, the environment
-    variables decide.
+    variables for proxies apply.
     """
 
     base_url: str
@@ -85,7 +85,7 @@ class Endpoint(ModelLimits):
             usable = False
         if not usable:
             problem = f'The base URL "{self.base_url}" cannot be used'
-            raise ConfigError(f"{problem}; expected one such as http://localhost:11434/v1.")
+            raise ConfigError(f"{problem}; expected a URL such as http://localhost:11434/v1.")
         if not self.api_key and self.needs_key and not is_local(self.base_url):
             raise AuthError(
                 f'{self.base_url} needs a key for the model "{self.model}", and none is set. {self.key_hint}, or '

@@ -1,7 +1,7 @@
 """Turns an error that an endpoint reports into one of crow's errors.
 
-Endpoints put the text of an error in different places of a body or event; `ErrorBody` holds what was found. Status,
-code and text decide the type. The first line that applies decides:
+Endpoints put the text of an error in different places of a body or event. `ErrorBody` holds the status, code and text
+of an error. These decide which of crow's errors is raised. The first line that applies counts:
 
     402, or no credit or quota left ........................ QuotaExceeded
     429, or too many requests .............................. RateLimited
@@ -14,8 +14,8 @@ code and text decide the type. The first line that applies decides:
     below 400 .............................................. ProtocolError
     anything else .......................................... BadRequest
 
-Rate limits are checked before overflow, because messages about both mention tokens. The provider's own text stays in
-the message.
+Rate limits are checked before overflow, because messages about rate limits may mention tokens too. The provider's own
+text stays in the message.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ _NUMBERED = tuple(
         r"range of input length should be \[\d+,\s*LIMIT",
     )
 )
-"""Messages in which the words before a number do not tell whether the number is the limit or the size, in tokens."""
+"""Patterns for messages in which the words before a number do not tell whether it is the limit or the size. Both are in
+tokens."""
 
 _PLAIN_NUMBER = re.compile(
     r"(?<![\w.])(\d{1,3}(?:[,_.'\u00a0\u202f]\d{3})+|\d+(?:\.\d+)?)\s?([km])?(?![\w\d])", re.IGNORECASE
@@ -156,8 +157,8 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """What an endpoint said about an error. `everything` is the whole body or event, because the reason may be hidden
-    in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
+    """The information that an endpoint sent about an error. `everything` is the whole body or event, because the reason
+    may be hidden in nested metadata. `wait_s` is the number of seconds to wait, if the headers ask for a wait."""
 
     message: str = ""
     code: str = ""
@@ -172,7 +173,8 @@ class ErrorBody:
 
     @property
     def shown(self) -> str:
-        """The text to show: the message, the status, and the code if the message does not contain it."""
+        """The text to show to the user. It has the message, the status, and the code if the message does not contain
+        it."""
         message = " ".join(self.message.split())[:_SHOWN_CHARS].rstrip(" .")
         facts = [f"HTTP {self.status}"] if self.status is not None else []
         if self.code and self.code.lower() not in message.lower():
@@ -183,8 +185,8 @@ class ErrorBody:
 
 
 def find_error(body: object) -> ErrorBody | None:
-    """Find the error in a parsed event or in the body of a *successful* response, in any known form. Return None if
-    there is no error."""
+    """Return the error that a parsed event or the body of a *successful* response contains, in any known form. Return
+    None if there is no error."""
     if isinstance(body, list):
         # Lists inside the list are skipped, because they could nest without end.
         items = (item for item in body if not isinstance(item, list))
@@ -342,8 +344,8 @@ def _message(error: Mapping[str, object]) -> str:
 
 
 def _code_and_status(error: Mapping[str, object]) -> tuple[str, int | None]:
-    """Return the codes and types in the error as text, and the HTTP status if one of the numbers among them is an HTTP
-    status."""
+    """Return `(words, status)`: the codes and types in the error as one text, and the number among them that is an HTTP
+    status, or None."""
     words: list[str] = []
     status: int | None = None
     for key in _CODE_KEYS:
@@ -374,8 +376,8 @@ def _is_overflow(words: str) -> bool:
 
 
 def _overflow_numbers(words: str, message: str) -> tuple[int | None, int | None]:
-    """Return `(limit, size)` in tokens, or None for a number that is not stated. The size includes the output if the
-    endpoint counts it.
+    """Return `(limit, size)` in tokens, or None for a number that is not stated. If the endpoint counts the output too,
+    the size includes the output.
 
     The patterns in `_NUMBERED` are applied to all of `words`. Other numbers are read only from `message`, which is a
     part of `words`.
@@ -456,8 +458,8 @@ stream                 any   \bstreaming.{0,30}(?:not supported|unsupported|disa
 no_content             any   content.{0,40}(?:required|missing)|missing.{0,40}content
 """
 """The parts of a request in the order in which they are checked, each with a pattern for messages that refuse it. A
-"near" pattern is used only if a word of refusal stands shortly before or after the match. The patterns of "stream" are
-narrow on purpose: one broken stream must not disable streaming at an endpoint for good."""
+"near" pattern matches only together with a word of refusal that stands shortly before or after. The patterns of
+"stream" match few messages on purpose: one broken stream must not disable streaming at an endpoint permanently."""
 
 
 def _refusal_pattern(where: str, wording: str) -> re.Pattern[str]:
@@ -479,8 +481,8 @@ _MAX_OUTPUT = re.compile(
 
 
 def refused_part(body: ErrorBody, dialect: Dialect) -> str | None:
-    """Return the part of the request that the endpoint refused. Return None if leaving out this part would not change
-    the next request."""
+    """Return the part of the request that the endpoint refused, or None. A part is not returned if the next request
+    would be the same without it."""
     # An error inside a successful response may have no status.
     if body.status not in {None, 400, 404, 415, 422, 500, 501}:
         return None
@@ -504,8 +506,8 @@ _MIN_TIMESTAMP = 1e8
 
 
 def retry_after_s(headers: Mapping[str, str], *, now_s: float) -> float | None:
-    """Return how many seconds the headers ask crow to wait, or None. Header names are in lower case. `now_s` is the
-    current Unix time, which is needed for headers that name a time."""
+    """Return how many seconds the headers ask crow to wait, or None if they ask for no wait. Header names are in lower
+    case. `now_s` is the current Unix time, which is needed for headers that name a time."""
     if (milliseconds := _number(headers.get("retry-after-ms", ""))) is not None:
         return max(0.0, milliseconds / 1000)
     if (asked := _wait(headers.get("retry-after", "").strip(), now_s)) is not None:
@@ -524,8 +526,8 @@ def _number(text: str) -> float | None:
 
 
 def _wait(text: str, now_s: float) -> float | None:
-    """Return the number of seconds that `text` asks for. `text` is a duration (`1s`, `6m0s`, `120`) or a time (Unix
-    time in s or ms, an HTTP date, ISO 8601)."""
+    """Return the number of seconds to wait that `text` states, or None if it states none. `text` is a duration (`1s`,
+    `6m0s`, `120`) or a time (Unix time in s or ms, an HTTP date, ISO 8601)."""
     if (number := _number(text)) is not None:
         if number > 1000 * _MIN_TIMESTAMP and number > 100 * now_s:
             number /= 1000

@@ -1,4 +1,5 @@
-"""What crow has learned about a model at an endpoint: the stored format, and words for the user.
+"""The facts that crow has learned about a model at an endpoint: their stored format, and their descriptions for the
+user.
 
 Each fact records what it was learned from, when, in which session, and how often. A fact that was learned once applies
 only to its session. A fact that was learned at least twice applies to every session. No fact is final. Crow tests each
@@ -26,8 +27,8 @@ _MAX_REFUSALS = 40
 FIRST_WINDOW_PATIENCE = 8
 MAX_WINDOW_PATIENCE = 256
 MAX_SILENT_PATIENCE = 1024
-"""The patience of a learned window is a number of answers; see `LearnedWindow`. An endpoint that truncates silently is
-tested less often, because the model does not see the start of the conversation during a test."""
+"""The patience of a learned window is a number of answers; see `LearnedWindow`. An endpoint that truncates requests
+silently is tested less often, because in such a test the model does not see the start of the conversation."""
 
 _Fact = TypeVar("_Fact", "LearnedWindow", "Refusal", "UsageShape")
 
@@ -38,14 +39,14 @@ class LearnedWindow:
 
     A window that was learned only once (`times` is 1) applies only to `session`. A window that was learned more than
     once applies to every session. `checked_on` is the day on which a check last confirmed the window, and `answers` is
-    the number of answers since that check. Crow tests the window again when `answers` has
-    reached `patience` or the day is no longer `checked_on`: the next time the context is full, it does not compact but
-    sends a longer request. `source` says what the size was learned from. Dates are ISO dates in UTC. `is_silent` means
-    that the endpoint truncates longer requests instead of refusing them.
+    the number of answers since that check. Crow tests the window again when `answers` has reached `patience` or the day
+    is no longer `checked_on`. For a test, crow does not compact when the context is full, but sends a longer request.
+    `source` says what the size was learned from. Dates are ISO dates in UTC. `is_silent` means that the endpoint
+    truncates longer requests instead of refusing them.
 
-    When the endpoint accepts more, `times` becomes 0, and the window no longer applies. The fact is kept because of its
-    `patience`. If the window was learned today, `patience` starts again from its first value: the endpoint changes
-    often, so crow tests it often.
+    When the endpoint accepts a longer request, `times` becomes 0, and the window no longer applies. The fact is kept
+    because of its `patience`. If this happens on the day on which the window was learned, the endpoint changes often.
+    Then `patience` returns to its first value, so that crow tests often.
     """
 
     tokens: int
@@ -83,11 +84,11 @@ class LearnedWindow:
 class Refusal:
     """A part of a request that the endpoint refused. When crow left out the part, the endpoint accepted the request.
 
-    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. With `max_output_tokens`,
-    `limit` is the largest output limit that the endpoint accepts. `patience` days after `checked_on`, crow tests the
-    part by sending it in one request. If the endpoint refuses the part, the patience is doubled. If the endpoint
-    accepts the part, `holds` becomes false, and all requests contain the part again. The fact is kept, so that a later
-    refusal is not taken for the first.
+    `part` is a name that :class:`crow.llm.dialect.Dialect` uses, or `max_output_tokens`. If `part` is
+    `max_output_tokens`, `limit` is the largest output limit that the endpoint accepts. `patience` days after
+    `checked_on`, crow tests the part by sending it in one request. If the endpoint refuses the part, the patience is
+    doubled. If the endpoint accepts the part, `holds` becomes false, and all requests contain the part again. The fact
+    is kept, so that crow does not count a later refusal as the first one.
     """
 
     part: str
@@ -114,8 +115,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageShape:
-    """Which token counts the endpoint reports: some of `input`, `output`, `cached` and `reasoning`, separated by
-    blanks. Empty if it reports none."""
+    """The token counts that the endpoint reports. `counts` has their names, such as `input output cached`, separated by
+    blanks. It is empty if the endpoint reports none."""
 
     counts: str
     learned_on: str
@@ -147,8 +148,9 @@ def learned_window(facts: Mapping[str, object]) -> LearnedWindow | None:
 
 
 def learned_refusals(facts: Mapping[str, object]) -> dict[str, Refusal]:
-    """Return the refused parts of requests by name, oldest first. Older versions of crow stored only the names of such
-    parts and the output limit, even after a single refusal. The next request tests facts from those versions."""
+    """Return the refusals by the name of the refused part, oldest first. Older versions of crow stored only the names
+    of refused parts and the output limit, even after a single refusal. The next request tests facts from those
+    versions."""
     listed = facts.get(REFUSED)
     found: dict[str, Refusal] = {}
     for item in listed[:_MAX_REFUSALS] if isinstance(listed, (list, tuple)) else ():
@@ -179,7 +181,8 @@ def stored_refusals(refusals: Mapping[str, Refusal]) -> dict[str, object]:
 
 def describe(facts: Mapping[str, object], session: str | None = None) -> tuple[LearnedFact, ...]:
     """Describe everything that was learned about an endpoint. Each description says what was learned, from what, when
-    and how often, and when crow tests it again. With `session`, leave out what does not apply to that session."""
+    and how often, and when crow tests it again. If `session` is given, leave out facts that do not apply to that
+    session."""
     described: list[LearnedFact] = []
     window = learned_window(facts)
     if window is not None and window.times and (session is None or window.applies_to(session)):
@@ -279,11 +282,11 @@ def _day_after(day: str, days: int) -> str:
 
 
 def _is_past(day: str, days: int, today: date) -> bool:
-    """Whether `days` days have passed since `day`. Also true if `day` is unreadable, or if a wrong clock put it in
-    the future."""
+    """Whether `days` days have passed since `day`. Return True also if `day` cannot be read, or lies in the future
+    because a clock was wrong."""
     return not today.isoformat() < _day_after(day, days) or day > today.isoformat()
 
 
 def refusals_for(refusals: Mapping[str, Refusal], session: str) -> Sequence[Refusal]:
-    """Return the refused parts that apply to this session, oldest first."""
+    """Return the refusals that apply to this session, oldest first."""
     return [each for each in refusals.values() if each.applies_to(session)]

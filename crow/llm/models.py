@@ -1,4 +1,4 @@
-"""What endpoints reveal about their models, in the answer to `GET /models` and in refusals."""
+"""Learns facts about models from the endpoint's answer to `GET /models`, and from refused requests."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ _OUTPUTS = (("top_provider", "max_completion_tokens"), ("max_completion_tokens",
 _MIN_WINDOW = 256
 _MAX_NAME_CHARS = 200
 _LISTING_INTERVAL = 50
-"""Crow reads the list of models again after the first answer that fills at least half of the context window, and then
-after every further `_LISTING_INTERVAL` such answers."""
+"""Crow counts the answers with at least half of the context window in use. It reads the list of models again after the
+first of them, and then after every further `_LISTING_INTERVAL` of them."""
 
 _MIN_OUTPUT = 512
 """A lower output limit is not remembered, because it usually depends on the length of a single request."""
@@ -69,7 +69,7 @@ class Offered(ModelLimits):
 
 
 def read_listing(body: object) -> tuple[Offered, ...] | None:
-    """Return the models that `body` lists, in the same order. Return None if `body` is not a list of models."""
+    """Return the models that `body` lists, in the order of the list. Return None if `body` is not a list of models."""
     listed = body.get("data", body.get("models")) if isinstance(body, Mapping) else body
     if not isinstance(listed, list):
         return None
@@ -117,7 +117,7 @@ def _number(value: object) -> float | None:
 
 
 def _is_possible(name: str, value: object) -> bool:
-    """Whether `value` is possible for the limit or price called `name`."""
+    """Whether `value` is a possible value of the limit or price `name`."""
     if name in _PRICES:
         price = None if isinstance(value, str) else _number(value)
         return price is not None and price >= 0
@@ -141,11 +141,11 @@ def facts_of(offered: Offered) -> Mapping[str, object]:
 class RequestForm:
     """The form in which one request is sent, until the endpoint accepts it.
 
-    `known` are the refusals that apply to the session. `tested` are known parts that this request contains anyway, to
-    test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this request.
-    `doubted` are parts that were tested when the endpoint refused the request without a usable reason; they are left
-    out again. `restored` are known parts that were left out when the endpoint refused the request. The request contains
-    them again, because the endpoint may now require them.
+    `known` are the refusals that apply to the session. `tested` are parts in `known` that this request contains anyway,
+    to test whether the endpoint still refuses them. `refused` are the parts that the endpoint has refused in this
+    request. `doubted` are parts that were being tested when the endpoint refused the request without a usable reason;
+    the request no longer contains them. `restored` are parts in `known` that were left out when the endpoint refused
+    the request; the request now contains them, because the endpoint may require them.
     """
 
     session: str
@@ -158,7 +158,7 @@ class RequestForm:
     is_settled: bool = False
 
     def left_out(self) -> tuple[Refusal, ...]:
-        """The refusals that this request respects, oldest first."""
+        """The refusals whose parts this request leaves out, oldest first."""
         sent = self.tested | self.restored
         return (*(each for each in self.known.values() if each.part not in sent), *self.refused.values())
 
@@ -181,8 +181,8 @@ class RequestForm:
 
     def revert(self, words: str) -> bool:
         """Change the form after a refusal that names no part to leave out. If parts are being tested, leave them out
-        again. Otherwise send the parts that were left out: only those that the refusal's text `words` mentions, or all
-        if it mentions none. Return False if there is nothing to change."""
+        again. Otherwise send the parts that were left out: those that `words`, the text of the refusal, mentions, or
+        all of them if it mentions none. Return False if there is nothing to change."""
         if self.tested:
             self.doubted, self.tested = self.doubted | self.tested, set()
             return True
@@ -192,17 +192,17 @@ class RequestForm:
 
     @property
     def in_question(self) -> frozenset[str]:
-        """The known parts that this request contains. If the request is accepted, the endpoint no longer refuses these
-        parts."""
+        """The parts in `known` that this request contains. If the endpoint accepts the request, it no longer refuses
+        these parts."""
         return frozenset(self.tested | self.restored) - self.refused.keys()
 
 
 class EndpointFacts:
-    """What crow knows about one model at one endpoint in addition to its configuration.
+    """The facts that crow knows about one model at one endpoint, in addition to its configuration.
 
-    `learned` contains the facts that `memory` had stored when this process began. They are read again before each
-    request, and changes are written at once. A configured context window takes precedence over a listed one. Overflow
-    errors are handled by the agent and not here, because the agent knows what was sent.
+    `learned` contains the facts that `memory` had stored when this process began. These facts are read again before
+    each request, and changes are stored at once. A configured context window takes precedence over a listed one.
+    Overflow errors are handled by the agent and not here, because the agent knows what was sent.
     """
 
     def __init__(
@@ -254,7 +254,8 @@ class EndpointFacts:
 
     @property
     def info(self) -> ModelInfo:
-        """The configured model. Unknown limits and prices are taken from the endpoint's list of models."""
+        """The model as configured. Limits and prices that are not configured are taken from the endpoint's list of
+        models."""
         if self._info is None:
             self._info = self._current_info()
         return self._info
@@ -276,9 +277,10 @@ class EndpointFacts:
         return replace(info, **prices)
 
     def output_limit(self, wanted: int | None, known: int | None) -> int | None:
-        """Return the output limit to send, or None to send no limit. This is `wanted`, or the configured limit if
-        `wanted` is None. It is at most the limit that the endpoint lists, and at most `known`, the largest limit that
-        the endpoint is known to accept. If there is neither `wanted` nor a configured limit, the result is `known`."""
+        """Return the output limit to send, or None to send no limit. `known` is the largest limit that the endpoint is
+        known to accept. If `wanted` is None, the configured limit is the wanted one. The result is the smallest of the
+        wanted limit, the limit that the endpoint lists, and `known`. If there is neither `wanted` nor a configured
+        limit, the result is `known`."""
         wanted = wanted or self._endpoint.max_output_tokens
         listed = self._listed.max_output_tokens if self._listed is not None and wanted is not None else None
         return min((limit for limit in (wanted, listed, known) if limit is not None), default=None)
@@ -312,8 +314,8 @@ class EndpointFacts:
         )
 
     async def settle(self, form: RequestForm, shows: Callable[[str], bool]) -> None:
-        """Learn from a request that the endpoint accepted in this form. `shows` returns whether leaving out a part
-        would change the request. If the request would stay the same, it has not tested the part."""
+        """Learn from a request that the endpoint accepted in this form. `shows` returns whether the request would be
+        different without a given part. If not, the request has not tested that part."""
         if form.is_settled:
             return
         form.is_settled = True
@@ -335,15 +337,15 @@ class EndpointFacts:
             await self._store(stored_refusals(refusals))
 
     async def set_listed(self, offered: Offered | None) -> None:
-        """Record what the endpoint's list of models says about this model. If `offered` is None, the list does not
-        contain the model."""
+        """Record the entry for this model in the endpoint's list of models. If `offered` is None, the list has no such
+        entry."""
         self._listed, self._info = offered or Offered(name=self._endpoint.model), None
         await self._store(facts_of(self._listed))
 
     async def add_usage(self, usage: Usage | None) -> bool:
-        """Record which counts the endpoint reports. Forget the listed context window if this request was longer. Return
-        True if it is time to read the list of models: it was never read, or the window is filling up and the server may
-        have changed its size."""
+        """Record which counts the endpoint reports. Forget the listed context window if this request was longer than
+        the window. Return True if it is time to read the list of models: either crow never read it, or the window is
+        filling up and its size may have changed at the server."""
         await self._note_usage(usage)
         used = (usage.input_tokens or 0) if usage is not None else 0
         window = self._listed.context_window if self._listed is not None else None
@@ -360,7 +362,8 @@ class EndpointFacts:
         return self._filled % _LISTING_INTERVAL == 1
 
     async def _note_usage(self, usage: Usage | None) -> None:
-        """Store which counts the endpoint reports, if this set of counts is new or seen for the second time."""
+        """Store the names of the counts that the endpoint reports, if crow sees this set of names for the first or
+        second time."""
         counts = [
             each.name.removesuffix("_tokens")
             for each in (() if usage is None else fields(usage))

@@ -1,7 +1,7 @@
 """The built-in model. It follows fixed rules, needs no network, and always gives the same answer to the same request.
 
 A prompt is split at " then " into steps, and each step is matched against a short table of rules. The number of calls
-since the prompt determines the next step. Text is streamed in small pieces, as a real model does, so that drafts,
+since the prompt determines the next step. The built-in model streams text in small pieces, like a real one. So drafts,
 cancellation, killed processes and compaction can be tried and tested without an endpoint.
 """
 
@@ -36,8 +36,8 @@ _EARLIER_GOAL = re.compile(r"^## Goal\n(.+)", re.MULTILINE)
 
 
 class OfflineModel:
-    """See :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s` the pause after
-    each number when the model counts. A pause of 0 only lets other tasks run."""
+    """The built-in model; see :class:`crow.llm.Model`. `piece_delay_s` is the pause after each word, and `slow_delay_s`
+    the pause after each number when the model counts. A pause of 0 takes no time, but lets other tasks run."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class OfflineModel:
 
 
 class OfflineStream:
-    """See :class:`crow.llm.Stream`."""
+    """The stream of one reply; see :class:`crow.llm.Stream`."""
 
     def __init__(self, request: Request, pause: Callable[[bool], Awaitable[None]]) -> None:
         self._request = request
@@ -138,7 +138,7 @@ class OfflineStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _OfflineStep:
     """One step of a prompt, or a whole reply. It consists of a thought, then a text, then at most one call (name and
     arguments).
 
@@ -171,17 +171,17 @@ _TEXT_RULE = re.compile(
 )
 
 
-def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _Step:
+def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _OfflineStep:
     """Return the reply to the last prompt in `messages`. `offered` contains the names of the tools that the reply may
     call."""
     prompts = [at for at, message in enumerate(messages) if _prompt_text(message)]
     since = messages[prompts[-1] + 1 :] if prompts else ()
     prompt = _prompt_text(messages[prompts[-1]]) if prompts else ""
     if _is_summary_instruction(prompt):
-        return _Step(text=_summarise(messages, prompt))
+        return _OfflineStep(text=_summarise(messages, prompt))
     if not (steps := _steps(prompt, messages)):
         first_line = prompt.partition("\n")[0][:120]
-        return _Step(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
+        return _OfflineStep(text=f'I have no rule for "{first_line}".\n\n{ABOUT}' if first_line else ABOUT)
     calls_made = sum(len(message.calls) for message in since if isinstance(message, domain.AssistantMessage))
     while steps and calls_made > 0:
         calls_made -= steps.pop(0).call is not None
@@ -193,7 +193,7 @@ def _reply_to(messages: Sequence[domain.Message], offered: Collection[str]) -> _
         if name in offered:
             steps = steps[:done]
             break
-    return _Step(
+    return _OfflineStep(
         text="\n\n".join(texts) or "Done.",
         thought=next((step.thought for step in steps if step.thought), ""),
         call=next((step.call for step in steps if step.call is not None and step.call[0] in offered), None),
@@ -210,9 +210,9 @@ def _prompt_text(message: domain.Message) -> str:
     return "\n".join(text for text in texts if text and not text.startswith(("<", "[The ", "[This ", "[No ")))
 
 
-def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
+def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_OfflineStep]:
     """Split a prompt into steps. If the words after a "then" match no rule, they belong to the previous step."""
-    steps: list[_Step] = []
+    steps: list[_OfflineStep] = []
     pending = ""
     for piece in re.split(r"(?<!\s)\s++then\s+", prompt.strip()):
         if (step := _step(piece, messages)) is not None:
@@ -226,7 +226,7 @@ def _steps(prompt: str, messages: Sequence[domain.Message]) -> list[_Step]:
     return steps
 
 
-def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
+def _step(piece: str, messages: Sequence[domain.Message]) -> _OfflineStep | None:
     piece = re.sub(r"^please\s+", "", piece.strip(), flags=re.IGNORECASE)
     for pattern, tool, text in _TOOL_RULES:
         if match := pattern.fullmatch(piece):
@@ -241,21 +241,23 @@ def _step(piece: str, messages: Sequence[domain.Message]) -> _Step | None:
                     {"content": line, "status": "pending" if number else "in_progress", "priority": "medium"}
                     for number, line in enumerate(lines)
                 ]
-            return _Step(text=text.format_map(arguments), call=(tool, arguments))
+            return _OfflineStep(text=text.format_map(arguments), call=(tool, arguments))
     if (match := _TEXT_RULE.fullmatch(piece)) is None:
         return None
     if match["last"]:
-        return _Step(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
+        return _OfflineStep(text="\n".join(map(str, range(1, min(int(match["last"]), _MAX_COUNT) + 1))), is_slow=True)
     if match["topic"]:
-        return _Step(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
+        return _OfflineStep(text="I have thought about it.", thought=f"A rule says: think about {match['topic']}.")
     if match["summary"]:
-        return _Step(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
+        return _OfflineStep(text=_summarise(messages[:-1]) or "Nothing has happened in this session yet.")
     if match["words"]:
-        return _Step(text=match["words"].strip())
+        return _OfflineStep(text=match["words"].strip())
     try:
-        return _Step(text=f"I call {match['tool']}.", call=(match["tool"], json.loads(match["arguments"] or "{}")))
+        return _OfflineStep(
+            text=f"I call {match['tool']}.", call=(match["tool"], json.loads(match["arguments"] or "{}"))
+        )
     except ValueError:
-        return _Step(text=f"{match['arguments']} is not valid JSON.")
+        return _OfflineStep(text=f"{match['arguments']} is not valid JSON.")
 
 
 def _describe_result(result: str) -> str:
@@ -272,7 +274,8 @@ def _is_summary_instruction(prompt: str) -> bool:
 
 
 def _summarise(messages: Sequence[domain.Message], instruction: str = "") -> str:
-    """Return a summary under some of the fixed headings. It keeps to the instruction's limit in words or tokens."""
+    """Return a summary with some of the fixed headings. Its length is within the limit of words or tokens in the
+    instruction."""
     limit = 400
     if match := _WORD_LIMIT.search(instruction):
         limit = max(20, int(match[1].replace(",", "")) // (1 if match[2].lower() == "word" else 2))

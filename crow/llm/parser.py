@@ -40,8 +40,8 @@ _MAX_BLANKS = 1000
 
 
 class LoopDetector:
-    """Detects a text that keeps repeating one passage. `passage` is that passage, or empty if there is none. The text
-    is checked only every `_LOOP_STEP_CHARS` characters."""
+    """Detects that a text keeps repeating one passage. `passage` is the repeated passage, or empty. The text is checked
+    once per `_LOOP_STEP_CHARS` characters."""
 
     def __init__(self) -> None:
         self.passage = ""
@@ -74,11 +74,11 @@ def repeated_passage(text: str) -> str:
 
 
 class StreamParser:
-    """Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
+    """Parses the events of one answer. Call `feed` with the data of events as they arrive, then `flush`, then `finish`.
 
-    Joining the text of all `TextDelta`s gives the text of the answer and of `partial()`; likewise for thoughts.
-    `error_body` is what the endpoint said, if an event carried an error. `is_done` means that `[DONE]` arrived;
-    everything after that is ignored.
+    The joined texts of all `TextDelta`s are the text of the answer and of `partial()`. The same holds for thoughts. If
+    an event reported an error, `error_body` is its content. `is_done` means that `[DONE]` arrived; everything after
+    that is ignored.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class StreamParser:
         )
 
     def attempt(self) -> Attempt:
-        """Return what the endpoint has reported so far, and an estimate of what it has sent."""
+        """Return the usage that the endpoint has reported so far, and an estimate of the tokens that it has sent."""
         shown = (self._text.getvalue(), self._thought.getvalue())
         others = max(0, self._size - sum(map(len, shown)))  # characters of held-back text and of tool arguments
         return Attempt(usage=self._usage, output_tokens=sum(map(estimate_text, shown)) + (others + 3) // 4)
@@ -380,7 +380,7 @@ class StreamParser:
             self._pieces.append((ThoughtDelta, thought))
 
     def _within_limit(self, piece: str) -> str:
-        """Return as much of `piece` as the character limit allows, but count all of it."""
+        """Return as much of `piece` as the character limit allows, but count all its characters."""
         room = max(0, MAX_CHARS - self._size)
         self._chars += len(piece)
         return piece[:room]
@@ -395,7 +395,8 @@ class StreamParser:
             self._finish_word = _finish_word(value)
 
     def _end(self) -> None:
-        """Decide what becomes of held-back text. Only the first call has an effect."""
+        """Sort the held-back text into thought, text and tool calls, because no more text follows. Only the first call
+        has an effect."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -429,18 +430,18 @@ class StreamParser:
             raise ProtocolError(f"The answer from {who} broke off: the stream ended without a finish reason.")
         ending = _ending_of(word) if word is not None else "stop"
         if ending == "failed":
-            raise Overloaded(f'{who} broke off the answer (finish reason "{word}").')
+            raise Overloaded(f'{who} stopped before the answer was complete (finish reason "{word}").')
         if ending == "too_long":
             raise ContextOverflow(f'The request is too long for the model (finish reason "{word}").')
         if ending == "malformed":
             if not (self._calls or self._legacy_calls):
-                raise ProtocolError(f'{who} could not read a tool call from its model (finish reason "{word}").')
+                raise ProtocolError(f'{who} could not read a tool call by its model (finish reason "{word}").')
             ending = "stop"
         return "refusal" if self._is_refused else ending
 
     def _check_empty(self, finish: FinishReason, *, has_thought: bool) -> None:
-        """Raise an error for an answer that has neither text nor calls, unless the output limit explains why it is
-        empty."""
+        """Raise the error for an answer without text and calls. Raise none if the output limit explains why the answer
+        is empty."""
         who, word = self._origin.endpoint, self._finish_word
         if finish == "length":
             if has_thought or self._usage is None or self._usage.output_tokens != 0:
@@ -486,8 +487,8 @@ def _finish_word(value: object) -> str | None:
 
 
 def _ending_of(word: str) -> _Ending:
-    """Return the meaning of a finish reason. An unknown word is treated as `stop`, because an empty answer is an error
-    anyway."""
+    """Return the meaning of a finish reason. An unknown word is treated as `stop`: if it stands for a failure and the
+    answer is empty, an error is raised anyway."""
     for ending, words in _ENDINGS:
         if word in words.split():
             return ending
@@ -539,8 +540,8 @@ def _first_count(report: object, *keys: str) -> int | None:
 
 
 def _merge_usage(known: Usage | None, report: Usage | None) -> Usage | None:
-    """Return the combined counts. Reports are cumulative, so the last count of each kind is used. If there was an
-    earlier report, a report in which input and output are zero or missing is ignored."""
+    """Return `known`, updated with the counts in `report`. Reports are cumulative, so the newest count of each kind is
+    used. If `known` is not None, a `report` in which both input and output are zero or missing is ignored."""
     if report is None or known is None:
         return report or known
     if not (report.input_tokens or report.output_tokens):

@@ -15,7 +15,7 @@ _GROWING_KEYS = frozenset({"text", "summary", "data"})
 
 def thought_of(delta: Mapping[str, object]) -> tuple[str | None, str]:
     """Return `(field, piece)` for the first reasoning field that has text. If no field has text, `piece` is empty, and
-    `field` is the first field that contains '' (None if there is no such field)."""
+    `field` is the first field with an empty text, or None if there is no such field."""
     present: str | None = None
     for field in _FIELDS:
         if (value := delta.get(field)) is None:
@@ -68,7 +68,7 @@ class ReasoningDetails:
         self.size = 0
 
     def add(self, details: object) -> None:
-        """Add the list in one delta. An item with the same index and type as the last item continues that item."""
+        """Add the list in one delta. An item continues the item before it if both have the same index and type."""
         for item in details if isinstance(details, list) else ():
             if not isinstance(item, Mapping):
                 continue
@@ -134,7 +134,8 @@ _SLICE_CHARS = 16_384
 
 
 class ThinkSplitter:
-    """Call `feed` with pieces of the content. Each call returns `(thought, text)` as far as the two can be told apart.
+    """Separates thoughts from text. Call `feed` with pieces of the content: each call returns `(thought, text)` as far
+    as crow can tell them apart.
 
     Only text that may become a tag is held back. Blanks before the first word of a thought are removed. Blanks between
     a thought and the answer are removed too. Blanks at the very start are held back until the first word. `found` means
@@ -164,16 +165,16 @@ class ThinkSplitter:
         return "".join(thought), ""
 
     def finish(self) -> tuple[str, str]:
-        """Return `(thought, text)` for what was held back. An unfinished tag is returned as it was written. Blanks
-        alone are dropped."""
+        """Return `(thought, text)` for what was held back. An unfinished tag is returned as it was written. If only
+        blanks were held back, they are dropped."""
         held, self.held = self.held, ""
         if not held.strip():
             return "", ""
         return (held, "") if self._state == "thought" else ("", held)
 
     def _read_start(self) -> bool:
-        """Decide what the held text starts with. Return True if a tag or token was removed, so that the text after it
-        can be read."""
+        """Decide whether the held text starts with a tag, a token or the answer, and remove a tag or token. Return True
+        if one was removed; the text after it can then be read."""
         begun = self.held.lstrip()
         if not begun:
             if self._state == "after":
@@ -198,7 +199,8 @@ class ThinkSplitter:
         return False
 
     def _read_thought(self, thought: list[str]) -> bool:
-        """Move what certainly belongs to the thought into `thought`. Return True if the thought has ended."""
+        """Move the held text that certainly belongs to the thought into `thought`. Return True if the thought has
+        ended."""
         if not self._has_words:
             self.held = self.held.lstrip()
         if end := _END_OF[self._ends].search(self.held):

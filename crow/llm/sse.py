@@ -29,10 +29,10 @@ class EventTooLarge(AnswerTooLong):
 
 
 class SseDecoder:
-    """Call `feed` with bytes as they arrive. Each call returns the events that became complete.
+    """Decodes the events of one response. Call `feed` with bytes as they arrive. Each call returns the events that
+    became complete.
 
-    Events without data are skipped. Only LF, CR or CRLF end a line, and the pieces may be cut anywhere, even within
-    CRLF.
+    Events without data are skipped. Only LF, CR and CRLF end a line. A piece may end anywhere, even within CRLF.
     """
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
@@ -71,8 +71,8 @@ class SseDecoder:
         return events
 
     def finish(self) -> list[str]:
-        """Tell the decoder that no more bytes follow. Return the last event if the blank line after it never came. This
-        event may be incomplete."""
+        """Tell the decoder that no more bytes follow. Return the data of the last event if no blank line has followed
+        it. This event may be incomplete."""
         lines = [bytes(self._rest), b""] if self._rest else [b""]
         self._rest.clear()
         return self._events_of(lines)
@@ -138,8 +138,8 @@ def is_keep_alive(data: str) -> bool:
 
 
 def chunks_in(data: str) -> tuple[list[dict[str, object]], bool]:
-    """Return the chunks in `data`, and whether the end marker follows them. There may be several chunks, and they need
-    not be framed correctly. Return no chunks if `data` contains anything else."""
+    """Return the chunks in `data`, and whether the end marker follows them. `data` may contain several chunks, and
+    these may be framed incorrectly. If it contains anything else, return no chunks."""
     chunks: list[dict[str, object]] = []
     at = 0
     while True:
@@ -182,8 +182,8 @@ def replace_lone_in(members: Mapping[str, object]) -> dict[str, object]:
 
 
 class SurrogateJoiner:
-    """Cleans a text that arrives in pieces. If a piece ends with the high half of a surrogate pair, this half is held
-    back until the next piece."""
+    """Applies `replace_lone` to a text that arrives in pieces. If a piece ends with the high half of a surrogate pair,
+    this half is held back until the next piece."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")

@@ -33,7 +33,8 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryTiming:
-    """How to wait before retries. `sleep` takes seconds, and `chance` returns numbers from 0 to 1."""
+    """The functions that time retries. `sleep` waits for a number of seconds, and `chance` returns a random number from
+    0 to 1."""
 
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep
     chance: Callable[[], float] = random.random
@@ -116,7 +117,7 @@ class ChatStream:
         return self._parser.partial()
 
     def attempts(self) -> tuple[Attempt, ...]:
-        """The attempts that the endpoint accepted. An attempt that it answered only with an error is left out."""
+        """The attempts that the endpoint accepted, except those for which it sent only an error."""
         if self._answer is not None:
             return (*self._failed, Attempt(usage=self._answer.usage))
         return (*self._failed, self._parser.attempt()) if self._is_accepted else tuple(self._failed)

@@ -1,10 +1,10 @@
 """Finds tool calls that a model wrote into its answer as text.
 
 A server that does not recognise a model's call format passes the calls on as text. Such calls are accepted only if
-tools were offered and no regular call came. In addition, the block of calls must be complete, end the text, be outside
-code, and contain only calls of offered tools, each with an object as arguments. Otherwise the text is left unchanged. A
-form without a marker (bare JSON, or a call in Python) is accepted only if it is the whole answer and its arguments fit
-the tool's schema.
+tools were offered and no regular call came. In addition, the block of calls must be complete, stand at the end of the
+text and outside of code, and contain only calls of offered tools, each with an object as arguments. Otherwise the text
+is left unchanged. A form without a marker (bare JSON, or a call in Python) is accepted only if it is the whole answer
+and its arguments fit the tool's schema.
 
 A model's text may be hostile, so no pattern here may take more than linear time. This is why the patterns use
 possessive quantifiers.
@@ -67,10 +67,10 @@ _WORD = re.compile(r"[\w-]+")
 _CANDIDATE = re.compile(r"[<\[]")
 
 _MAX_STARTS = 20
-"""After this many places that looked like calls but were not, the rest of the answer is treated as text."""
+"""After this number of places that look like calls but are not calls, the rest of the answer is treated as text."""
 
 _SMALL_CHARS = 1000
-"""Held-back text up to this size is examined with each new piece. Longer text is examined only when its size has
+"""Held-back text up to this size is examined with each new piece. Longer text is examined again only when its size has
 doubled."""
 
 _HEAD_CHARS = 200
@@ -78,7 +78,8 @@ _HEAD_CHARS = 200
 
 _MAX_CALLS = 100
 _MAX_PYTHON_CHARS = 50_000
-"""Python's parser uses hundreds of times as much memory as the text that it parses, so the text must not be longer."""
+"""The limit for text that Python's parser reads, because the parser needs hundreds of times as much memory as the
+text."""
 
 
 class CallDetector:
@@ -142,7 +143,7 @@ class CallDetector:
         return text, ()
 
     def interrupt(self) -> str:
-        """Call this if the stream broke. Return the held-back text, or an empty string if it looks like an incomplete
+        """Return the held-back text after the stream broke, or an empty string if this text looks like an incomplete
         call."""
         text, self._held = self.held, []
         is_call = text.lstrip().startswith(_STARTS) or _names_a_tool(text[:_HEAD_CHARS], self._tools)
@@ -160,8 +161,8 @@ class CallDetector:
         return text[:at]
 
     def _candidates(self, text: str) -> Iterator[int]:
-        """Yield positions at which a block of calls or the end of the answer may begin. At each yield, `_before`
-        describes the text before the position."""
+        """Yield positions at which a block of calls or the end of the answer may begin. Whenever a position is yielded,
+        `_before` describes the text before it."""
         added = 0
         for match in _CANDIDATE.finditer(text):
             at = match.start()
@@ -216,7 +217,8 @@ class CallDetector:
 
 
 class _TextBefore:
-    """Tells whether a position in a text is inside code, inside a quotation, or within a line."""
+    """Reads a text up to a position, and tells whether this position is inside code, inside a quotation, or within a
+    line."""
 
     _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
     _ELEMENT = re.compile(r"<(/?)(pre|code)(?=[\s>])")
@@ -238,7 +240,7 @@ class _TextBefore:
     @property
     def is_in_unknown_form(self) -> bool:
         """Whether the text directly before this position is a tag that begins a call in a form that crow does not know.
-        That tag was already shown as text, so what follows is shown as text too: a call is never shown in part."""
+        Such a tag was already shown as text. The text after it is shown too, because a call is never shown in part."""
         return self._UNKNOWN_FORM.search(self._recent) is not None
 
     @property
@@ -312,8 +314,8 @@ def _names_a_tool(text: str, tools: _Tools) -> bool:
 
 _DECODER = json.JSONDecoder(strict=False)
 _JSON_MARGIN_CHARS = 12
-"""If the decoder fails this close to the end of the text, the cause may be a word or an escape sequence that is still
-incomplete."""
+"""If the decoder fails within this many characters of the end of the text, the cause may be a word or an escape
+sequence that is still incomplete."""
 _BRACKETS = re.compile(rf"(?:\s|[,;]|{'|'.join(map(re.escape, (*_OPENING, *_CLOSING, '<|end|>')))})+")
 _TURNS = re.compile(rf"(?:\s|{'|'.join(map(re.escape, _TURN))})*")
 _NAME = re.compile(r"[\w.:=-]+\s*(?:[<(\[{]|\Z)")
@@ -383,7 +385,7 @@ def _read_marked(block: str, tools: _Tools) -> _Found:
 
 
 def _may_be_marked(block: str, tools: _Tools) -> bool:
-    """Whether `block` can still become calls of offered tools. It begins with a marker and may be incomplete."""
+    """Whether `block`, which may be incomplete, begins with a marker and can still become calls of offered tools."""
     block = _without_turns(block)
     if not any(token.startswith(block[: len(token)]) for token in (*_STARTS, _RECIPIENT)):
         return False
@@ -410,8 +412,8 @@ def _without_turns(block: str) -> str:
 
 
 def _read_row(block: str, tools: _Tools, *, is_partial: bool = False) -> tuple[_Found, int]:
-    """Return the calls in a sequence, and the position at which the sequence ends or something else begins.
-    `is_partial` means that the block may be incomplete."""
+    """Return the calls at the beginning of `block`, and the position at which they end. `is_partial` means that the
+    block may be incomplete."""
     found: _Found = []
     at = 0
     is_listed = False
@@ -486,8 +488,8 @@ def _read_function(block: str, at: int, tools: _Tools) -> tuple[_Found, int] | N
 
 
 def _parameters(body: str, schema: JsonObject) -> dict[str, object] | None:
-    """Return the parameters if they make up the whole `body`. Each parameter ends where the next parameter of the
-    schema begins, because values may contain tags themselves and closing tags are sometimes missing."""
+    """Return the parameters in `body`, or None if `body` contains anything else. Each parameter ends where the next
+    parameter of the schema begins, because values may contain tags and closing tags may be missing."""
     properties = schema.get("properties")
     keys = "|".join(map(re.escape, properties)) if isinstance(properties, Mapping) and properties else r"[^<>\s]{1,200}"
     pattern = re.compile(
@@ -513,8 +515,9 @@ def _members(pattern: re.Pattern[str], text: str, at: int, schema: JsonObject) -
 
 
 def _typed(text: str, key: str, schema: JsonObject) -> object:
-    """Return a value that was written without quotes. `text` is decoded if it is valid JSON and the schema lists `key`
-    as something other than a string. In all other cases, the value is `text` itself."""
+    """Return the value of the argument `key`, which the model wrote as `text` without quotes. If `text` is valid JSON
+    and the schema lists `key` with a type other than string, the value is the decoded `text`. In all other cases, it is
+    `text` itself."""
     properties = schema.get("properties")
     member = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(member, Mapping) or member.get("type") == "string":

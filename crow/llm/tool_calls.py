@@ -1,9 +1,9 @@
 """Assembles tool calls from the fragments of a stream.
 
 Endpoints use IDs and indexes differently, so no single key is reliable. All members of a fragment together decide to
-which call it belongs: a new ID with a name opens a call; otherwise the index decides; without an index, the fragment
-continues the call that was opened last. Arguments are read at the end. Each finished call has a name, a unique ID, and
-either an object of arguments or the reason why there is none.
+which call the fragment belongs. A new ID with a name opens a call. Otherwise the index decides. Without an index, the
+fragment continues the call that was opened last. Arguments are read at the end. Each finished call has a name, a unique
+ID, and either an object of arguments or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_PIECES = 10_000
 
 
 def new_call_id() -> str:
-    """Return nine letters or digits, a form of ID that every endpoint accepts."""
+    """Return a new ID of nine letters and digits. Every endpoint accepts this form."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -84,8 +84,9 @@ class _PartialCall:
 
 
 class CallAssembler:
-    """Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then `finish`. `size` is the number of
-    characters stored. `has_too_many` means that calls beyond `MAX_CALLS` were left out."""
+    """Assembles the calls of one answer. Call `add` with fragments (`delta.tool_calls[i]`) as they arrive, then
+    `finish`. `size` is the number of characters stored. `has_too_many` means that calls beyond `MAX_CALLS` were left
+    out."""
 
     def __init__(self, tools: Sequence[ToolSpec], *, new_id: Callable[[], str] = new_call_id) -> None:
         self._offered = {tool.name: tool for tool in tools}
@@ -247,7 +248,8 @@ class CallAssembler:
         return [first, *(replace(first, id="", arguments=text, extra={}) for text in texts[1:])]
 
     def _unpacked(self, wrapped: Mapping[str, object]) -> list[ToolCall]:
-        """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them is unclear."""
+        """Return the calls inside `multi_tool_use.parallel`. Return no calls if one of them has no valid name or
+        arguments."""
         uses = wrapped.get("tool_uses")
         calls: list[ToolCall] = []
         for use in uses if isinstance(uses, list) else ():
@@ -283,7 +285,7 @@ def _text(value: object) -> str:
 
 
 def _arguments_text(*places: Mapping[str, object]) -> str:
-    """Return the arguments in the first of `places` that contains any, as text."""
+    """Return, as text, the arguments from the first of `places` that has arguments."""
     value = next((place[key] for place in places for key in _ARGUMENTS_KEYS if place.get(key) is not None), "")
     if isinstance(value, str):
         return value

@@ -29,11 +29,11 @@ from crow.frontend.connection import EditorConnection
 from crow.frontend.cursors import CURSOR_KEY
 from crow.frontend.frames import INTERNAL_ERROR
 from crow.serve.listen import is_known_host
-from crow.serve.metrics import CONTENT_TYPE, Family, Metrics, gauge, process_metrics
+from crow.serve.metrics import CONTENT_TYPE, MetricFamily, Metrics, gauge, process_metrics
 from crow.serve.tokens import Authenticator, BadToken, Grant, TooManyFailures
 from crow.serve.websocket import (
+    ConnectionEnd,
     ConnectionLimits,
-    End,
     PendingHandshakes,
     Traffic,
     WebSocketTransport,
@@ -220,7 +220,7 @@ class AcpService:
         origins: Iterable[str] = (),
         hosts: Iterable[str] = (),
         operators: Iterable[str] = (),
-        gauges: Callable[[], Iterable[Family]] = tuple,
+        gauges: Callable[[], Iterable[MetricFamily]] = tuple,
         check_ready: Callable[[], Awaitable[str]],
         metrics: Metrics | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ class AcpService:
         ]
         return partial(self._check_host, Starlette(routes=routes))
 
-    def close_all(self, end: End) -> None:
+    def close_all(self, end: ConnectionEnd) -> None:
         """End all connections, after the messages that wait for the clients have been sent."""
         for client in self.clients.values():
             client.transport.finish(end)
@@ -296,7 +296,7 @@ class AcpService:
             details: dict[str, object] = {"connection": id_, "address": address, "principal": principal}
             logger.info("A client has connected", extra=details)
             with self._access.connected(
-                grant, lambda why: transport.drop(End(CloseCode.POLICY_VIOLATION, why, "revoked"))
+                grant, lambda why: transport.drop(ConnectionEnd(CloseCode.POLICY_VIOLATION, why, "revoked"))
             ):
                 wants_cursors = websocket.headers.get(CURSORS) is not None
                 await self._serve(ServedConnection(transport, self, wants_cursors=wants_cursors), id_, grant)
@@ -340,7 +340,9 @@ class AcpService:
         client = self.clients.get(wanted or "")
         if client is not None and client.principal == principal:
             # The old connection of the client is broken, and the server has not noticed it yet.
-            client.transport.drop(End(CloseCode.POLICY_VIOLATION, "This client has connected again.", "replaced"))
+            client.transport.drop(
+                ConnectionEnd(CloseCode.POLICY_VIOLATION, "This client has connected again.", "replaced")
+            )
             return client.id
         owner, until = self._remembered.get(wanted or "", (None, 0.0))
         if wanted is not None and client is None and until > time.monotonic() and owner == principal:
@@ -380,20 +382,22 @@ class AcpService:
             problem = f"{grant.principal} may not read the metrics, because serve.operators does not list this name."
             raise Refused(403, problem, "operator")
 
-    def _all_gauges(self) -> Iterable[Family]:
+    def _all_gauges(self) -> Iterable[MetricFamily]:
         yield gauge("crow_build_info", "The version of crow.", 1, version=__version__)
         yield gauge("crow_connections", "Clients that are connected.", len(self.clients))
         buffered = sum(client.transport.buffered_bytes for client in self.clients.values())
         yield gauge("crow_buffered_bytes", "Bytes that wait for clients to read them.", buffered)
         yield gauge("crow_draining", "1 while the server shuts down.", self.is_draining)
-        expired = Family("crow_handshakes_expired_total", "counter", "Connections closed before a complete request.")
+        expired = MetricFamily(
+            "crow_handshakes_expired_total", "counter", "Connections closed before a complete request."
+        )
         expired.add(self.handshakes.expired)
         yield expired
-        messages = Family("crow_messages_total", "counter", "Messages, by direction.")
+        messages = MetricFamily("crow_messages_total", "counter", "Messages, by direction.")
         messages.add(self.traffic.messages_in, direction="in")
         messages.add(self.traffic.messages_out, direction="out")
         yield messages
-        sizes = Family("crow_message_bytes_total", "counter", "Bytes of messages, by direction.")
+        sizes = MetricFamily("crow_message_bytes_total", "counter", "Bytes of messages, by direction.")
         sizes.add(self.traffic.bytes_in, direction="in")
         sizes.add(self.traffic.bytes_out, direction="out")
         yield sizes
@@ -407,7 +411,7 @@ class AcpService:
         logger.info("A connection was refused", extra=details)
 
 
-SHUTDOWN = End(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
+SHUTDOWN = ConnectionEnd(CloseCode.GOING_AWAY, "This server is shutting down. Connect again in a moment.", "shutdown")
 
 
 async def _refuse_http(_request: Request) -> Response:

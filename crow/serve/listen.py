@@ -19,7 +19,7 @@ from crow.domain.errors import ConfigError
 BACKLOG = 2048
 
 PROBE_S = 1.0
-"""How long to try whether a server still listens on an old Unix socket."""
+"""The time limit for finding out whether a server still listens on an old Unix socket."""
 
 _SYSTEMD_FIRST_FD = 3
 

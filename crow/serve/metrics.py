@@ -24,7 +24,7 @@ Labels: TypeAlias = tuple[tuple[str, str], ...]
 Samples: TypeAlias = Mapping[Labels, float]
 
 
-class Family:
+class MetricFamily:
     """A metric with all its samples. Each sample has its own set of labels."""
 
     def __init__(self, name: str, kind: Kind, words: str) -> None:
@@ -45,7 +45,7 @@ class Family:
             yield _sample(self.name, labels, value)
 
 
-class Histogram(Family):
+class Histogram(MetricFamily):
     """A histogram of durations in seconds."""
 
     def __init__(self, name: str, words: str) -> None:
@@ -61,7 +61,7 @@ class Histogram(Family):
         self._sums[key] += seconds
 
     def lines(self) -> Iterable[str]:
-        """See `Family`."""
+        """See `MetricFamily`."""
         yield from super().lines()
         for key, counts in self._counts.items():
             total = 0
@@ -76,20 +76,24 @@ class Metrics:
     """The counters and histograms that the server updates as it works."""
 
     def __init__(self) -> None:
-        self.connections = Family("crow_connections_total", "counter", "WebSocket connections that were accepted.")
-        self.refused = Family("crow_refused_total", "counter", "Connections that were refused, by reason.")
-        self.ended = Family("crow_disconnects_total", "counter", "WebSocket connections that ended, by reason.")
-        self.requests = Family("crow_requests_total", "counter", "Requests of clients, by method.")
-        self.turns_started = Family("crow_turns_started_total", "counter", "Turns that were started.")
-        self.turns_ended = Family("crow_turns_ended_total", "counter", "Turns that ended, by stop reason.")
-        self.tokens = Family("crow_tokens_total", "counter", "Tokens of model requests; input includes cached.")
-        self.cost = Family("crow_cost_usd_total", "counter", "Cost of model requests with known prices.")
+        self.connections = MetricFamily(
+            "crow_connections_total", "counter", "WebSocket connections that were accepted."
+        )
+        self.refused = MetricFamily("crow_refused_total", "counter", "Connections that were refused, by reason.")
+        self.ended = MetricFamily("crow_disconnects_total", "counter", "WebSocket connections that ended, by reason.")
+        self.requests = MetricFamily("crow_requests_total", "counter", "Requests of clients, by method.")
+        self.turns_started = MetricFamily("crow_turns_started_total", "counter", "Turns that were started.")
+        self.turns_ended = MetricFamily("crow_turns_ended_total", "counter", "Turns that ended, by stop reason.")
+        self.tokens = MetricFamily("crow_tokens_total", "counter", "Tokens of model requests; input includes cached.")
+        self.cost = MetricFamily("crow_cost_usd_total", "counter", "Cost of model requests with known prices.")
         self.store = Histogram("crow_store_seconds", "Time of the store's operations, by method.")
-        self.store_errors = Family("crow_store_errors_total", "counter", "Store operations that failed, by method.")
+        self.store_errors = MetricFamily(
+            "crow_store_errors_total", "counter", "Store operations that failed, by method."
+        )
 
-    def render(self, gauges: Iterable[Family]) -> str:
+    def render(self, gauges: Iterable[MetricFamily]) -> str:
         """Return all metrics, followed by `gauges`, in the text format."""
-        families = (*(each for each in vars(self).values() if isinstance(each, Family)), *gauges)
+        families = (*(each for each in vars(self).values() if isinstance(each, MetricFamily)), *gauges)
         return "\n".join(line for family in families for line in family.lines()) + "\n"
 
     def note_entries(self, entries: Iterable[NewEntry]) -> None:
@@ -146,19 +150,19 @@ def metered(store: Store, metrics: Metrics) -> Store:
     return cast(Store, MeteredStore(store, metrics))
 
 
-def gauge(name: str, words: str, value: float, /, **labels: str) -> Family:
+def gauge(name: str, words: str, value: float, /, **labels: str) -> MetricFamily:
     """Return a gauge with one sample."""
-    family = Family(name, "gauge", words)
+    family = MetricFamily(name, "gauge", words)
     family.add(value, **labels)
     return family
 
 
-def process_metrics() -> Iterable[Family]:
+def process_metrics() -> Iterable[MetricFamily]:
     """Yield CPU time, memory and open files of this process, under Prometheus' usual names.
 
     Memory and open files are known on Linux only.
     """
-    cpu = Family("process_cpu_seconds_total", "counter", "CPU time of this process.")
+    cpu = MetricFamily("process_cpu_seconds_total", "counter", "CPU time of this process.")
     cpu.add(time.process_time())
     yield cpu
     try:

@@ -27,7 +27,7 @@ from crow.frontend.v2 import NegotiatingAgent
 from crow.log import log_as_json
 from crow.serve import listen
 from crow.serve.http import SHUTDOWN, AccessControl, AcpService, ServedConnection, TokenAccess
-from crow.serve.metrics import Family, Metrics, gauge, metered
+from crow.serve.metrics import MetricFamily, Metrics, gauge, metered
 from crow.serve.policy import ServePolicy, check_server
 from crow.serve.tokens import Authenticator, Grant, is_valid
 from crow.serve.websocket import ConnectionLimits, HttpProtocol, SocketProtocol
@@ -264,7 +264,7 @@ class Server:
         self._checked = (time.monotonic(), problem)
         return problem
 
-    def _gauges(self) -> Iterable[Family]:
+    def _gauges(self) -> Iterable[MetricFamily]:
         sessions = [hosted.session for hosted in self._host.open.values()]
         yield gauge("crow_sessions_open", "Sessions that are open.", len(sessions))
         yield gauge("crow_sessions_busy", "Sessions that run a turn or a sub-agent.", self.busy_sessions)

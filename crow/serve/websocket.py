@@ -79,7 +79,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ConnectionEnd:
     """The way in which a connection ends. `code` and `text` go into the close frame, and `reason` into the log."""
 
     code: CloseCode
@@ -115,7 +115,7 @@ class WebSocketTransport:
         self._is_empty: asyncio.Future[None] | None = None
         self._is_stopped = False
         self._is_gone = False
-        self.end = End(CloseCode.NORMAL_CLOSURE, "", "client")
+        self.end = ConnectionEnd(CloseCode.NORMAL_CLOSURE, "", "client")
         """The way in which this connection ends. It stays the default if the client ends the connection."""
         self._socket.attach(self)
 
@@ -134,7 +134,7 @@ class WebSocketTransport:
                 async with asyncio.timeout_at(self._initialize_by):
                     event = await self._websocket.receive()
             except TimeoutError:
-                self.drop(End(CloseCode.POLICY_VIOLATION, "No initialize came in time.", "no_initialize"))
+                self.drop(ConnectionEnd(CloseCode.POLICY_VIOLATION, "No initialize came in time.", "no_initialize"))
                 return None
             if event["type"] == "websocket.disconnect":
                 return None
@@ -169,23 +169,23 @@ class WebSocketTransport:
         self.write_waiting()
         if self._waiting_bytes and self.buffered_bytes > self._limits.buffered_bytes:
             text = f"More than {self._limits.buffered_bytes // MIB} MiB waited for this client to read them."
-            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
+            self.drop(ConnectionEnd(CloseCode.TRY_AGAIN_LATER, text, "too_slow"))
 
     def stop(self, reason: str = "") -> None:
         """See `Transport`."""
         if reason:
-            self.drop(End(CloseCode.TRY_AGAIN_LATER, reason, "too_slow"))
+            self.drop(ConnectionEnd(CloseCode.TRY_AGAIN_LATER, reason, "too_slow"))
         self._is_stopped = True
         self._has_room.set()
         self._socket.wake_reader()
 
-    def finish(self, end: End) -> None:
+    def finish(self, end: ConnectionEnd) -> None:
         """End the connection after all waiting messages have been sent. Only the first call has an effect."""
         if not self._is_stopped:
             self.end = end
             self.stop()
 
-    def drop(self, end: End) -> None:
+    def drop(self, end: ConnectionEnd) -> None:
         """End the connection at once. Discard the waiting messages."""
         if not self._is_gone:
             self.finish(end)
@@ -205,7 +205,7 @@ class WebSocketTransport:
     def note_mistake(self) -> None:
         """Note that the client has violated the WebSocket protocol. The WebSocket library sends the close frame."""
         if not self._is_stopped:
-            self.end = End(CloseCode.PROTOCOL_ERROR, "", "invalid")
+            self.end = ConnectionEnd(CloseCode.PROTOCOL_ERROR, "", "invalid")
 
     def lose(self) -> None:
         """Note that the connection is lost. Discard the waiting messages."""
@@ -260,7 +260,7 @@ class WebSocketTransport:
         if self._initialize_by is not None:
             if not is_request or message["method"] != "initialize":
                 problem = "The first message of a connection must be an initialize request."
-                self.finish(End(CloseCode.PROTOCOL_ERROR, problem, "invalid"))
+                self.finish(ConnectionEnd(CloseCode.PROTOCOL_ERROR, problem, "invalid"))
                 return problem
             self._initialize_by = None
         if is_request:
@@ -279,7 +279,7 @@ class WebSocketTransport:
             self._progress, self._progress_at = progress, now
         if now - self._progress_at >= self._limits.stall_s:
             text = f"This client read nothing for {self._limits.stall_s:g} s, although messages waited for it."
-            self.drop(End(CloseCode.TRY_AGAIN_LATER, text, "stalled"))
+            self.drop(ConnectionEnd(CloseCode.TRY_AGAIN_LATER, text, "stalled"))
             return
         self._stall_check = self._loop.call_later(self._limits.stall_s / 4, self._check_progress)
 
@@ -322,7 +322,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         """Make `receive` return as if the client had disconnected."""
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.GOING_AWAY})
 
-    def say_goodbye(self, end: End) -> None:
+    def say_goodbye(self, end: ConnectionEnd) -> None:
         """Send a close frame. Abort the connection if the client does not answer the frame within `goodbye_s`."""
         if not (self.close_sent or self.disconnected or self.transport.is_closing()):
             self.conn.send_close(end.code, end.text.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
@@ -432,7 +432,9 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             silent_s = self.loop.time() - self._heard_at
             if silent_s > self._limits.silent_s:
                 self._crow.drop(
-                    End(CloseCode.TRY_AGAIN_LATER, f"This client sent nothing for {silent_s:.0f} s.", "silent")
+                    ConnectionEnd(
+                        CloseCode.TRY_AGAIN_LATER, f"This client sent nothing for {silent_s:.0f} s.", "silent"
+                    )
                 )
                 return
         super().send_keepalive_ping()

@@ -1,4 +1,4 @@
-"""Presets of well-known endpoints. Also finds the endpoint that a model name refers to."""
+"""Has presets of well-known endpoints, and finds the endpoint that a model name refers to."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What an endpoint's public pages say about it.
+    """Facts about an endpoint, from its public pages.
 
     `key_env` is the environment variable that holds the key. `thinking` is the request field that sets the thought
     level. `limit_field` is the request field that limits the output. `cache` says whether prompts are cached by a key,
-    or only where a marker asks for it.
+    or only where a marker asks for caching.
     """
 
     base_url: str = ""
@@ -101,9 +101,9 @@ def preset_at(base_url: str) -> Preset:
 class Target:
     """The endpoint and the model that a model name refers to.
 
-    `key_hint` begins the sentence that says how to set a key. `endpoint` has its URL and its answer timeouts filled in.
-    `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If `needs_key` is false, the
-    endpoint is used without a key even if it is not local.
+    `key_hint` is the beginning of a sentence that says how to set a key. In `endpoint`, the URL and the timeouts of
+    answers are always set. `provider` is the NAME of `[providers.NAME]`, or None for the endpoint in `[model]`. If
+    `needs_key` is false, the endpoint is used without a key even if it is not local.
     """
 
     model: str
@@ -120,7 +120,8 @@ class Target:
 
 
 def names_offered(settings: Settings) -> tuple[str, ...]:
-    """Return the model names to choose from, with the default first. Empty if no name is set."""
+    """Return the model names that the user can choose from, with the default first. The result is empty if no name is
+    set."""
     names = [settings.model.name, *settings.models]
     for provider, table in settings.providers.items():
         names.extend(f"{provider}/{model}" for model in table.models)
@@ -128,7 +129,8 @@ def names_offered(settings: Settings) -> tuple[str, ...]:
 
 
 def target_of(name: str, settings: Settings) -> Target:
-    """Resolve a model name as `[models.NAME]`, else as PROVIDER/MODEL, else as a model of the endpoint in `[model]`."""
+    """Return the target of a model name: the table `[models.NAME]`, else PROVIDER/MODEL, else a model of the endpoint
+    in `[model]`."""
     table = settings.models.get(name) if isinstance(settings.models, Mapping) else None
     prefix, slash, rest = name.partition("/")
     names_provider = bool(slash) and prefix in settings.providers
@@ -165,7 +167,8 @@ def target_of(name: str, settings: Settings) -> Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """An endpoint that the client has set for a provider. The user's address, key and headers do not apply to it."""
+    """An endpoint that the client has set for a provider. The URL, key and headers in the user's settings do not apply
+    to this endpoint."""
 
     base_url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -178,7 +181,7 @@ class Gateway:
 
 
 class Gateways:
-    """The endpoints that the client has set or disabled, by the provider's id. They are never stored."""
+    """The endpoints that the client has set or disabled, by the provider's id. Crow never stores these endpoints."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Gateway | None] = {}
@@ -213,7 +216,10 @@ class Gateways:
         return self._by_id.get(_provider_id(target.provider), target) is None
 
     def route(self, target: Target) -> Target:
-        """The target, at the endpoint that the client has set. :raises ConfigError: the provider is disabled."""
+        """Return the target at the endpoint that the client has set, or unchanged if the client has set none.
+
+        :raises ConfigError: the provider is disabled.
+        """
         if self.is_disabled(target):
             problem = f'The editor has disabled the provider "{_provider_id(target.provider)}"'
             raise ConfigError(f"{problem}. Choose another model, or enable the provider in the editor.")
@@ -221,7 +227,7 @@ class Gateways:
         return target if gateway is None else gateway.apply(target)
 
     def base_urls(self, settings: Settings) -> dict[str, str | None]:
-        """The URL of each provider, by id; None if the provider is disabled."""
+        """Return the URL of each provider by its id, or None in place of the URL if the provider is disabled."""
         found: dict[str, str | None] = {}
         for provider_id, own in provider_ids(settings).items():
             gateway = self._by_id.get(provider_id)
@@ -232,7 +238,7 @@ class Gateways:
 
 
 def provider_target(provider: str | None, settings: Settings) -> Target:
-    """The target of a provider without a model; None for the endpoint in `[model]`."""
+    """Return the target of a provider, without a model. If `provider` is None, this is the endpoint in `[model]`."""
     if provider is None:
         return target_of("", settings)
     return target_of("", settings.model_copy(update={"models": {"": NamedModel.model_construct(provider=provider)}}))
@@ -258,13 +264,14 @@ def provider_ids(settings: Settings) -> dict[str, str]:
 
 
 def fallback_of(name: str, settings: Settings) -> str:
-    """Return the name of the model that answers if the endpoint of the model `name` is down, or an empty string."""
+    """Return the name of the model that answers if the endpoint of the model `name` is down. Return an empty string if
+    there is none."""
     return target_of(name, settings).options.fallback or ""
 
 
 def fallback_problem(name: str, settings: Settings, also: Sequence[str] = ()) -> str:
-    """Return what is wrong with the fallback of a model, as the end of a sentence, or an empty string. `also` are known
-    model names that the settings no longer contain."""
+    """Return the problem with the fallback of a model, as the end of a sentence, or an empty string if there is none.
+    `also` are model names that are known although the settings no longer contain them."""
     fallback = fallback_of(name, settings)
     if not fallback:
         return ""

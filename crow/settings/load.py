@@ -1,7 +1,7 @@
 """Reads the settings from flags, environment, the user's file and the defaults.
 
-Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets
-something: building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
+Files in a workspace are never read. To start quickly, each table is validated separately, and only if it sets a value,
+because building the validator for all settings takes 20 ms. For the same reason, some modules are imported by the
 functions that use them.
 """
 
@@ -61,7 +61,7 @@ _NEEDED: Mapping[type[Section], str] = {
     McpServerSettings: 'a table with either "command" or "url"',
     HookSettings: 'a table with "event" and "command"',
 }
-"""What a table must contain, even if each of its values is valid."""
+"""The end of the error message for a table whose values are valid one by one, but not together."""
 _OF_THE_ENDPOINT = ("api_key", "api_key_env", "headers")
 _OF_THE_MODEL = tuple(NamedModel.model_fields.keys() - {"name", "provider"})
 _SECRET_HEADER = re.compile(r"(?i)authori[sz]ation|auth$|cookie|credential|key|passw|secret|token")
@@ -87,7 +87,7 @@ class Paths:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointKeys:
     """The known keys and tokens. `variables` names the environment variables that hold endpoint keys. `values` are the
-    endpoint keys, including unused keys and tokens in headers. `others` are the tokens of MCP servers."""
+    endpoint keys, including unused ones, and the tokens in headers. `others` are the tokens of MCP servers."""
 
     variables: frozenset[str] = frozenset()
     values: tuple[str, ...] = field(default=(), repr=False)
@@ -99,8 +99,9 @@ class Loaded:
     """The settings, and the source of each.
 
     `sources` maps each dotted key to `flag --model`, `environment CROW_MODEL`, the name of the user's file, or
-    `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. If there is a `problem`, the settings
-    are the defaults and every prompt fails with the problem's message, so that an editor can still open sessions.
+    `default`. `summary_prompt` is the text of `compaction.prompt_file`, or empty. If a setting cannot be used,
+    `problem` is the error, and the settings are the defaults. An editor can then still open sessions, but every prompt
+    fails with the problem's message.
     """
 
     settings: Settings
@@ -158,7 +159,7 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
     tree: Mapping[str, object] = {}
     try:
         tree = _read_file(paths.config_file, is_required=bool(env.get("CROW_CONFIG")))
-        reader = _Reader(tree, paths.config_file, flags, env)
+        reader = _SettingsReader(tree, paths.config_file, flags, env)
         prompt = reader.read_summary_prompt()
         loaded = Loaded(settings=reader.settings, sources=reader.sources(), paths=paths, summary_prompt=prompt)
     except ConfigError as problem:
@@ -169,8 +170,8 @@ def load_settings(flags: Mapping[str, str], env: Mapping[str, str]) -> Loaded:
 
 
 def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> DatabaseSettings:
-    """Return the database of settings that are not valid: a mistake elsewhere must not store sessions in another place.
-    The values are not checked here."""
+    """Return the database settings when some settings are not valid. A mistake in another setting must not make crow
+    store sessions in another database. The values are not checked here."""
     given = {**_inner(tree, "database")}
     if url := env.get(_FROM_ENVIRONMENT["database.url"], "").strip():
         given["url"] = url
@@ -179,8 +180,8 @@ def _configured_database(tree: Mapping[str, object], env: Mapping[str, str]) -> 
 
 
 def find_paths(env: Mapping[str, str]) -> Paths:
-    """Find the user's paths: in CROW_HOME if it is set, else in the platform's directories, else in a private temporary
-    directory.
+    """Return the user's paths. They are in CROW_HOME if it is set, else in the platform's directories. If these cannot
+    be used, they are in a private temporary directory.
 
     CROW_CONFIG names another configuration file. Relative paths are resolved against the current directory.
     """
@@ -216,8 +217,8 @@ class _Given(NamedTuple):
     source: str
 
 
-class _Reader:
-    """Merges and validates the values from all sources. `_tables` holds the values by table: `("model",)`,
+class _SettingsReader:
+    """Merges and validates the values from all sources. `_tables` has the values of each table, such as `("model",)` or
     `("providers", "work")`.
 
     :raises ConfigError: some values cannot be used. The message lists every mistake.
@@ -305,8 +306,8 @@ class _Reader:
     def _override(self, flags: Mapping[str, str], env: Mapping[str, str]) -> None:
         """Override values from the file with flags and environment variables.
 
-        If a flag or variable selects a different endpoint or model, the file's settings for the replaced one are
-        dropped.
+        If a flag or variable selects another endpoint or model than the file, the file's settings for its own endpoint
+        or model are dropped.
         """
         given = {
             key: _Given(env.get(name, "").strip(), f"environment {name}") for key, name in _FROM_ENVIRONMENT.items()
@@ -439,8 +440,8 @@ def _read_file(file: Path, *, is_required: bool) -> Mapping[str, object]:
 
 
 def _endpoint_keys(tree: Mapping[str, object], env: Mapping[str, str]) -> EndpointKeys:
-    """Collect the keys in the file, and the keys in environment variables that the file or a preset names. Unused keys
-    are included."""
+    """Collect the endpoint keys in the file, and those in environment variables that the file or a preset names. Unused
+    keys are included."""
     tables = [*_tables([tree.get("model")]), *_tables(_inner(tree, "providers").values())]
     variables = {preset.key_env for preset in PRESETS.values() if preset.key_env is not None}
     variables |= {name for table in tables if isinstance(name := table.get("api_key_env"), str)}
@@ -498,8 +499,8 @@ def _absolute(path: str) -> Path:
 
 
 def _temporary_home() -> Path:
-    """Return a directory that only this user can access. Every process gets the same directory. But if someone else has
-    taken the directory's name, each process gets a new directory."""
+    """Return a directory that only this user can access. Every process gets the same directory. But if another user
+    already has a directory of this name, each process gets a new directory."""
     if hasattr(os, "getuid"):
         own = Path(tempfile.gettempdir()) / f"crow-{os.getuid()}"
         own.mkdir(mode=0o700, exist_ok=True)

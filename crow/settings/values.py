@@ -107,11 +107,11 @@ class ModelOptions(Section):
     name: ModelName | None = None
     """The model's name at its endpoint."""
     context_window: Window | None = None
-    """The size of the context window in tokens. Crow refuses longer requests. If unset, crow uses the size that the
-    endpoint reports or that crow has learned. It then sends longer requests too, and the endpoint may refuse them."""
+    """The size of the context window in tokens. Crow does not send longer requests. If unset, crow uses the size that
+    the endpoint reports or that crow has learned, but also sends longer requests, which the endpoint may refuse."""
     max_output_tokens: Tokens | None = None
-    """The longest answer in tokens. Crow uses at most a quarter of the context window. If unset, the endpoint's own
-    limit applies."""
+    """The maximum length of an answer in tokens. If it is larger than a quarter of the context window, crow uses that
+    quarter. If unset, the endpoint's own limit applies."""
     takes_images: Switch = True
     """Whether the model accepts images."""
     input_price: Price | None = None
@@ -145,8 +145,8 @@ class ModelSettings(ModelOptions):
     """Extra HTTP headers for the endpoint. Crow treats their values as secrets."""
 
     def with_name(self, name: str) -> Self:
-        """Return a copy with the same endpoint but another model. The options of the other model have their defaults,
-        because the configured options belong to this model."""
+        """Return a copy with the same endpoint but the model `name`. The options of that model have their defaults,
+        because the configured options belong to the model of these settings."""
         if name == self.name:
             return self
         fields = ModelOptions.model_fields.items()
@@ -192,8 +192,8 @@ class NamedModel(ModelOptions):
     """A model under a name that the user chooses. The name of its table is NAME or PROVIDER/NAME."""
 
     provider: Annotated[NonEmpty, Expected("the NAME of a table [providers.NAME]")] | None = None
-    """The provider that serves the model. If unset, it is PROVIDER in the name of the table. If that is missing too,
-    the endpoint in [model] serves the model."""
+    """The provider that serves the model. If unset, it is PROVIDER in the name of the table. If that name has no
+    PROVIDER, the endpoint in [model] serves the model."""
     name: ModelName | None = None
     """The model's name at its endpoint. If unset, it is NAME in the name of the table."""
 
@@ -203,15 +203,15 @@ class McpServerSettings(Section):
     env, `${workspace}` stands for the session's working directory."""
 
     command: Annotated[NonEmpty, Expected('a command, such as "npx"')] | None = None
-    """The program to start, with the arguments in args and the environment variables in env. It starts in a directory
-    of its own, not in the workspace. A path may be relative to the directory of config.toml."""
+    """The program to start, with the arguments in args and the environment variables in env. The program starts in a
+    directory of its own, not in the workspace. Its path may be relative to the directory of config.toml."""
     args: Annotated[Strings, Expected('a list of strings, such as ["--read-only"]')] = Field(default=(), repr=False)
     """The program's arguments."""
     env: Texts = Field(default_factory=dict, repr=False)
     """Environment variables for the server, in addition to a minimal set."""
     sandbox: Annotated[Literal["read", "write"], Expected('"read" or "write"')] | None = None
-    """The access of the server. It is confined in the same way as a shell command that has this access. If unset, the
-    server is not confined."""
+    """The access of the server. The server is confined in the same way as a shell command with this access. If unset,
+    the server is not confined."""
     url: Annotated[str, Field(pattern=r"^(https?://|\$\{)"), Expected("an http or https URL")] | None = None
     """The URL of the server. A server has either a url or a command."""
     headers: Texts = Field(default_factory=dict, repr=False)
@@ -219,11 +219,12 @@ class McpServerSettings(Section):
     transport: Annotated[Literal["http", "sse"], Expected('"http" or "sse"')] = "http"
     """The transport for the URL. "http" is streamable HTTP, and "sse" is the older transport with SSE."""
     allow_tools: ToolNames = ()
-    """The names of the only tools to offer. If empty, all tools are offered."""
+    """The names of the tools that are offered. If empty, all tools of the server are offered."""
     deny_tools: ToolNames = ()
     """The names of tools that are not offered."""
     read_only: Annotated[bool | Strings, Expected('true, false or a list of tool names, such as ["get_*"]')] = False
-    """The tools of this server that change nothing, and so may be used in plan mode. `true` means all of them."""
+    """The tools of this server that change nothing. They may be used in plan mode. `true` means all tools of the
+    server."""
     start_timeout_s: Seconds | None = None
     """Replaces limits.mcp_start_timeout_s for this server."""
     call_timeout_s: Seconds | None = None
@@ -238,8 +239,8 @@ class McpServerSettings(Section):
         Annotated[NonEmpty, Expected("the secret of that client, or the name of a variable that holds it: ${NAME}")]
         | None
     ) = Field(default=None, repr=False)
-    """The secret of the client in oauth_client_id. It needs oauth_issuer, because no other authorization server gets
-    the secret."""
+    """The secret of the client in oauth_client_id. If it is set, oauth_issuer is required, because crow sends the
+    secret only to that authorization server."""
     oauth_client_metadata_url: (
         Annotated[
             Annotated[str, Field(pattern=r"^https://[^/]+/.+")],
@@ -300,8 +301,8 @@ class HookSettings(Section):
         Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None,
         Expected('a program and its arguments as a list, such as ["python3", "-I", "~/.config/crow/hooks/audit.py"]'),
     ] = Field(default=None, repr=False)
-    """The program and its arguments. It runs in the workspace, and is not confined. A leading `~/` stands for the home
-    directory. The path of the program may be relative to the directory of config.toml."""
+    """The program and its arguments. The program runs in the workspace and is not confined. A leading `~/` stands for
+    the home directory. The path of the program may be relative to the directory of config.toml."""
     name: (
         Annotated[
             str,
@@ -325,7 +326,8 @@ class HookSettings(Section):
     """The hook runs only in sessions whose working directory matches one of these globs. If empty, it runs in all
     sessions."""
     timeout_s: Seconds = 10.0
-    """The time limit of the command, in seconds. When it is over, crow ends the command and continues without it."""
+    """The time limit of the command, in seconds. When this time is over, crow ends the command and continues without
+    it."""
     enabled: Switch = True
     """Whether the hook runs."""
 
@@ -354,8 +356,8 @@ class CompactionSettings(Section):
     keep_tokens: Annotated[int, Field(ge=0), Expected("a whole number of tokens, such as 20000")] = 20_000
     """A compaction leaves at most this many tokens of the newest messages unchanged."""
     target: Annotated[float, Field(ge=0.1, le=0.9), Expected("a fraction from 0.1 to 0.9, such as 0.5")] = 0.5
-    """After a compaction, messages fill about this fraction of their room. The room is the threshold minus the size of
-    the system message and the tools."""
+    """After a compaction, messages fill about this fraction of the room for messages. That room is the threshold minus
+    the size of the system message and the tools."""
     early: Annotated[
         Literal[False] | Annotated[float, Field(ge=0.1, le=1)],
         Expected("a fraction of the threshold from 0.1 to 1, such as 0.6, or false"),
@@ -363,11 +365,12 @@ class CompactionSettings(Section):
     """If the context of an idle session fills more than this fraction of the threshold, crow writes the summary before
     the next prompt needs it. `false` turns this off. Local models never write summaries early."""
     compact_model: SmallModel | None = None
-    """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model is asked. If
-    unset, the session's model writes summaries; most of its request is then in the endpoint's cache."""
+    """The model that writes summaries. It gets a shortened transcript. If it fails, the session's model writes the
+    summary. If unset, the session's model writes all summaries; the endpoint then has most of each request in its
+    cache."""
     prompt_file: Annotated[NonEmpty, Expected("the path of a readable UTF-8 text file")] | None = None
-    """A file with a prompt for summaries, which replaces crow's own. In it, `{words}` stands for the word limit. The
-    path may be relative to the directory of config.toml."""
+    """A file with a prompt for summaries, which replaces crow's own. In this prompt, `{words}` stands for the word
+    limit. The path of the file may be relative to the directory of config.toml."""
 
 
 class TitleSettings(Section):
@@ -384,10 +387,10 @@ class PermissionSettings(Section):
     mode: StartMode = "ask"
     """The mode in which a session starts."""
     allow: Rules = ()
-    """Calls that run without a question. Each rule is a tool, or a tool and an argument, such as "shell(git
-    status)"."""
+    """Rules for calls that run without a question to the user. Each rule is a tool, or a tool and an argument, such as
+    "shell(git status)"."""
     deny: Rules = ()
-    """Calls that never run, in any mode. These rules take precedence over allow."""
+    """Rules for calls that never run, in any mode. They take precedence over allow."""
     fetch_private: Switch = False
     """Whether fetch may read private addresses, such as those of this machine."""
 
@@ -415,14 +418,15 @@ class LimitSettings(Section):
     """When a turn has cost this many US dollars, it stops before its next request. Another prompt continues the
     work."""
     cost_per_session: Usd | None = None
-    """Each time the cost of a session has grown by this many US dollars, its turn stops before the next request.
-    Another prompt continues the work."""
+    """Each time the cost of a session has grown by this many US dollars, the running turn stops before its next
+    request. Another prompt continues the work."""
     mcp_start_timeout_s: Seconds = 10.0
     """The time limit for the start of an MCP server, in seconds."""
     mcp_call_timeout_s: Seconds = 600.0
     """The time limit for a call of an MCP tool, in seconds."""
     offered_tools: Annotated[int, Field(ge=0), Expected("a whole number, such as 100")] = 100
-    """The maximum number of MCP tools that the model is offered directly. It can find the others with find_tools."""
+    """The maximum number of MCP tools that the model is offered directly. The model can find all other tools with
+    find_tools."""
     first_byte_timeout_s: Seconds = 300.0
     """The time limit for the beginning of an answer, in seconds."""
     idle_timeout_s: Seconds = 120.0
@@ -433,7 +437,7 @@ class EditorSettings(Section):
     """The ways in which crow uses the editor."""
 
     terminals: Switch = False
-    """Whether commands run in the editor's terminals, if the editor has any."""
+    """Whether commands run in terminals of the editor, if the editor offers terminals."""
     answer_timeout_s: Seconds = 30.0
     """The time limit for the editor to answer a request about a file or a terminal, in seconds."""
     user_timeout_s: Seconds = 86_400.0
@@ -447,8 +451,8 @@ class DatabaseSettings(Section):
     """The URL of a PostgreSQL database for the sessions. Needs the extra `postgres`. If unset, the sessions are in a
     SQLite file of this user. Environment: CROW_DATABASE_URL."""
     direct_url: DatabaseUrl | None = None
-    """The URL of the same database without a pooler. Needed if `url` leads to a pooler in transaction mode, such as
-    PgBouncer."""
+    """A URL that leads to the same database without a pooler. Needed if `url` leads to a pooler in transaction mode,
+    such as PgBouncer."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the URLs, and the passwords in them."""
@@ -474,7 +478,7 @@ class LogSettings(Section):
     level: Annotated[
         Literal["debug", "info", "warning", "error"], Expected('"debug", "info", "warning" or "error"')
     ] = "warning"
-    """The lowest level of records in the log. Environment: CROW_LOG."""
+    """The lowest level of the records that are written to the log. Environment: CROW_LOG."""
 
 
 PRINCIPAL_PART = "{principal}"
@@ -482,7 +486,8 @@ PRINCIPAL_PART = "{principal}"
 
 
 def static_part(root: str) -> Path:
-    """Return the beginning of a path in `serve.roots` that is the same for all principals."""
+    """Return the part of a path in `serve.roots` that comes before `{principal}`, or the whole path if it has no
+    `{principal}`."""
     parts = Path(root).parts
     return Path(*parts[: parts.index(PRINCIPAL_PART)]) if PRINCIPAL_PART in parts else Path(root)
 
@@ -502,7 +507,7 @@ class ServeSettings(Section):
     tls_key: Annotated[NonEmpty, Expected("the path of a PEM file with the private key")] | None = None
     """A PEM file with the private key of the certificate."""
     hosts: Annotated[Strings, Expected('a list of host names, such as ["crow.example.org"]')] = ()
-    """The host names of the server. Clients may always use localhost and IP addresses. Requests with any other name are
+    """The host names of the server. Clients may always use localhost and IP addresses. Requests to any other name are
     refused."""
     origins: Annotated[Strings, Expected('a list of origins, such as ["https://chat.example.org"]')] = ()
     """The origins of web pages that may connect. All other pages are refused. Programs other than browsers send no
@@ -511,7 +516,8 @@ class ServeSettings(Section):
     """The principals who may read /metrics, which counts the work of everybody. On a server without tokens, everybody
     may read it."""
     trusted_proxies: Annotated[Strings, Expected('a list of addresses, such as ["10.0.0.5"]')] = ()
-    """The addresses of proxies. Crow takes the address of a client from their X-Forwarded-For header."""
+    """The addresses of trusted proxies. If a request comes from such a proxy, crow takes the client's address from the
+    X-Forwarded-For header."""
     roots: Annotated[Strings, Expected('a list of absolute paths, such as ["/srv/crow/{principal}"]')] = ()
     """The workspaces of principals must be in one of these directories, after links are resolved. `{principal}` stands
     for the name of the principal. A server with tokens needs at least one directory."""
@@ -523,7 +529,8 @@ class ServeSettings(Section):
     max_connections_each: Count = 100
     """The maximum number of clients of one principal that are connected at the same time."""
     drain_timeout_s: Seconds = 60.0
-    """After SIGTERM, running turns have this many seconds to finish. Then crow cancels and stores them."""
+    """After SIGTERM, running turns have this many seconds to finish. Turns that still run after that are cancelled and
+    stored."""
     autostart: Switch = False
     """Whether `crow acp` uses the resident server of this user (`crow serve --user`), and starts it if none is
     running."""
@@ -566,7 +573,7 @@ class Settings(Section):
     hooks: Annotated[
         tuple[HookSettings, ...], Field(strict=False), Expected("tables [[hooks]], each with event and command")
     ] = ()
-    """Commands that crow runs at events of the agent's loop, in this order."""
+    """Commands that crow runs at events of the agent's loop, in the order of the tables."""
 
     def secrets(self) -> tuple[str, ...]:
         """Return the values that must not appear in a log, an error or an export."""
@@ -575,12 +582,13 @@ class Settings(Section):
 
 
 _PASSWORD = re.compile(r"(?<=://).*@|(?<=[?&])((?:ssl)?password)=[^&#]*", re.IGNORECASE | re.DOTALL)
-"""Matches the user and password of a database URL, and the passwords among its options. A password may contain
-characters that should have been escaped."""
+"""Matches the user and password of a database URL, and the passwords among its options. The pattern also matches
+passwords with characters that should have been escaped."""
 
 
 def database_passwords(url: str) -> tuple[str, ...]:
-    """Return the passwords in the URL of a database. Each is returned as it is written there, and decoded from %XX."""
+    """Return the passwords in the URL of a database. Each password is returned as it is written in the URL, and with
+    %XX decoded if that makes a difference."""
     found = []
     for match in _PASSWORD.finditer(url):
         text = match[0].partition("=")[2] if match[1] else match[0][:-1].partition(":")[2]
@@ -606,7 +614,7 @@ def expand_variables(
     """Return the server with its variables filled in, and a sentence that names the variables that are not set. The
     sentence is empty if all are set.
 
-    In args and env, `${workspace}` becomes `workspace`.
+    In args and env, `${workspace}` is replaced by the parameter `workspace`.
     """
     local = (*server.args, *server.env.values())
     client = (server.oauth_client_id or "", server.oauth_client_secret or "")

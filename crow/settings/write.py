@@ -103,8 +103,8 @@ def add_server(text: str, name: str, values: Mapping[str, Any], *, replace: bool
 
 
 def without_server(text: str, name: str) -> str:
-    """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay. Comments after its
-    last key stay too, because they usually belong to what follows.
+    """Return TOML text without the table `[mcp_servers.NAME]`. Comments outside of the table stay. Comments after the
+    last key of the table stay too, because they usually belong to the next table.
 
     :raises ArgumentError: the text has no such table.
     :raises TOMLKitError: the text cannot be changed.
@@ -136,7 +136,7 @@ def _servers(text: str) -> Mapping[str, Any]:
 
 
 def _names(line: str, name: str) -> bool:
-    """Whether a line is the header of the server's table, or of a table in it."""
+    """Whether a line is the header of the server's table, or of a table inside that table."""
     try:
         found = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
@@ -151,12 +151,12 @@ def _after_last_key(lines: list[str]) -> list[str]:
 
 
 def _checked(text: str, wanted: Mapping[str, Any]) -> str:
-    """Check the changed text and return it. The check is needed because the text is changed line by line, which goes
-    wrong if, for example, a string of several lines contains a line like a header."""
+    """Return the changed text if its values are those in `wanted`. Otherwise raise an error: the text is changed line
+    by line, which fails if, for example, a string of several lines contains a line that looks like a header."""
     try:
         is_right = tomllib.loads(text) == wanted
     except tomllib.TOMLDecodeError:
         is_right = False
     if not is_right:
-        raise TOMLKitError("it is written in a way that crow cannot edit; edit it by hand")
+        raise TOMLKitError("the file is written in a way that crow cannot edit; edit it by hand")
     return text

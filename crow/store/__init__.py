@@ -229,7 +229,7 @@ def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class ScanResult:
     """What a scan found, newest first. If `stopped_at` is None, the scan read the whole path; otherwise it read no
     entries older than `stopped_at`."""
 
@@ -540,7 +540,7 @@ class Store(Protocol):
         scope: Scope | None = None,
         limit: int = 20,
         without: Collection[str] = frozenset(),
-    ) -> Scan:
+    ) -> ScanResult:
         """Search the texts on the session's path that are not in the full-text index: calls, results, summaries,
         reminders.
 

@@ -330,15 +330,15 @@ def record(cls: type, *, integer: Field | None = None, **special: Field | str) -
             raise Unreadable("expected an object")
         found = {}
         for name, decode, plain in decoders:
-            if name in value:
-                if type(value[name]) is plain:
-                    found[name] = value[name]
-                    continue
+            item = value.get(name, MISSING)
+            if type(item) is plain:
+                found[name] = item
+            elif item is not MISSING:
                 try:
-                    found[name] = decode(value[name], load)
+                    found[name] = decode(item, load)
                 except Unreadable as error:
-                    raise Unreadable(f"{name} is {show(value[name])}; {error}") from error
-        if not required <= found.keys():
+                    raise Unreadable(f"{name} is {show(item)}; {error}") from error
+        if len(found) < len(decoders) and not required <= found.keys():
             raise Unreadable(f"{min(required - found.keys())} is missing")
         return cls(**found)
 
@@ -386,7 +386,7 @@ def _many(item: Field | Record) -> Field:
     def decode(values: Any, load: Load) -> tuple[Any, ...]:
         if type(values) is not list:
             raise Unreadable("expected a list")
-        return tuple(item_decode(value, load) for value in values)
+        return tuple([item_decode(value, load) for value in values]) if values else ()
 
     return Field(encode, decode)
 

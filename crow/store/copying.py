@@ -49,7 +49,7 @@ class _Part:
     hash: str
 
 
-class _Batch:
+class _CopiedBatch:
     """An export file with some conversations. After an import, the same file is used for the next conversations."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -82,7 +82,7 @@ class _Batch:
         part = _Part(sessions=sessions, extras=extras, start=start, end=end, lines=count, hash=digest.hexdigest())
         self.parts.append(part)
 
-    def add_from(self, other: _Batch, part: _Part) -> None:
+    def add_from(self, other: _CopiedBatch, part: _Part) -> None:
         """Add a conversation of another batch."""
         start = self._file.tell()
         for at in range(part.start, part.end, _CHUNK_BYTES):
@@ -133,7 +133,7 @@ class SessionCopy:
                     await self._import(batch)
             await self._import(batch)
 
-    async def _add(self, batch: _Batch, conversation: int, sessions: tuple[str, ...]) -> None:
+    async def _add(self, batch: _CopiedBatch, conversation: int, sessions: tuple[str, ...]) -> None:
         """Add a conversation to the batch, unless a living process uses it."""
         size, words = len(batch.parts), ""
         try:
@@ -151,7 +151,7 @@ class SessionCopy:
                 batch.drop_last()
             self._report(CopiedConversation(outcome="in use", sessions=sessions, words=words))
 
-    async def _import(self, batch: _Batch) -> None:
+    async def _import(self, batch: _CopiedBatch) -> None:
         """Import the batch, and clear it. If the import is refused, import each conversation separately."""
         if not batch.parts:
             return
@@ -198,6 +198,6 @@ class SessionCopy:
 
 
 @contextmanager
-def _new_batch() -> Iterator[_Batch]:
+def _new_batch() -> Iterator[_CopiedBatch]:
     with tempfile.NamedTemporaryFile(prefix="crow-", suffix=".jsonl") as file:
-        yield _Batch(cast(BinaryIO, file), Path(file.name))
+        yield _CopiedBatch(cast(BinaryIO, file), Path(file.name))

@@ -23,7 +23,7 @@ from crow.store import (
     NewSession,
     Outline,
     QueuedPrompt,
-    Scan,
+    ScanResult,
     Scope,
     SessionChanges,
     SessionPage,
@@ -399,7 +399,7 @@ class PrincipalStore(Store, Watcher):
         scope: Scope | None = None,
         limit: int = 20,
         without: Collection[str] = frozenset(),
-    ) -> Scan:
+    ) -> ScanResult:
         return await self._guarded(
             session_id,
             "read",

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from crow.domain.entries import Body, CallRef, Entry, File, NewEntry, Started, ToolResult, User
@@ -36,6 +37,9 @@ COUNTERS = ("entries", "tokens_in", "tokens_out", "tokens_cached", "files_change
 
 _TOKEN_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cache_write_tokens")
 """Columns of `entries` that hold the counts of a `Usage`."""
+
+_token_counts = attrgetter(*_TOKEN_COUNTS)
+_NO_COUNTS = (None,) * len(_TOKEN_COUNTS)
 
 USAGE_COLUMNS = (*_TOKEN_COUNTS, "estimated")
 """Columns of `entries` that hold a `Usage`. In `estimated`, bit 0 stands for the input and bit 1 for the output."""
@@ -194,9 +198,10 @@ def entry_with(row: EntryRow, body: Body) -> Entry:
 
 
 def _usage_of(row: EntryRow) -> Usage | None:
-    counts = {name: getattr(row, name) for name in _TOKEN_COUNTS}
-    if all(count is None for count in counts.values()):
+    found = _token_counts(row)
+    if found == _NO_COUNTS:
         return None
+    counts = dict(zip(_TOKEN_COUNTS, found, strict=True))
     estimated = row.estimated if isinstance(row.estimated, int) else 0
     return Usage(**counts, is_input_estimated=bool(estimated & 1), is_output_estimated=bool(estimated & 2))
 

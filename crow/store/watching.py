@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class SessionRead:
     """What one read of a session found. `entries` are the next entries after a given one, and `has_more` is true if
     there are more. `pieces` are the pieces after a given piece of the draft at the leaf. `has_draft` is false if no
     answer is streaming."""
@@ -86,7 +86,7 @@ class Look:
 
 
 async def follow(
-    look: Callable[[int, int], Awaitable[Look]],
+    look: Callable[[int, int], Awaitable[SessionRead]],
     wait: Callable[[], Awaitable[object]],
     is_closed: Callable[[], bool],
     *,

@@ -29,7 +29,7 @@ class AnswerSchema:
         self._validator = kind(schema, registry=EMPTY_REGISTRY)
 
     def problem(self, value: Any) -> str | None:
-        """What is wrong with `value`, in one line; None if the schema accepts it."""
+        """Return in one line why the schema rejects `value`, or None if it accepts `value`."""
         error = next(self._validator.iter_errors(value), None)
         if error is None:
             return None

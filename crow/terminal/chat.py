@@ -552,7 +552,7 @@ class Chat:
                     await self._begin_block("tool", title_of(self._look, title, "running"))
 
     def _details(self, call: Mapping[str, Any]) -> str:
-        """What is shown below the line of a finished call: its diffs, or the end of its output."""
+        """Return the lines to show below the line of a finished call: its diffs, or the end of its output."""
         contents = call.get("content") or ()
         texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
         if call["status"] == "failed" or call.get("kind") == "execute":
@@ -629,12 +629,12 @@ class Chat:
 
 
 def how_to_return(row: SessionRow) -> str:
-    """How to come back to this session."""
+    """Return the sentence that tells the user how to come back to this session."""
     return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
 
 
 def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]]]:
-    """What a permission request shows, and the options that are offered."""
+    """Return the text and the options of a permission request."""
     call, options = params["toolCall"], list(params["options"])
     left = QUESTION_LINES
     shown = [look.paint("bold", f"Allow this? {_plain_title(call['title'])}") + "\n"]

@@ -1,4 +1,5 @@
-"""A client's connection to the front end in the same process. It passes messages on without a byte stream."""
+"""Connects a client with the front end in the same process. Messages are passed on as objects, without a byte
+stream."""
 
 from __future__ import annotations
 
@@ -67,8 +68,8 @@ async def connect(
 ) -> AsyncIterator[TerminalConnection]:
     """Start the front end in this process, initialize it, and close it at the end.
 
-    With `is_warmed`, the first prompt is prepared in advance while the client is quiet, as for an editor. Leaving the
-    block cancels what still runs, then stores and closes everything within a second.
+    With `is_warmed`, crow prepares the first prompt while the client is quiet, in the same way as for an editor. At the
+    end, running work is cancelled and stored, and everything is closed within a second.
     """
     adapters.protect_process(loaded)
     with recording(loaded) as recorder:

@@ -46,7 +46,7 @@ class FormField:
                 return str(self.default)
 
     def value_of(self, typed: str) -> Any:
-        """The value that the typed text stands for; None if the field stays empty.
+        """Return the value that the typed text stands for, or None if the field stays empty.
 
         :raises ValueError: the field does not accept the text; the message says what it accepts.
         """
@@ -97,7 +97,7 @@ class FormField:
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
-    """The fields of a form, in order. A default that its own field would not accept is left out."""
+    """Return the fields of a form, in order. A default is left out if its own field would not accept it."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     properties = schema.get("properties")

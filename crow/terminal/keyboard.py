@@ -33,7 +33,7 @@ MAX_WALKED = 20_000
 
 MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
-"""What `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
+"""The value that `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -46,8 +46,8 @@ class Interrupted(Exception):
 
 @dataclass(slots=True)
 class Choices:
-    """What can be completed. `commands` maps the names of slash commands to descriptions, and `arguments` maps names of
-    commands to their arguments with descriptions. `cwd` is the workspace."""
+    """The words that the user can complete with Tab. `commands` maps the names of slash commands to descriptions.
+    `arguments` maps the name of a command to its arguments with descriptions. `cwd` is the workspace."""
 
     cwd: Path
     commands: dict[str, str] = field(default_factory=dict)

@@ -43,8 +43,8 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def read_stdin() -> str:
-    """Return standard input, up to `INPUT_BYTES`, or an empty text if it is a terminal. Tells the user if crow has to
-    wait for the input or cuts it."""
+    """Return standard input, up to `INPUT_BYTES`, or an empty text if it is a terminal. If crow has to wait for the
+    input or cuts it, tell the user."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()

@@ -61,8 +61,8 @@ Segment: TypeAlias = "tuple[Tone, str]"
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How text is written. `has_words` is for a screen reader: words replace symbols, and crow adds no line breaks.
-    `has_styles`: the terminal understands escape sequences."""
+    """The style in which text is written. `has_words` is for screen readers: words replace symbols, and crow adds no
+    line breaks. `has_styles`: the terminal understands escape sequences."""
 
     has_styles: bool = True
     has_colors: bool = True
@@ -91,7 +91,7 @@ class Look:
 
 
 def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
-    """The look for this environment: TERM and NO_COLOR, and `--plain`."""
+    """Return the style for this terminal. It depends on the variables TERM and NO_COLOR, and on `--plain`."""
     has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
     return Look(has_styles=has_styles, has_colors=has_styles and not environment.get("NO_COLOR"), has_words=is_plain)
 
@@ -350,7 +350,7 @@ class MarkdownStream:
                 return
 
     def _begin_line(self, *, is_end: bool) -> bool:
-        """Read the beginning of a line. If only the whole line shows what kind of line it is, read all of it. Return
+        """Read the beginning of a line. If the kind of the line is only clear at its end, read the whole line. Return
         False if more text is needed."""
         newline = self._held.find("\n")
         is_whole = newline >= 0 or is_end
@@ -571,7 +571,7 @@ def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def usage_of(used: int, size: int, cost: float | None) -> str:
-    """How full the context is, and the cost of the session."""
+    """Return the size of the context, and the cost of the session, as text."""
     parts = []
     if size:
         window = f"{round(size / 1000)}k" if size >= 10_000 else str(size)

@@ -1,4 +1,4 @@
-"""The command `crow run`: one prompt, the answer on stdout, and what happens on stderr."""
+"""The command `crow run`: runs one prompt, and prints the answer on stdout and its progress on stderr."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """What a run has done so far. `text` is the last message. `refused` are the rules that would allow the refused
+    """The progress of a run. `text` is the last message. `refused` are the rules that would allow the refused
     calls. `first_cost` is the session's cost in US dollars before the run. `cost` is its cost now, or None if
     unknown."""
 
@@ -214,7 +214,7 @@ class RunClient:
         return code
 
     def _judge_answer(self, stop: str) -> tuple[str, Any]:
-        """Return what is wrong with the answer (empty if nothing is), and the JSON in it."""
+        """Return the reason why the answer is rejected, or an empty string, and the JSON in the answer."""
         if self._schema is None or stop != "end_turn":
             return "", None
         try:
@@ -271,7 +271,7 @@ class RunClient:
         await self._screen.print_line({"result": result})
 
     def _spent(self) -> float | None:
-        """What this run has cost in US dollars; None if unknown."""
+        """The cost of this run in US dollars, or None if it is unknown."""
         turn = self._turn
         return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
 

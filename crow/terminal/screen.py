@@ -1,4 +1,5 @@
-"""The user's terminal: the answer on stdout, what happens on stderr, and questions at the controlling terminal."""
+"""The user's terminal: writes the answer to stdout and the progress to stderr, and asks questions at the controlling
+terminal."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ class Question:
 
 
 def question_of(params: Params) -> Question:
-    """The question for a `session/request_permission`: what would run or change, followed by the options.
+    """Return the question for a `session/request_permission`. It shows the command or the change, followed by the
+    options.
 
     If not all lines are shown, only the options for this one call are offered.
     """
@@ -225,7 +227,8 @@ async def answer_at(terminal: TextIO, question: str) -> str:
 
 
 async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> bytes:
-    """What is typed next at this terminal; empty at the end of input. To end the wait, set an exception on `ready`."""
+    """Wait for the next line that is typed at this terminal, and return it. Return an empty text at the end of input.
+    To end the wait, set an exception on `ready`."""
     loop = asyncio.get_running_loop()
     typed: asyncio.Future[bytes] = loop.create_future() if ready is None else ready
 

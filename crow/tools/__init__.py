@@ -30,7 +30,7 @@ CommandAccess: TypeAlias = Literal["read", "write", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStatus:
-    """What confines the commands of a workspace.
+    """The sandbox that confines the commands of a workspace, and what it can do.
 
     `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. If nothing confines commands, `name` is empty
     and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. With
@@ -83,7 +83,7 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """What a call would do if it ran.
+    """A planned call: the effects that the call would have if it ran.
 
     Which files it touches, with links resolved:
         `is_outside`: one of them is outside the workspace. `rule_paths`: the paths by which permission rules may name
@@ -250,8 +250,9 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """How a program of the user ended. `code` is None if the program took too long and was ended. `output` and `errors`
-    have the beginning of its standard output and of its standard error. With `is_cut`, `output` is incomplete."""
+    """The end of a program of the user. `code` is None if the program took too long and was ended. `output` and
+    `errors` have the beginning of its standard output and of its standard error. With `is_cut`, `output` is
+    incomplete."""
 
     code: int | None
     output: bytes
@@ -301,8 +302,8 @@ class Workspace(Protocol):
         """How a resolved path is protected from tools that write."""
 
     def read_protection(self, path: Path) -> Protection:
-        """How a resolved path is protected from tools that read: `ask` for a file in a secret place and for a hard link
-        to such a file, `never` for crow's own configuration and data."""
+        """Return how a resolved path is protected from tools that read. The result is `ask` for a file in a secret
+        place and for a hard link to such a file, and `never` for crow's own configuration and data."""
 
     async def find_names(
         self, paths: Collection[Path], places: Sequence[str] = ()
@@ -311,8 +312,8 @@ class Workspace(Protocol):
         these are all of its names. Files without hard links are left out. The search is limited."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """What exists at the path, with the first `head` bytes if it is a file. :raises OSError: the path cannot be
-        read."""
+        """Return the state of the path. If it is a file, the state includes its first `head` bytes. :raises OSError:
+        the path cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
         """At most `limit` bytes from `start`, from disk. :raises OSError: the file cannot be read, or is not a regular
@@ -339,8 +340,8 @@ class Workspace(Protocol):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether tools can touch nothing outside the workspace, whatever anybody allows. Paths outside have the
-        protection `never`."""
+        """Whether tools can never read or change anything outside the workspace, even if a user or a rule allows it.
+        Paths outside then have the protection `never`."""
 
     @property
     def confines(self) -> bool:
@@ -348,7 +349,8 @@ class Workspace(Protocol):
         access. Valid only after `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
-        """Return what confines commands. The first call in this process tests the sandbox, in a thread."""
+        """Return the state of the sandbox that confines commands. The first call in this process tests the sandbox, in
+        a thread."""
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """Return a line for the model if a command's output shows that its access was not enough, else an empty string.
@@ -433,8 +435,8 @@ RecallScope: TypeAlias = Literal["this", "workspace", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """What `recall` looks for: entries with all `words`, or the entry with the id `entry`, or the places in that entry
-    where one of the words occurs.
+    """A query of `recall`. It asks for entries that contain all `words`, or for the entry with the id `entry`, or for
+    the places in that entry where one of the words occurs.
 
     Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). With `session`,
     only that session is read.
@@ -452,8 +454,8 @@ class Log(Protocol):
     """The part of the session's log that tools use."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
-        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. Unless the
-        scope is `this`, the user must already have permitted the scope."""
+        """Return the text that `query` asks for, from at most `limit` entries or places. Compacted entries are
+        included. The user must already have permitted the scope, unless it is `this`."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
         """Store the content of the file before the call writes `after`. `before` is None if there was no file."""
@@ -484,7 +486,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The end of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
+    """The result of a task. `id` can be used to resume the task. `text` is the sub-agent's last answer, or the error.
 
     With `is_running`, the task works in the background, and there is no answer yet.
     """
@@ -534,7 +536,7 @@ class ElicitationHandler(Protocol):
 
 
 class WatchedCommand(Protocol):
-    """A background command, as the session that waits for its end sees it."""
+    """The interface of a background command for the session that waits for its end."""
 
     @property
     def id(self) -> str:
@@ -595,7 +597,7 @@ class SamplingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """Why a server gets no answer from the model. `is_users`: the user did not allow an answer."""
+    """The reason why a server gets no answer from the model. `is_users` means that the user did not allow an answer."""
 
     words: str
     is_users: bool = False
@@ -613,9 +615,9 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """What tools may use of the session. Without `subagents` there is no `task` tool; without `elicitation`, questions
-    from servers are declined; without `sampler`, servers cannot use the model. Without `background`, nobody waits for
-    background commands."""
+    """The parts of the session that tools may use. Without `subagents`, there is no tool `task`. Without `elicitation`,
+    questions from servers are declined. Without `sampler`, servers cannot use the model. Without `background`, nobody
+    waits for background commands."""
 
     log: Log
     plan: Plan

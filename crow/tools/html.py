@@ -146,7 +146,7 @@ class Reader:
         self._links: list[str] = []
 
     def read(self, html: str) -> None:
-        """Read a page. As in a browser, a tag or comment that never ends swallows the rest of the page."""
+        """Read a page. As in a browser, a tag or comment that never ends hides the rest of the page."""
         at = 0
         while markup := MARKUP.search(html, at):
             if markup.start() > at:

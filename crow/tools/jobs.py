@@ -52,8 +52,8 @@ class Job:
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     def take_output(self) -> str:
-        """The unread output. While the command runs, text at the end that may be the beginning of a secret stays
-        unread, so that the whole secret can be recognised later."""
+        """Return the unread output. While the command runs, the end of the output stays unread if it may be the
+        beginning of a secret. So the whole secret can be recognised later."""
         text = self.unread.text()
         kept = self.keys().mask.unfinished(text) if self.is_running else 0
         self.unread.clear()

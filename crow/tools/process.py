@@ -207,7 +207,7 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while it runs."""
+        """The exit code, or the negative number of the signal that ended the child. None while the child runs."""
         return self._transport.get_returncode()
 
     def write(self, data: bytes) -> int:
@@ -248,7 +248,7 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def failure(self) -> str:
-        """Why the command never began, although a child was started for it; empty if the command began."""
+        """The reason why the command never began, although a child was started for it. Empty if the command began."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -447,7 +447,7 @@ def children_of(pid: int, thread: int | str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def orphans_ended() -> AsyncIterator[None]:
-    """Adopts orphans and reaps those that end. When the block is left, kills all that remain.
+    """Adopt orphans of child processes, and reap those that end. At the end of the block, kill all that remain.
 
     A process may enter this only once. The code in the block must end its own children.
     """
@@ -512,7 +512,7 @@ class Orphans:
 
 
 def has_running_member(group: int) -> bool:
-    """Whether the group has a process that is not a zombie; True if the system cannot tell."""
+    """Whether the group has a process that is not a zombie. True if the system cannot tell."""
     try:
         names = os.listdir("/proc")
     except OSError:

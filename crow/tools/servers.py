@@ -42,10 +42,11 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server; crow finds out or chooses what is empty or 0.
+    """The user's options for logging in to an MCP server. If an option is empty or 0, crow finds out or chooses its
+    value.
 
     `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
-    tells two logins at one URL apart. A client that was registered by hand has an id and perhaps a secret, which only
+    distinguishes two logins at one URL. A client that was registered by hand has an id and perhaps a secret, which only
     `issuer` gets. Otherwise, `client_metadata_url` is the id, if the authorization server accepts such ids. The browser
     comes back to `redirect_port` of this machine.
     """
@@ -107,7 +108,7 @@ class LoginAsker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerListing:
-    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+    """A list that an MCP server offers, such as its tools. `problem` says why the server could not be asked."""
 
     kind: str
     names: Sequence[str] = ()

@@ -60,7 +60,8 @@ class OutputBuffer:
         return "".join((*self._head, marker, *self._tail))
 
     def newest(self, limit_chars: int) -> str:
-        """Approximately the last `limit_chars` characters. If more came before, the text begins with a marker."""
+        """Return approximately the last `limit_chars` characters. If more characters came before them, the text begins
+        with a marker."""
         if self.total_chars <= limit_chars:
             return self.text()
         pieces: list[str] = []

@@ -1,4 +1,4 @@
-"""A workspace on the local disk, with local processes.
+"""A workspace on the local disk. Its commands run as local processes.
 
 Paths are checked after links and `..` are resolved. The file that is opened is always the one that was checked: if a
 new link makes the path lead elsewhere, the path is refused. A cancelled command is ended later, by `reap`.
@@ -118,7 +118,8 @@ class DiskWorkspace:
     Commands do not get the `keys` of endpoints in their environment. `own` are crow's files; paths that begin with one
     of them are crow's too, such as the log files beside a database. `own_folders` are crow's folders. `own_readable`
     are folders of crow that tools can read; tools can read no other files of crow. Without a `confiner`, all commands
-    have full access. If the workspace `is_bounded`, tools can touch nothing outside of it, whatever anybody allows.
+    have full access. With `is_bounded`, tools can never read or change anything outside the workspace, even if a user
+    or a rule allows it.
     """
 
     def __init__(
@@ -215,7 +216,9 @@ class DiskWorkspace:
 
     def _replace(self, path: Path, content: bytes | None) -> None:
         if self._is_out_of_bounds(path):
-            raise PermissionError(errno.EACCES, "outside the workspace, which nothing may leave here", str(path))
+            raise PermissionError(
+                errno.EACCES, "outside the workspace, and this server allows nothing there", str(path)
+            )
         if content is None:
             path.unlink()
         else:
@@ -480,7 +483,8 @@ def is_protected(path: Path) -> bool:
 
 
 def is_secret(path: Path) -> bool:
-    """Whether a resolved path is a place of keys or passwords, or is inside such a place, in any user's home."""
+    """Whether a resolved path is a place for keys or passwords in any user's home directory, or is inside such a
+    place."""
     names = [fold_name(part) for part in path.parts]
     place = f"/{'/'.join(names[1:])}/"
     if any(f"/{secret}/" in place for secret in FOLDED_SECRET_PLACES):
@@ -506,7 +510,8 @@ def folded_home_secrets(home: str) -> tuple[str, ...]:
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
-    """The given paths, as they are and with links resolved, as path prefixes, case-folded for comparison."""
+    """Return prefixes of paths for comparisons that ignore case: each given path as it is, and with its links
+    resolved."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
@@ -541,8 +546,8 @@ def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tup
 def names_in(
     tops: Sequence[str], wanted: Mapping[tuple[int, int], int], limit: int = MAX_LINK_ENTRIES
 ) -> Mapping[tuple[int, int], list[str]]:
-    """The names of files at or below `tops`. `wanted` maps the device and inode number of each file to the number of
-    names to look for. Looks at up to `limit` entries, in the order of `tops`."""
+    """Return the names of certain files at or below `tops`. `wanted` maps the device and inode number of each file to
+    the number of names to look for. Looks at up to `limit` entries, in the order of `tops`."""
     found: dict[tuple[int, int], list[str]] = {inode: [] for inode in wanted}
     numbers = {number for _, number in wanted}
     missing, left = sum(wanted.values()), limit
@@ -583,7 +588,8 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: the path cannot be read."""
+    """Return the state of `path`. If it is a file, the state includes its first `head` bytes. :raises OSError: the path
+    cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -17,7 +17,7 @@ from crow.trace.rules.settings import options_of
 from crow.trace.run import Connection, EndpointLog
 
 Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
-"""What the client does with a permission request."""
+"""The ways in which the client answers a permission request."""
 
 MAX_SILENCES = 5
 """After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
@@ -25,10 +25,9 @@ MAX_SILENCES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Time limits of the check, in seconds.
-
-    In order: the wait for an answer, the wait for late messages, the wait for a process to exit, the wait for a turn to
-    begin, the pause in which a slow client does not read, and the whole check.
+    """Time limits of the check, in seconds. The fields are in this order: for an answer, for late messages, for the
+    exit of a process, for the beginning of a turn, for the pause in which a slow client does not read, and for the
+    whole check.
     """
 
     answer_s: float = 30.0
@@ -325,7 +324,7 @@ class CheckClient:
         self._respond(request_id, {})
 
     def _inside(self, path: Any) -> Path | None:
-        """The resolved path if it is in the workspace of the check, otherwise None."""
+        """Returns the resolved path if it is in the workspace of the check, otherwise None."""
         if not isinstance(path, str) or "\0" in path:
             return None
         resolved = Path(path).resolve()

@@ -28,7 +28,8 @@ class AgentIO(Protocol):
         """Writes to stdin. Never waits."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
-        """The next line of stdout with its newline; None if no line came in time; b"" at the end of stdout."""
+        """Returns the next line of stdout with its newline, None if no line came in time, or b"" at the end of
+        stdout."""
 
     def pause(self) -> None:
         """Stops reading stdout."""

@@ -39,7 +39,7 @@ class Report:
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """The lines to print: each failed rule with its findings. With `everything`, the other rules are included."""
+        """Returns the lines to print: each failed rule with its findings. With `everything`, also the other rules."""
         for verdict in self.verdicts:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"

@@ -19,7 +19,7 @@ NO_CODE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How the agent's process ended after its stdin was closed.
+    """The end of the agent's process, after its stdin was closed.
 
     `code` is None if the process had to be killed. `leftovers` says whether other processes of its group still ran.
     """
@@ -30,7 +30,7 @@ class Exit:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """What the check's endpoint has counted: all requests, the answers that never end, and how many of those the agent
+    """The counts of the check's endpoint: of all requests, of the answers that never end, and of those that the agent
     closed."""
 
     requests: int = 0
@@ -59,7 +59,7 @@ class Exchange:
 
     @property
     def opened(self) -> str:
-        """The session that the response names or, if the response names none, that the request names."""
+        """The session that the response names. If it names none, the session that the request names."""
         return as_text((self.result or {}).get("sessionId", self.params.get("sessionId")))
 
     @property
@@ -258,8 +258,8 @@ class Connection:
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
-        """For each line that the client sent for this purpose: the line, the lines that the agent wrote before it
-        answered the client's next request, and that request."""
+        """Returns three values for each line that the client sent for this purpose: the line, the lines that the agent
+        wrote before it answered the client's next request, and that request."""
         found = []
         for place, line in enumerate(self.lines):
             if line.sender == "client" and line.purpose == purpose:
@@ -280,7 +280,7 @@ class Run:
     """All connections of a check, or of a recording. For a recording, the other members keep their defaults.
 
     `is_complete` is False if the check ran out of time. `servers_started` has the arguments and the variable of each
-    start of the check's MCP server. `stderr` is the end of what the agent wrote to stderr.
+    start of the check's MCP server. `stderr` is the end of the agent's output on stderr.
     """
 
     connections: list[Connection]

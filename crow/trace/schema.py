@@ -129,7 +129,7 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
-    """The problems of `value` under the definition `name`. With `strict`, unknown members are problems too.
+    """Returns the problems of `value` under the definition `name`. With `strict`, unknown members are problems too.
 
     A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
     """

@@ -148,7 +148,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _started(log: Path) -> list[dict[str, Any]]:
-    """The arguments and the variable of each start of the MCP server."""
+    """Returns the arguments and the environment variable with which the MCP server was started, for each start."""
     try:
         return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     except FileNotFoundError:

@@ -132,7 +132,7 @@ def test_each_warning_says_what_to_do(run: Run, tmp_path: Path, endpoint: FakeEn
         "confinement": "warning",
     }
     assert found["model"]["advice"] == "Did you mean fake-model-2? crow models lists them all."
-    assert "tool call parser" in found["tool calling"]["advice"]
+    assert "parser for tool calls" in found["tool calling"]["advice"]
     assert done.returncode == 1
 
 

@@ -71,7 +71,7 @@ def test_a_key_in_the_environment_is_not_saved(tmp_path: Path, endpoint: FakeEnd
     env = {"OPENAI_API_KEY": "sk-environment-1", "OPENAI_BASE_URL": endpoint.base_url}
     code, out, _ = login(tmp_path, "", "", "small", command=("login",), **env)
     assert code == 0
-    assert "OPENAI_API_KEY is set and takes precedence" in out
+    assert "OPENAI_API_KEY is also set, and crow uses it instead" in out
     assert "api_key" not in tomllib.loads((tmp_path / "config.toml").read_text())["model"]
 
 

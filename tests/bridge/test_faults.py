@@ -23,13 +23,13 @@ from tests.support.server import ServerProcess, server_environment
 class FaultTimes(QuickTimes):
     """Notices a stalled connection soon."""
 
-    ping, pong, connect = 0.1, 0.15, 2.0
+    ping, pong, connect = 0.1, 0.15, 5.0
 
 
 class PatientTimes(QuickTimes):
     """The same for a whole server, which has more to do."""
 
-    ping, pong, connect = 0.2, 0.5, 2.0
+    ping, pong, connect = 0.2, 0.5, 5.0
     ask_again = 5.0
 
 

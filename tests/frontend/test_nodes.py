@@ -13,6 +13,7 @@ import anyio
 import asyncpg
 import pytest
 
+from crow.domain.entries import NewEntry, Note
 from crow.frontend.frames import RequestError
 from crow.frontend.sessions import Requester
 from crow.store.principals import PrincipalStore
@@ -310,3 +311,22 @@ async def test_a_client_that_comes_to_a_node_which_lags_behind_gets_nothing_twic
         await follows(other, again, session)
         assert seen(ann.updates + again.updates) == seen(ann.updates)
         assert again.text() == ""
+
+
+async def test_a_turn_with_an_entry_that_was_stored_unconfirmed_blocks_no_node(tmp_path: Path, database: str) -> None:
+    hold = anyio.Event()
+    first = Say(text=("One.",), hold=hold)
+    async with nodes(tmp_path, database, (first,), (Say(text=("Two.",)),)) as (one, other):
+        ann, bob = await one.client(), await other.client()
+        session = await ann.new()
+        await bob.open("session/load", session)
+        turn = asyncio.create_task(ann.prompt(session, "a"))
+        await first.reached.wait()
+        branch, store = one.host.open[session].session.branch, await one.host.store()
+        note = NewEntry(body=Note(about="label", value="x"))
+        await store.append(session, leaf=branch.leaf, turn=branch.turn, entries=[note])  # its reply does not come
+        hold.set()
+        with pytest.raises(RequestError, match="Another process"):
+            await turn
+        assert (await bob.prompt(session, "b"))["stopReason"] == "end_turn"
+        assert (await store.session(session)).state == "idle"

@@ -17,7 +17,7 @@ from crow.domain.messages import Usage
 from crow.domain.trace_context import use_trace_context
 from crow.log import log_as_json, mask_in_log, start_logging
 from crow.serve.listen import is_known_host
-from crow.serve.metrics import Family, Histogram, Metrics, gauge, metered
+from crow.serve.metrics import Histogram, MetricFamily, Metrics, gauge, metered
 from crow.store.sqlite.store import SqliteStore
 from tests.support.server import ServerProcess, server_environment
 
@@ -142,7 +142,10 @@ def test_other_names_are_known_only_if_they_are_listed(header: str | None) -> No
 
 
 def test_a_family_without_samples_is_still_explained() -> None:
-    assert list(Family("x_total", "counter", "Words.").lines()) == ["# HELP x_total Words.", "# TYPE x_total counter"]
+    assert list(MetricFamily("x_total", "counter", "Words.").lines()) == [
+        "# HELP x_total Words.",
+        "# TYPE x_total counter",
+    ]
 
 
 def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path: Path) -> None:

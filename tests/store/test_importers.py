@@ -37,7 +37,7 @@ from crow.domain.errors import ArgumentError
 from crow.domain.messages import AssistantMessage, Image, Text, Usage
 from crow.store import SessionRow
 from crow.store.admin import ImportDefaults, Imported
-from crow.store.importers import Batch, Scan, files, importable
+from crow.store.importers import Batch, SessionScan, files, importable
 from crow.store.importers.files import Problems
 from crow.store.sqlite.admin import SessionAdmin
 from crow.store.sqlite.store import SqliteStore
@@ -51,7 +51,7 @@ HERE = "/here"
 
 async def bring(store: SqliteStore, path: Path, *, tool: str | None = None) -> tuple[list[Imported], Problems]:
     """Import everything below `path`."""
-    with Scan(path, tool=tool) as scan, tempfile.NamedTemporaryFile() as file:
+    with SessionScan(path, tool=tool) as scan, tempfile.NamedTemporaryFile() as file:
         batch = Batch(file, cwd=HERE)  # type: ignore[arg-type]
         for group in scan.groups:
             batch.add(group, scan.problems)
@@ -612,7 +612,7 @@ def test_importable_counts_sessions_at_the_usual_places(tmp_path: Path, monkeypa
 
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"missing cannot be read: No such file or directory\."):
-        Scan(tmp_path / "missing")
+        SessionScan(tmp_path / "missing")
 
 
 async def test_opencode_steps_of_a_message_become_answers_and_a_compaction_keeps_its_tail(

@@ -685,4 +685,6 @@ async def test_a_store_takes_back_a_turn_that_it_claimed_without_hearing_of_it(u
     store._epochs.clear()  # the connection broke before the server's answer came
     start = await store.take_turn("s1", "p3", leaf=lost.entries[-1].id, parts=(Text(text="again"),))
     assert [type(entry.body) for entry in start.entries] == [TurnEnd, User]
+    store._epochs.clear()
+    assert (await store.open_session("s1")).row.state == "idle"
     await store.close()

@@ -92,7 +92,7 @@ def test_lines_with_different_shifts_do_not_match() -> None:
 
 def test_a_loose_match_in_several_places_is_refused() -> None:
     assert refused("a \nb\na\t\n", "a\n") == (
-        "old_text does not occur exactly in a.py, but 2 places differ from it only in white space (lines 1, 3); "
+        "old_text does not occur as given in a.py, but 2 places differ from it only in white space (lines 1, 3); "
         "copy one of them with its white space"
     )
 

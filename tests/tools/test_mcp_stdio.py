@@ -146,7 +146,7 @@ async def test_path_of_a_server_has_no_relative_directory_and_none_of_the_worksp
 async def test_a_server_to_be_confined_is_not_started_if_nothing_confines(root: Path, tmp_path: Path) -> None:
     program = f"open({str(tmp_path / 'ran')!r}, 'w')"
     transport = ServerProcess(python(program, sandbox="write"), DiskWorkspace(root))
-    with pytest.raises(ToolServerError, match=r'its setting sandbox = "write" cannot be met: .*"off"'):
+    with pytest.raises(ToolServerError, match=r'its setting sandbox = "write" cannot be enforced: .*"off"'):
         await transport.__aenter__()
     assert not (tmp_path / "ran").exists()
 

@@ -61,8 +61,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """What to do with the abandoned part of the conversation: whether to restore its files, and whether to summarise it
-    for the model. `place` is what the user typed before the options."""
+    """The user's choices about the abandoned part of the conversation: whether to restore its files, and whether to
+    summarise it for the model. `place` is what the user typed before the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"
@@ -141,8 +141,8 @@ async def clear(context: CommandContext, _: str) -> str:
 
 
 async def start_over(context: CommandContext, command: str) -> str:
-    """Move the session to before its first entry. The session keeps its id, and the conversation so far becomes another
-    branch."""
+    """Start the session again without any messages. The session keeps its id, and the conversation so far stays as
+    another branch."""
     if await newest_prompt(context) is None:
         raise ArgumentError("This branch is empty already. Just send a prompt.")
     await context.move(None, command)
@@ -204,8 +204,8 @@ async def label(context: CommandContext, argument: str) -> str:
 
 
 async def find_place(context: CommandContext, name: str) -> Place:
-    """The place that `name` means: a prompt's number (from 1 on this branch), a label (the newest of that name on any
-    branch), or `#` and an entry's id.
+    """Return the place that `name` means. It is the number of a prompt on this branch (counted from 1), a label, or `#`
+    and the id of an entry. If several places have the label, the newest counts.
 
     :raises ArgumentError: there is no such place.
     """
@@ -271,7 +271,7 @@ def quoted_prompt(entry: Entry) -> str:
 
 
 def move_to_redo(moves: Sequence[Move]) -> Move | None:
-    """The newest move that was not reversed; `moves` come newest first."""
+    """Return the newest move that was not reversed. `moves` are sorted, newest first."""
     reversed_moves = 0
     for move in moves:
         if move.reason == "redo":

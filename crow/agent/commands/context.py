@@ -1,4 +1,4 @@
-"""What the handlers of slash commands receive and return."""
+"""The types that the handlers of slash commands receive and return."""
 
 from __future__ import annotations
 

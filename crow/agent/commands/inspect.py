@@ -124,7 +124,8 @@ def reason_of_break(body: Body) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Tokens of each kind. The estimates are scaled so that they add up to `used`, the measured size."""
+    """Return the tokens of each kind of content. The estimates are scaled so that they add up to `used`, the measured
+    size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id
     estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -136,7 +137,8 @@ def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
 
 
 def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -> str:
-    """A bar for the whole window and one for each kind, in Markdown. A mark shows where compaction starts."""
+    """Draw the context window in Markdown: one bar for the whole window, and one for each kind of content. A mark shows
+    where compaction starts."""
     window = max(1, limits.window)
     free = max(0, limits.threshold - used)
     rows = [(bar(used, window, limits.threshold), used, "all of it")]

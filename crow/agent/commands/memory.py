@@ -347,7 +347,7 @@ async def ask_and_append(context: CommandContext, addition: Addition, command: E
 
 
 async def append(context: CommandContext, addition: Addition, call: CallRef, announcement: Announcement) -> str:
-    """Write the file if it is still as the diff showed it. Return what went wrong, or ""."""
+    """Write the file if it has not changed since the diff was made. Return an error message, or ""."""
     await context.branch.record([NewEntry(body=Started(call=call, why="the user agreed", announcement=announcement))])
     try:
         if addition.is_users:

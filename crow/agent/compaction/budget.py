@@ -52,14 +52,12 @@ because their caches work in blocks."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """How to compact.
-
-    If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
-    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room that
-    may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is replaced with the
-    maximum number of words. If `compact_model` is set, that model is asked first for the summary, and the session's own
-    model only if that fails. If an idle session fills more than the fraction `early` of the threshold, the summary is
-    written before the next prompt needs it; None turns this off.
+    """The user's settings for compaction. If `auto` is false, crow compacts only on command. `threshold` is the
+    fraction of the window at which compaction starts. At most `keep_tokens` tokens of recent messages are kept
+    verbatim. `target` is the fraction of the room that may be full after a compaction. `instruction` replaces crow's
+    summary prompt; `{words}` in it is replaced with the maximum number of words. If `compact_model` is set, that model
+    is asked first for the summary, and the session's own model only if that fails. If an idle session fills more than
+    the fraction `early` of the threshold, the summary is written before the next prompt needs it; None turns this off.
     """
 
     auto: bool = True
@@ -114,9 +112,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """How full a context is. `used` is the size of the next request in tokens. `fixed` is how many of these the system
-    message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means that the
-    scale comes from the provider's own counts."""
+    """The measured size of a context. `used` is the size of the next request in tokens. `fixed` is the part of it that
+    the system message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means
+    that the scale comes from the provider's own counts."""
 
     used: int
     fixed: int
@@ -360,7 +358,7 @@ class RequestSize:
         return self.tokens / max(1.0, self.estimate * clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
-        """How far the count is from the calibrated estimate. 0 means that they are equal."""
+        """The distance between the count and the calibrated estimate. 0 means that they are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:

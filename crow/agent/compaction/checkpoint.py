@@ -131,7 +131,8 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
     """Return the files that the model has read as a whole, most important first: those read, changed or named by the
     model since `previous`, newest first, then those that `previous` shows.
 
-    The model does not read a file again while it sees its text, so its words are the only sign that it still uses it.
+    The model does not read a file again while it sees the file's text. So the only sign that it still uses the file is
+    that its answers name the file.
     """
     touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
     seen = {
@@ -157,8 +158,8 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
 
 
 def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
-    """Add what a text may call these files: their paths, and the ends of their paths that no other word looks like. A
-    name of several files becomes an empty path."""
+    """Add to a table the names by which a text may mention these files. Names are the path, and the ends of the path
+    that cannot be mistaken for other words. If a name fits several files, its path in the table is empty."""
     for path in paths:
         parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
         ends = ("/".join(parts[at:]) for at in range(1, len(parts)))

@@ -55,10 +55,10 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
-    checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is asked for the
-    summary first. `read_file` returns the text of a file as the tool `read_file` would show it to the model, or None if
-    the file may not be read or cannot be read. `deadline_s` limits the time of each request."""
+    """The functions and values that a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is
+    stored with a checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is asked
+    for the summary first. `read_file` returns the text of a file as the tool `read_file` would show it to the model, or
+    None if the file may not be read or cannot be read. `deadline_s` limits the time of each request."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -69,7 +69,7 @@ class Helpers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionResult:
-    """How a pass ended. `words` is a message for the user. `entry` is the stored mask or checkpoint, if any."""
+    """The result of a pass. `words` is a message for the user. `entry` is the stored mask or checkpoint, if any."""
 
     outcome: Literal["noop", "masked", "compacted", "too_small"]
     words: str

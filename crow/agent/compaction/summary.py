@@ -93,7 +93,7 @@ async def ignore(_: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """What to summarise, and how.
+    """An order to write a summary: the messages to summarise, and the limits and instructions for the summary.
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
@@ -165,8 +165,8 @@ async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | Non
 
 
 def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
-    """Return a summary made without a model, of at most `budget` estimated tokens: `previous`, then one line for each
-    answer in `messages`.
+    """Make a summary without a model. It consists of `previous` and one line for each answer in `messages`, and has at
+    most `budget` estimated tokens.
 
     If there is not enough room for all lines, the newest are kept. If `previous` already contains notes, the new lines
     continue them, so notes do not nest.

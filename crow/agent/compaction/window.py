@@ -42,7 +42,7 @@ MIN_ROOM = 2_000
 
 @dataclass(slots=True)
 class EndpointWindow:
-    """What a session knows about one endpoint's window.
+    """A session's knowledge about the context window of one endpoint.
 
     `worked` is the largest request, in tokens, that was accepted since the last refusal. `refusals` counts the requests
     that were refused since the last answer. `was_refused` is true if the endpoint has refused any request in this

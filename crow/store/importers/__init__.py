@@ -68,7 +68,7 @@ class Importable:
     sessions: int
 
 
-class Scan:
+class SessionScan:
     """Finds the sessions below a path. It is a context manager, because it keeps copies of databases open.
 
     Each of the `groups` is a session followed by its sub-agents. The oldest group is first. With `tool`, files of other
@@ -84,7 +84,7 @@ class Scan:
         self.problems = Problems()
         self.groups: list[tuple[Source, ...]] = []
 
-    def __enter__(self) -> Scan:
+    def __enter__(self) -> SessionScan:
         with ExitStack() as stack:
             self._stack = stack
             self.groups = _grouped(list(self._sources()))
@@ -331,7 +331,7 @@ def _source(tool: str, path: Path, session_id: str, parent_id: str | None, read:
 
 
 def _opencode_source(
-    session: opencode.Session, place: str, messages: Callable[[Problems], opencode.Messages], updated_ms: int
+    session: opencode.OpencodeSession, place: str, messages: Callable[[Problems], opencode.Messages], updated_ms: int
 ) -> Source:
     def read(new: NewConversation, problems: Problems) -> None:
         opencode.read(session, lambda: messages(problems), place, new, problems)

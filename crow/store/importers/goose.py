@@ -30,7 +30,7 @@ DATABASE = "sessions.db"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class GooseSession:
     """A session in goose's database."""
 
     name: str
@@ -60,7 +60,7 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
     return {"sessions", "messages"} <= tables.keys() and {"session_id", "content_json"} <= tables["messages"]
 
 
-def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
+def sessions_in_database(database: ForeignDatabase) -> Iterator[GooseSession]:
     """Yield the sessions in a database.
 
     :raises ArgumentError: the database is damaged.
@@ -74,7 +74,7 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
             model = text(parse_object(text(row.get("model_config_json"))).get("model_name"))
         except Damaged:
             model = ""
-        yield Session(
+        yield GooseSession(
             name=name,
             session_id=_session_id(name, cwd, created),
             title=text(row.get("name")) or text(row.get("description")),
@@ -86,7 +86,7 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
         )
 
 
-def read_database(database: ForeignDatabase, session: Session, new: NewConversation, problems: Problems) -> None:
+def read_database(database: ForeignDatabase, session: GooseSession, new: NewConversation, problems: Problems) -> None:
     """Import a session from a database.
 
     :raises ArgumentError: the database is damaged.
@@ -120,7 +120,7 @@ def read_file(path: Path, session_id: str, parent_id: str | None, new: NewConver
 
 
 def _read(to: ConversationBuilder, messages: Iterable[tuple[str, Mapping[str, Any]]], problems: Problems) -> None:
-    reader = _Reader(to, problems)
+    reader = _GooseReader(to, problems)
     for place, message in messages:
         try:
             reader.add(place, message)
@@ -128,7 +128,7 @@ def _read(to: ConversationBuilder, messages: Iterable[tuple[str, Mapping[str, An
             problems.skip_file(place, "its JSON is nested too deeply")
 
 
-class _Reader:
+class _GooseReader:
     """Adds messages of goose to a conversation. A compaction by goose hides older messages from the model and inserts a
     summary that only the model sees."""
 

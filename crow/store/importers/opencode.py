@@ -34,7 +34,7 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class OpencodeSession:
     """A session as opencode describes it. The user has undone the message with the id `undone_from` and all later
     messages. If nothing was undone, `undone_from` is empty."""
 
@@ -63,7 +63,7 @@ def is_database(tables: Mapping[str, frozenset[str]]) -> bool:
     return {"session", "message", "part"} <= tables.keys() and {"id", "directory"} <= tables["session"]
 
 
-def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Session, Path]]:
+def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[OpencodeSession, Path]]:
     """Yield the sessions in a `storage` directory. Each session is paired with its file."""
     for path in [file for folder in sorted((storage / "session").iterdir()) for file in _json_files(folder)]:
         value = _document(path, problems)
@@ -72,7 +72,7 @@ def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Sessi
             undone = as_object(value.get("revert"))
             parent = text(value.get("parentID"))
             yield (
-                Session(
+                OpencodeSession(
                     name=path.stem,
                     session_id=stable_id(TOOL, path.stem),
                     parent_id=stable_id(TOOL, parent) if parent else None,
@@ -87,7 +87,7 @@ def sessions_in_files(storage: Path, problems: Problems) -> Iterator[tuple[Sessi
             )
 
 
-def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
+def sessions_in_database(database: ForeignDatabase) -> Iterator[OpencodeSession]:
     """Yield the sessions in a database.
 
     :raises ArgumentError: the database is damaged.
@@ -100,7 +100,7 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
         except Damaged:
             undone = {}
         if name:
-            yield Session(
+            yield OpencodeSession(
                 name=name,
                 session_id=stable_id(TOOL, name),
                 parent_id=stable_id(TOOL, parent) if parent else None,
@@ -113,7 +113,7 @@ def sessions_in_database(database: ForeignDatabase) -> Iterator[Session]:
             )
 
 
-def messages_in_files(storage: Path, session: Session, problems: Problems) -> Messages:
+def messages_in_files(storage: Path, session: OpencodeSession, problems: Problems) -> Messages:
     """Yield the messages of a session in a `storage` directory."""
     found: list[tuple[int, str, Mapping[str, Any]]] = []
     for path in _json_files(storage / "message" / session.name):
@@ -130,7 +130,7 @@ def messages_in_files(storage: Path, session: Session, problems: Problems) -> Me
         yield message, parts
 
 
-def messages_in_database(database: ForeignDatabase, session: Session, problems: Problems) -> Messages:
+def messages_in_database(database: ForeignDatabase, session: OpencodeSession, problems: Problems) -> Messages:
     """Yield the messages of a session in a database.
 
     :raises ArgumentError: the database is damaged.
@@ -149,7 +149,7 @@ def messages_in_database(database: ForeignDatabase, session: Session, problems: 
 
 
 def read(
-    session: Session, messages: Callable[[], Messages], place: str, new: NewConversation, problems: Problems
+    session: OpencodeSession, messages: Callable[[], Messages], place: str, new: NewConversation, problems: Problems
 ) -> None:
     """Import a session. `place` tells the user where the session is."""
     to = new(session.session_id, parent_id=session.parent_id)
@@ -159,7 +159,7 @@ def read(
     if not session.title.startswith(("New session - ", "Child session - ")):
         to.set_title(session.title)
     to.archived = session.archived
-    reader = _Reader(to)
+    reader = _OpencodeReader(to)
     undone: int | None = None
     is_undone = False
     for message, parts in messages():
@@ -174,7 +174,7 @@ def read(
     to.at(session.updated_ms)
 
 
-class _Reader:
+class _OpencodeReader:
     def __init__(self, conversation: ConversationBuilder) -> None:
         self._to = conversation
         self._first: dict[str, int] = {}

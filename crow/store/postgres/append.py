@@ -126,7 +126,7 @@ class TurnMethods(PathMethods):
 
     @snapshot
     async def _tail_without_repair(self, sql: Sql, session_id: str) -> Tail | None:
-        state = await SessionState.read(sql, session_id, self.owner)
+        state = await self._state(sql, session_id)
         if session_id in self._unstored_ends or state.needs_repair:
             return None
         if not state.is_owned or state.epoch != self._epochs.get(session_id):
@@ -136,9 +136,17 @@ class TurnMethods(PathMethods):
     @transaction
     async def _repair(self, sql: Sql, session_id: str) -> None:
         await self._store_end(sql, session_id)
-        state = await SessionState.read(sql, session_id, self.owner, lock=True)
+        state = await self._state(sql, session_id, lock=True)
         if state.needs_repair:
             await _close_turn(sql, state)
+
+    async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> SessionState:
+        """The state of a session. If this store owns a turn with an epoch that it does not know, the reply to its own
+        claim was lost. Nobody runs that turn."""
+        state = await SessionState.read(sql, session_id, self.owner, lock=lock)
+        if state.is_owned and state.epoch != self._epochs.get(session_id):
+            state.is_owner_alive = False
+        return state
 
     @transaction
     async def enqueue(self, sql: Sql, session_id: str, parts: Sequence[Part], message_id: str) -> None:
@@ -193,10 +201,8 @@ class TurnMethods(PathMethods):
         cut: int | None,
     ) -> tuple[TurnStart, int]:
         await self._store_end(sql, session_id)
-        state = await SessionState.read(sql, session_id, self.owner, lock=True)
-        # If this store owns a turn with another epoch, the reply to its own claim was lost, and nobody runs that turn.
-        is_lost = state.owner == self.owner and state.epoch != self._epochs.get(session_id)
-        if state.is_running and state.is_owner_alive and not is_lost:
+        state = await self._state(sql, session_id, lock=True)
+        if state.is_running and state.is_owner_alive:
             raise SessionBusy(session_id, readable(state.owner))
         was_moved = state.leaf != leaf
         entries = await _close_turn(sql, state)

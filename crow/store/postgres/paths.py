@@ -15,7 +15,7 @@ from crow.store import Move, Outline, SessionRow, Tail
 from crow.store.paths import TailPath, outline_of, recorded_here, with_excerpt
 from crow.store.postgres.database import Sql, UsesDatabase, snapshot
 from crow.store.rows import SESSION_COLUMNS, EntryRow, body_of, columns_of, entry_of, session_of
-from crow.store.watching import Look, News, Piece, follow
+from crow.store.watching import News, Piece, SessionRead, follow
 
 # ruff: noqa: S608  # statements are put together from constants; values are parameters
 
@@ -125,7 +125,7 @@ class PathMethods(UsesDatabase):
     async def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
         with self.database.presence.watching(session_id) as changed:
 
-            async def look(after: int, piece: int) -> Look:
+            async def look(after: int, piece: int) -> SessionRead:
                 changed.clear()
                 return await self._look(session_id, after, piece)
 
@@ -133,7 +133,7 @@ class PathMethods(UsesDatabase):
                 yield news
 
     @snapshot
-    async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> Look:
+    async def _look(self, sql: Sql, session_id: str, after: int, piece: int) -> SessionRead:
         more = "owner, state = 'running' AND cancelled_epoch IS NOT DISTINCT FROM epoch"
         *values, owner, is_cancelled = await session_values(sql, session_id, f"{SESSION_COLUMNS}, {more}")
         row = session_of(values)
@@ -155,7 +155,7 @@ class PathMethods(UsesDatabase):
                 piece,
             )
         is_elsewhere = row.state == "running" and owner != self.owner
-        return Look(
+        return SessionRead(
             row=row,
             entries=entries,
             has_more=len(entries) < len(ids) or len(ids) == _PATH_BATCH,

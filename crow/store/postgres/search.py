@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from crow.store import Hit, Scan, Scope, UsageTotal
+from crow.store import Hit, ScanResult, Scope, UsageTotal
 from crow.store.postgres.append import trigrams
 from crow.store.postgres.database import Sql, UsesDatabase, folded, plain, snapshot
 from crow.store.postgres.paths import first_entries, is_on_path, path_ids, session_row
@@ -151,11 +151,11 @@ class SearchMethods(UsesDatabase):
         scope: Scope | None = None,
         limit: int = 20,
         without: Collection[str] = frozenset(),
-    ) -> Scan:
+    ) -> ScanResult:
         leaf = (await session_row(sql, session_id)).leaf
         patterns, scope = patterns_of(query.replace("\0", " ").split()), scope or Scope()
         if not patterns or limit < 1:
-            return Scan(hits=(), stopped_at=None)
+            return ScanResult(hits=(), stopped_at=None)
         path = await path_ids(sql, leaf)
         scanned, rest = path[:SCAN_ENTRIES], path[SCAN_ENTRIES:]
         hits: list[Hit] = []
@@ -180,8 +180,8 @@ class SearchMethods(UsesDatabase):
                     if all(pattern.search(text) for pattern in patterns):
                         hits.append(hit_of(entry.id, session_id, kinds[entry.id], entry.created_ms, text, patterns))
                     if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                        return Scan(hits=tuple(hits), stopped_at=entry.id)
-        return Scan(hits=tuple(hits), stopped_at=rest[0] if rest else None)
+                        return ScanResult(hits=tuple(hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(hits), stopped_at=rest[0] if rest else None)
 
     @snapshot
     async def usage_by_model(self, sql: Sql, session_id: str) -> tuple[UsageTotal, ...]:

@@ -409,8 +409,8 @@ def _body_of(row: StoredRow, load: Load) -> Body:
 def checksum(body: bytes, values: Sequence[object]) -> int:
     """Return the checksum of an entry. `body` is the JSON of its body, or the hash of the blob with the JSON. `values`
     are the values of `CHECKED_COLUMNS`."""
-    *old, cache_write_tokens, estimated = values
-    columns = (*old, *(value for value in (cache_write_tokens, estimated) if value is not None))
+    # The last two columns came later. Older checksums do not cover them.
+    columns = tuple(values[:-2]) + tuple([value for value in values[-2:] if value is not None])
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
 
 

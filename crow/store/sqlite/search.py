@@ -15,7 +15,7 @@ from itertools import chain, islice
 from sqlite3 import Connection
 
 from crow.domain.entries import Entry
-from crow.store import GROUPS, Group, Hit, Scan, Scope, UsageTotal
+from crow.store import GROUPS, Group, Hit, ScanResult, Scope, UsageTotal
 from crow.store.rows import IS_REQUEST, SUM_COLUMNS, SUM_NAMES
 from crow.store.search import (
     LAST_MS,
@@ -90,11 +90,11 @@ class SearchMethods(UsesDatabase):
         scope: Scope | None = None,
         limit: int = 20,
         without: Collection[str] = frozenset(),
-    ) -> Scan:
+    ) -> ScanResult:
         leaf = session_row(sql, session_id).leaf
         patterns = patterns_of(query.replace("\0", " ").split())
         if not patterns or limit < 1:
-            return Scan(hits=(), stopped_at=None)
+            return ScanResult(hits=(), stopped_at=None)
         hits = []
         characters = 0
         path = path_ids(sql, leaf)
@@ -104,8 +104,8 @@ class SearchMethods(UsesDatabase):
             if all(pattern.search(text) for pattern in patterns):
                 hits.append(hit_of(entry.id, session_id, kind, entry.created_ms, text, patterns))
             if len(hits) >= limit or characters > SCAN_CHARACTERS:
-                return Scan(hits=tuple(hits), stopped_at=entry.id)
-        return Scan(hits=tuple(hits), stopped_at=next(path, None))
+                return ScanResult(hits=tuple(hits), stopped_at=entry.id)
+        return ScanResult(hits=tuple(hits), stopped_at=next(path, None))
 
 
 class UsageMethods(UsesDatabase):

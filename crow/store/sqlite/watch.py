@@ -12,7 +12,7 @@ from crow.store.rows import SESSION_COLUMNS, session_of
 from crow.store.sqlite.connection import pragma
 from crow.store.sqlite.database import UsesDatabase, now_ms, snapshot
 from crow.store.sqlite.paths import entries_of, session_values
-from crow.store.watching import Look, News, Piece, follow
+from crow.store.watching import News, Piece, SessionRead, follow
 
 _POLL_S = 0.05
 _POLLS_PER_LOOK = 10
@@ -31,7 +31,7 @@ class WatchMethods(UsesDatabase):
         # SQLite does not notify other processes of changes. A query for changes takes about 0.1 ms.
         version = (-1, -1)
 
-        async def look(after: int, piece: int) -> Look:
+        async def look(after: int, piece: int) -> SessionRead:
             nonlocal version
             found, version = await self._look(session_id, after, piece)
             return found
@@ -50,7 +50,7 @@ class WatchMethods(UsesDatabase):
         return version_of(sql)
 
     @snapshot()
-    def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[Look, tuple[int, int]]:
+    def _look(self, sql: Connection, session_id: str, after: int, piece: int) -> tuple[SessionRead, tuple[int, int]]:
         *values, owner, lease_ms = session_values(sql, session_id, f"{SESSION_COLUMNS}, owner, lease_ms")
         row = session_of(values)
         query = "SELECT id FROM entries WHERE session = ? AND id > ? ORDER BY id LIMIT ?"
@@ -63,7 +63,7 @@ class WatchMethods(UsesDatabase):
             (session_id, row.leaf, piece),
         ).fetchall()
         is_running = row.state == "running"
-        look = Look(
+        look = SessionRead(
             row=row,
             entries=entries,
             has_more=taken < len(ids) or len(ids) == _MOST_ENTRIES,

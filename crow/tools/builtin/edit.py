@@ -54,7 +54,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
-    """The text of the file, and the replacement.
+    """Return the text of the file, and the replacement.
 
     :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit its text.
     :raises OSError: the file cannot be read.
@@ -124,7 +124,8 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
 
 def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
-    """The pairs of old and new text to try: as given and, if the file has CRLF line ends, with CRLF."""
+    """Return the pairs of old and new text to try: the texts as given and, if the file has CRLF line ends, the texts
+    with CRLF."""
     if "\r\n" not in text or "\r" in old:
         return [(old, new)]
     new_crlf = re.sub(r"\r?\n", "\r\n", new)
@@ -165,7 +166,7 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
         raise ArgumentError(describe_mismatch(lines, wanted, name))
     if len(matches) > 1:
         raise ArgumentError(
-            f"old_text does not occur exactly in {name}, but {len(matches)} places differ from it only in white space "
+            f"old_text does not occur as given in {name}, but {len(matches)} places differ from it only in white space "
             f"(lines {format_lines([index + 1 for index, _ in matches])}); copy one of them with its white space"
         )
     index, (removed, added) = matches[0]
@@ -210,8 +211,8 @@ def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list
 
 
 def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str] | None:
-    """The indentation to remove and the indentation to add that turn the wanted lines into the actual lines; None if
-    this would need different indentations for different lines."""
+    """Return the indentation to remove and the indentation to add, which together turn the wanted lines into the actual
+    lines. Return None if the lines would need different indentations."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
         if not want.strip():

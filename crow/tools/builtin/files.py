@@ -247,7 +247,8 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def check_mask(argument: str, new: str, old: str) -> None:
-    """Check that `new` does not contain the mask, the text shown in place of a secret, more often than `old`.
+    """Check that `new` contains the mask at most as often as `old`. The mask is the text that tools show in place of a
+    secret.
 
     :raises ~crow.domain.errors.ArgumentError: `new` contains it more often; the message names `argument`.
     """
@@ -259,8 +260,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """The text that a write would replace (None for a new file), and the reason why it cannot be replaced (None if
-    there is no reason)."""
+    """Return the text that a write would replace, or None for a new file. Also return the reason why it cannot be
+    replaced, or None if it can."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":
@@ -350,7 +351,7 @@ async def stat_kind(
 
 
 async def missing_error(workspace: Workspace, target: PathTarget) -> ArgumentError:
-    """The error for a file that does not exist, with similar names from its directory."""
+    """Return the error for a file that does not exist. It suggests similar names from the same directory."""
     directory = target.path.parent
     try:
         names = await anyio.to_thread.run_sync(list_names, directory)

@@ -114,13 +114,14 @@ async def run_grep(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def describe_left_out(count: int) -> list[str]:
-    """The note on files that were left out; empty if there are no such files."""
+    """Return a note about the files that were left out, or an empty string if there are none."""
     files = "1 file" if count == 1 else f"{count:,} files"
     return [f"[left out {files} that the user's rules forbid or that may hold keys]"] if count else []
 
 
 async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
-    """The names of found files that may not be shown: secret ones, crow's own, and hard links to excluded files."""
+    """Return the names of found files that may not be shown: secret files, crow's own files, and hard links to excluded
+    files."""
     workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
     closed = {
         name for name, path in paths.items() if workspace.read_protection(path) not in ("none", top.read_protection)

@@ -168,7 +168,7 @@ def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
 
 
 async def task_to_run(context: ToolContext, args: Arguments, planned: PlannedCall | None) -> Task:
-    """The task that the arguments describe, with the kind of sub-agent as its file describes it now.
+    """Return the task that the arguments describe. Its kind of sub-agent is read from the kind's file again.
 
     :raises ~crow.domain.errors.ArgumentError: there is no such kind, or its file has changed since the user allowed it.
     """
@@ -278,7 +278,7 @@ TASK_SPEC = tool_spec(
 
 
 def task_spec(kinds: Sequence[AgentKind], has_model: Callable[[str], bool]) -> ToolSpec:
-    """The tool `task` as offered to the model, with the kinds of sub-agents if there are any."""
+    """Return the tool `task` for the model. Its description lists the kinds of sub-agents, if there are any."""
     if not kinds:
         return PLAIN_TASK_SPEC
     lines = [

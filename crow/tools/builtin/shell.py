@@ -34,7 +34,8 @@ async def plan_shell(context: ToolContext, args: Arguments) -> PlannedCall:
 
 
 async def effective_access(context: ToolContext, args: Arguments) -> CommandAccess:
-    """The access that the command gets. Without confinement this is full access, whatever the model asked for."""
+    """Return the access that the command gets. If nothing confines commands, this is full access, even if the model
+    asked for less."""
     requested: CommandAccess = args.get("access", DEFAULT_ACCESS)
     await context.workspace.sandbox_status()  # `confines` is unknown before this call
     return requested if context.workspace.confines else "full"

@@ -1,4 +1,4 @@
-"""What every built-in tool shares: its definition, its context, and the check of its arguments."""
+"""The parts that all built-in tools share: the definition of a tool, its context, and the check of its arguments."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class ToolContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
     """A running call. `allowed_path` is the file or directory that the call may touch. `allowed_argument` is the
-    argument of its planned call. Both are None if the call was not planned. `excluded` is what a search leaves out, and
-    what a confined command cannot read."""
+    argument of its planned call. Both are None if the call was not planned. `excluded` are the files that a search
+    leaves out and that a confined command cannot read."""
 
     context: ToolContext
     ports: Ports
@@ -339,7 +339,7 @@ def check_encodable(tool: str, where: str, text: str) -> None:
 
 
 def describe_schema(schema: Mapping[str, Any]) -> str:
-    """What a schema expects, in words."""
+    """Describe in words the values that a schema allows."""
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     match schema["type"]:

@@ -177,7 +177,8 @@ class ServerAuth(httpx2.Auth):
         scope = extract_scope_from_www_auth(response) or ""
         if response.status_code == 403 and scope in self._steps:
             raise ToolServerError(
-                f"it still refuses after a login with the scope it asked for, {on_one_line(scope)[:REASON_CHARS]}; "
+                "it still refuses the token after a login with the scope that it asked for, "
+                f"{on_one_line(scope)[:REASON_CHARS]}; "
                 f"to log in again, run {self._command}"
             )
         if not self.asker.can_ask:
@@ -612,8 +613,8 @@ def one_query(page: str) -> str:
 
 
 def reason_of(response: httpx2.Response) -> str:
-    """Return why a token was refused: in the authorization server's words if its answer has the standard form,
-    otherwise the HTTP status."""
+    """Return why a token was refused. If the authorization server's answer has the standard form, return the reason
+    that it gives, otherwise the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)

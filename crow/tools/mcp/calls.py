@@ -131,7 +131,7 @@ def describe(what: str, mime_type: str, data: str) -> Text:
 
 
 def encodable(text: str) -> str:
-    """`text` with lone surrogates replaced, since UTF-8 cannot encode them."""
+    """Return `text` with lone surrogates replaced, because UTF-8 cannot encode them."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -564,8 +564,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far, with secrets masked. This includes a secret whose first part was cut off at the beginning, and
-    a secret at the end that may be incomplete because more output will arrive."""
+    """Return the output so far, with secrets masked. Also mask a secret whose first part was cut off at the beginning
+    of the output, and a secret at the end that is still incomplete."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):
@@ -632,7 +632,7 @@ def resource_arguments(call: ToolCall) -> dict[str, str]:
     except ArgumentError as error:
         raise ArgumentError(f"{call.name}: {error}") from None
     if "template" in arguments and not {"server", "variable"} <= arguments.keys():
-        raise ArgumentError(f"{call.name}: with a template, server and variable are needed too")
+        raise ArgumentError(f"{call.name}: a call with template also needs server and variable")
     if re.search(r"[{}]", arguments.get("uri", "")):
         raise ArgumentError(f"{call.name}: the uri is a template; fill in the variables between the braces")
     return arguments

@@ -161,7 +161,8 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def depth(text: str) -> int:
-    """How close to this machine an address is: PUBLIC, PRIVATE, LOCAL or NEVER."""
+    """Return how close an address is to this machine: PUBLIC, PRIVATE or LOCAL. NEVER means that crow does not connect
+    to it."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     if address.is_loopback or (mapped is not None and mapped.is_loopback):

@@ -1,4 +1,5 @@
-"""Lists what an MCP server offers, leaves out what is invalid, names tools and prompts, and searches tools."""
+"""Reads the lists that an MCP server offers, removes invalid items, gives tools and prompts unique names, and searches
+tools."""
 
 from __future__ import annotations
 

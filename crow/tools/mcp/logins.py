@@ -30,7 +30,7 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a login is for: the URL of a server, and a name for the user's account there (usually empty)."""
+    """An account to log in to: the URL of a server, and a name for the user's account there (usually empty)."""
 
     url: str
     name: str = ""

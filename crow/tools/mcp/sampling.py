@@ -112,7 +112,8 @@ def sampling_request(
 
 
 def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
-    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the model cannot have said this."""
+    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: a message of the assistant contains a
+    picture."""
     if role == "user":
         return UserMessage(parts=tuple(parts))
     if not all(isinstance(part, Text) for part in parts):

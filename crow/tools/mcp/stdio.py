@@ -97,8 +97,8 @@ class ServerProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal that ended the process; None while it runs or if it was never
-        started."""
+        """The exit code, or the negative number of the signal that ended the process. None while the process runs, or
+        if it was never started."""
         return None if self._process is None else self._process.returncode
 
     async def __aenter__(
@@ -213,7 +213,7 @@ class ServerProcess:
             )
         except PermissionError as error:
             raise ToolServerError(
-                f'it was not started, because its setting sandbox = "{self.server.sandbox}" cannot be met: '
+                f'it was not started, because its setting sandbox = "{self.server.sandbox}" cannot be enforced: '
                 f"{error.strerror} Remove the setting to run the server unconfined."
             ) from error
 

@@ -1,4 +1,4 @@
-"""What confined commands may see and change, and the interface of the sandboxes that enforce this."""
+"""The interface of sandboxes, and the description of what a confined command may see and change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ConfinedAccess: TypeAlias = Literal["read", "write"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What one command may see and change. All paths are absolute, with links resolved.
+    """The limits of one command: the paths that it may see and change. All paths are absolute, with links resolved.
 
     `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`:
     trees that are visible, even inside a masked directory; what is neither masked nor listed can be read

@@ -257,7 +257,7 @@ def is_temporary(path: Path, views: Mapping[Path, View]) -> bool:
 
 
 def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, View]:
-    """How the command sees each path. If a path is in several lists of the confinement, the last of these lists
+    """Return how the command sees each path. If a path is in several lists of the confinement, the last of these lists
     decides."""
     views: dict[Path, View] = {}
     views |= dict.fromkeys(confinement.masked, "mask")

@@ -125,7 +125,8 @@ def probe_seatbelt() -> Sandbox | str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What one command needs: its confinement, its variables, and a snapshot of the protected paths."""
+    """The data that one command needs: its confinement, its environment variables, and a snapshot of the protected
+    paths."""
 
     confinement: Confinement
     env: Mapping[str, str]

@@ -153,7 +153,7 @@ class Landlock:
         return found[0]
 
     def _restrict_thread(self, confinement: Confinement) -> None:
-        """Confine the current thread, and all processes that it starts, for good.
+        """Confine the current thread, and all processes that it starts. This cannot be undone.
 
         :raises OSError: the thread cannot be confined.
         """
@@ -174,7 +174,7 @@ class Landlock:
         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program_header))
 
     def _find_ruleset(self, confinement: Confinement, abi: int) -> Ruleset:
-        """The kernel's rules for a confinement. They are rebuilt if a path now leads to another file."""
+        """Return the kernel's rules for a confinement. They are made again if a path now leads to another file."""
         ruleset = self._rulesets.pop(confinement, None)
         if ruleset is not None and not ruleset.is_current():
             ruleset.close()
@@ -254,11 +254,11 @@ class Ruleset:
 
 
 def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
-    """The rules for a confinement. The last part of a path need not exist.
+    """Make the rules for a confinement. The last part of a path need not exist.
 
     Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only
-    one that allows listing it. Each of its other entries gets a rule of its own. What a command creates in such a
-    directory is not accessible before the next command.
+    one that allows listing it. Each of its other entries gets a rule of its own. If a command creates a file in such a
+    directory, only later commands can access the file.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS
@@ -283,8 +283,8 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
 
 
 def directory_stamp(path: str, *, is_listed: bool) -> tuple[int, ...] | None:
-    """The device and inode number of the file at a path; None if there is no file. With `is_listed`, also the time when
-    the entries of the directory last changed."""
+    """Return the device and inode number of the file at a path, or None if there is no file. With `is_listed`, also
+    return the time when the entries of the directory last changed."""
     try:
         found = os.lstat(path)
     except OSError:

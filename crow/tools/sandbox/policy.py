@@ -110,8 +110,8 @@ REMOVED = (
 class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places.
 
-    `own` are crow's files and directories, which no confined command can see. `masked` are more directories whose other
-    contents no command can see, besides those in `MASKED`. In `caches`, each workspace gets a
+    `own` are crow's files and directories, which no confined command can see. `masked` are directories that commands
+    see as empty, except for the parts that they may see. `MASKED` has more of them. In `caches`, each workspace gets a
     directory for the caches of its commands. If `caches` is None, these caches last only as long as the session.
     """
 
@@ -126,8 +126,8 @@ class SandboxOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateDirectories:
-    """Directories of the commands of one session: `temporary` for temporary files, `caches` for package caches. `blank`
-    is an empty file that nobody can read."""
+    """The private directories of the commands of one session: `temporary` for temporary files, and `caches` for the
+    caches of package managers. `blank` is an empty file that nobody can read."""
 
     temporary: Path
     caches: Path
@@ -153,7 +153,7 @@ class OuterRepository:
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """What the commands of one workspace may see and change.
+    """The rules that say which paths the commands of one workspace may see and change.
 
     `roots` are the workspace's directories with links resolved, `env` is the environment that commands start from.
     """
@@ -207,8 +207,8 @@ class Policy:
         snapshot: Snapshot | None = None,
         denied: Sequence[Path] = (),
     ) -> Confinement:
-        """What a command with this access may see and change. For `write`, `snapshot` has the protected paths. `denied`
-        are additional paths to hide."""
+        """Return the limits of a command with this access. For `write`, `snapshot` has the protected paths. `denied`
+        are more paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -248,8 +248,8 @@ class Policy:
     ) -> dict[str, str]:
         """Additional variables for a confined command: private places for temporary files and caches.
 
-        A cache that the command can write to anyway stays where it is. `has_overlay`: a `read` command can write into
-        the workspace, and its writes are discarded.
+        A cache that the command can write to anyway stays where it is. `has_overlay` means that a `read` command can
+        write into the workspace, and its writes are discarded.
         """
         home = self.home or Path(os.sep)
         writable = self.writable_roots() if access == "write" else ()
@@ -439,7 +439,8 @@ def modified_ns(path: Path) -> int:
 
 
 def literal(path: str) -> Path | None:
-    """The path with links resolved, except for the last part; None if `path` is not absolute."""
+    """Return the path with links resolved, except for a link in its last part. Return None if `path` is not
+    absolute."""
     if not os.path.isabs(path) or "\0" in path:
         return None
     path = os.path.normpath(path)
@@ -447,7 +448,7 @@ def literal(path: str) -> Path | None:
 
 
 def existing(paths: Iterable[str | Path]) -> Iterator[Path]:
-    """The paths that exist, with links resolved except for the last part."""
+    """Return those of the paths that exist. Links are resolved, except for a link in the last part of a path."""
     for path in paths:
         place = literal(str(path))
         if place is not None and os.path.exists(place):
@@ -466,7 +467,7 @@ def is_general(place: Path, home: Path) -> bool:
 
 
 def installed_tree(directory: Path, home: Path) -> Path:
-    """The tree of the program that a directory on PATH belongs to, or the directory itself."""
+    """Return the whole directory tree of the program to which a directory on PATH belongs, or the directory itself."""
     tree = directory.parent
     if directory.name not in ("bin", "shims", "sbin") or is_general(tree, home) or os.path.islink(directory):
         return directory
@@ -474,8 +475,8 @@ def installed_tree(directory: Path, home: Path) -> Path:
 
 
 def folders_above(paths: Iterable[Path], roots: Sequence[Path]) -> Iterator[Path]:
-    """For each path inside a root, the folders above it, up to and including the root. A command must not rename these
-    folders, because that would move the path."""
+    """Return the folders above each path that is inside a root, up to and including the root. A command must not rename
+    these folders, because that would move the path."""
     for path in paths:
         for root in roots:
             if path.is_relative_to(root):
@@ -488,8 +489,8 @@ def is_visible(path: Path, masked: Iterable[Path], visible: Iterable[Path]) -> b
 
 
 def protected_parts(snapshot: Snapshot | None) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The protected paths that must be read-only, and the git directories that stay writable but must keep their
-    place. There are at most `MAX_READ_ONLY` read-only paths; those of repositories come first.
+    """Return the protected paths that must be read-only, and the git directories that stay writable but must not be
+    moved. There are at most `MAX_READ_ONLY` read-only paths; those of repositories come first.
 
     Links are left out, because nothing can be mounted on a link. `ProtectedFiles` puts links back.
     """

@@ -1,4 +1,4 @@
-"""Finds out whether a sandbox really confines commands, by trying."""
+"""Tries out whether a sandbox really confines commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTPUT_CHARS = 500
 
 
 def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
-    """Try to read and write where a confined command must not, and to write where it may.
+    """Run confined commands that try to read and write forbidden files, and to write allowed files.
 
     With `has_overlay`, also try that changes to a throwaway tree are possible but do not last. Returns an empty string
     if the sandbox works, otherwise the problem in words.

@@ -1,4 +1,4 @@
-"""Puts back protected files that a command changed where the kernel could not stop it."""
+"""Restores protected files after a command has run. Needed if the kernel cannot prevent changes to them."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class ProtectedFiles:
     protected entries after the first 5,000, and extended attributes. Changes of files over 1 MB, and of files after the
     first 20 MB in all, are reported but cannot be put back.
 
-    What commands wrote is moved to the directory `kept`. Commands must not be able to write there. All methods block,
-    and may be called from several threads.
+    The files that commands wrote are moved to the directory `kept`. Commands must not be able to write there. All
+    methods block, and may be called from several threads.
     """
 
     def __init__(self, roots: Iterable[Path], kept: Path) -> None:
@@ -139,7 +139,8 @@ class ProtectedFiles:
         """Undo what has changed since the snapshot. Return one sentence for each path.
 
         With `only_created`, undo only what was created, because the command could not change or remove other paths.
-        Links are the exception: changed and removed links are put back too. What the command wrote is moved to `kept`.
+        Links are the exception: changed and removed links are put back too. The files that the command wrote are moved
+        to `kept`.
         """
         with self._lock:
             undo = Undo(self._roots, self._kept, snapshot.states, only_created=only_created)
@@ -152,8 +153,8 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Record that the user allowed a change of this path (None: of any path) while commands run. `put_back` will
-        leave the path as it is now."""
+        """Record that the user allowed a change of this path while commands run. `put_back` will leave the path as it
+        is now. If the path is None, any path may have changed."""
         with self._lock:
             if not self._active:
                 return
@@ -348,9 +349,10 @@ class Scan:
 
 
 class Undo:
-    """Undoes the changes since a snapshot, in rounds: one change can hide others.
+    """Undoes the changes since a snapshot. Needs several rounds, because one change can hide others.
 
-    A file called HEAD decides what else is protected beside it, so changes of such files are undone first.
+    Which other files in a directory are protected depends on whether it has a file called HEAD, so changes of such
+    files are undone first.
     """
 
     def __init__(
@@ -477,8 +479,8 @@ class Undo:
         return None
 
     def _keep(self, path: str, *, stays: bool = False) -> str:
-        """Move what is at the path to `kept`. If it `stays`, only copy it, because the caller will replace it. Return
-        the new place, as it is shown to the model."""
+        """Move the file or folder at the path to `kept`. If it `stays`, only copy it, because the caller will replace
+        it. Return the new place, in the form in which the model sees it."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         target = self._kept / os.path.relpath(path, root)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

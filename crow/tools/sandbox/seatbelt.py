@@ -54,7 +54,7 @@ class Seatbelt:
 
     `throwaway` trees are read-only. Masked directories refuse access instead of being empty. Without network, programs
     cannot use the loopback interface either, because it would reach the user's other programs. There is no process
-    namespace: a process that leaves its group outlives the command. What is created in a writable tree is not
+    namespace: a process that leaves its group outlives the command. New protected files in a writable tree are not
     protected: see :class:`crow.tools.sandbox.protected.ProtectedFiles`.
     """
 
@@ -111,7 +111,8 @@ def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]
 
 
 def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
-    """The profile, and its parameters: a path for each name. The last rule that matches an operation decides."""
+    """Return the profile, and its parameters, which map names to paths. The last rule that matches an operation
+    decides."""
     profile = Profile()
     profile.add("deny file-read-data file-read-xattr", "subpath", confinement.masked)
     writable = (*confinement.writable, confinement.temporary)

@@ -1,4 +1,4 @@
-"""The system calls that confined commands may not use, as a seccomp filter.
+"""Makes a seccomp filter that refuses the system calls that confined commands must not use.
 
 The filter refuses what Landlock does not cover: sockets other than TCP, changes of modes and owners, the kernel's keys,
 and the limits of other processes. Like containers, it also refuses calls that needlessly enlarge the kernel's attack

@@ -71,7 +71,7 @@ Item = TypeVar("Item", bound=_HasLines)
 
 
 def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str | None], nothing: str) -> Check:
-    """A check of each item.
+    """Makes a check that tests each item.
 
     `problem` says what is wrong with an item, or returns None. If there are no items, the rule does not apply, and
     `nothing` is the reason.

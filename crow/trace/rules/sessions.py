@@ -254,7 +254,7 @@ def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def time_problem(value: Any) -> str | None:
-    """What is wrong with an ISO 8601 time, or None."""
+    """Returns why a text is not a valid ISO 8601 time, or None if it is."""
     if value is None:
         return None
     try:

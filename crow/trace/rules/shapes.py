@@ -141,7 +141,8 @@ def _custom_fields(run: Run) -> Outcome:
 
 
 def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
-    """Each value that the agent sent and the schema defines: the name of its definition, the value, and its line."""
+    """Yields each value from the agent for which the schema has a definition: the name of the definition, the value,
+    and its line."""
     for exchange in connection.asked:
         name = definition("agent", exchange.method, "Response")
         if name is not None and exchange.result is not None and exchange.response is not None:

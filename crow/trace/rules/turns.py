@@ -242,7 +242,8 @@ def _plan_entries(update: Update) -> str | None:
 
 
 def _complete_plan(run: Run) -> Outcome:
-    """Finds plans that repeat only one entry of the plan before: the agent sent a delta instead of the whole plan."""
+    """Finds plans that contain only one entry of the previous plan, because the agent sent a delta instead of the whole
+    plan."""
     found, has_any = [], False
     for turn in run.turns():
         last: list[str] = []
