@@ -114,8 +114,8 @@ class Budget:
         return ""
 
     def is_spent(self) -> bool:
-        """Whether the session or its last turn has reached its limit. If so, crow makes no request until the next
-        prompt."""
+        """Whether the session, or its last turn, has reached the limit of its cost. If so, crow makes no request until
+        the next prompt."""
         per_turn = self._settings().cost_per_turn
         if per_turn is not None and self._branch.row.cost - self._turn_start >= per_turn:
             return True

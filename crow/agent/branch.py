@@ -315,7 +315,7 @@ class Branch:
     async def settle(self) -> None:
         """Store the pending end of the turn, and release the turn.
 
-        :raises ~crow.domain.errors.StoreError: the store still refuses. What it refuses stays pending.
+        :raises ~crow.domain.errors.StoreError: the store could not store everything. The rest stays pending.
         """
         stored: Sequence[Entry] = ()
         async with self._lock:
@@ -456,7 +456,7 @@ class Branch:
 
 
 def default_title(prompt: User) -> str:
-    """Return the first line of a prompt, shortened, or an empty string if it has no text."""
+    """Return the first line of a prompt, shortened. Return an empty string if the prompt has no text."""
     text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"

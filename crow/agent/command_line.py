@@ -349,8 +349,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "watch": ("n", 0),
     "xargs": ("aEeIiLlnPsd", 0),
 }
-"""Programs that run another program. Each maps to the letters of its options that take a value, and to the number of
-operands that come before the other program."""
+"""Programs that run another program. Each maps to two values: the letters of its options with a value, and the number
+of operands that come before the other program."""
 
 RUNNERS = frozenset(
     (
@@ -415,8 +415,8 @@ def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bo
 
 
 def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
-    """Add what a shell runs. With `-c`, the shell runs the text after it. Without `-c`, it runs a script if one is
-    named. Otherwise it runs its input, which is unknown."""
+    """Add what a shell runs. With `-c`, the shell runs the text after that option. Without `-c`, it runs a script if
+    one is named. With neither, it runs its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
     if runs_text:
@@ -477,10 +477,10 @@ subcommand. The value of such an option is the next word."""
 def runs(line: str, pattern: str) -> Certainty:
     """Whether a line runs a command that `pattern` covers.
 
-    A pattern is a program with options and operands, which may be globs. It covers each command of this program that
-    contains all of them: the options at any place and in any order, the operands in the order of the pattern. If the
-    program has subcommands, the first operand of both is the same. Returns "maybe" if the answer depends on something
-    that the line computes.
+    A pattern is a program with options and operands, which may be globs. It covers each command that runs this program
+    with all of them. The options may be at any place and in any order, and the operands are in the order of the
+    pattern. If the program has subcommands, the first operand of the pattern is also the first operand of the command.
+    Returns "maybe" if the answer depends on something that the line computes.
     """
     wanted = pattern_words(pattern)
     if wanted is None:

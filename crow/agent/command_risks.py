@@ -211,7 +211,7 @@ VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "
 
 def find_risk(words: Words, fixed: int) -> str | None:
     """Return the first word that is known to make a command run another program or write to another place. Return None
-    if no word is. The first `fixed` words are not examined, because the user wrote them into the rule."""
+    if there is no such word. The first `fixed` words are not examined, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -284,7 +284,7 @@ def is_risky(word: str, risks: Risks) -> bool:
 
 
 def wrapped_start(words: Words) -> int | None:
-    """Return the index of the word that names the program that a wrapper runs, or None if that index is unknown."""
+    """Return the index of the program that a wrapper runs among the wrapper's words, or None if it is unknown."""
     letters, operands = WRAPPERS[program_of(words[0])]
     at = 1
     while at < len(words):

@@ -46,11 +46,11 @@ RESULT_CHARS = 100_000
 ANSWER_BYTES = 1_000_000
 MAX_ENTRIES = 20
 MAX_DEPTH = 64
-"""The objects and lists of an answer may be nested this many levels deep."""
+"""The objects and lists of an answer may be nested at most this many levels deep."""
 MAX_PROMPTS = 3
 """Hooks may send at most this many prompts in one turn."""
 DENIED = 2
-"""If a hook is a command, it denies by exiting with this code."""
+"""A hook that is a command denies by exiting with this code."""
 
 HookEvent: TypeAlias = Literal[
     "session_start",
@@ -273,7 +273,7 @@ class BranchHooks:
         return call, plan
 
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
-        """Store the new arguments for the model, and return the call with them."""
+        """Store an entry that tells the model the new arguments. Return the call with these arguments."""
         text = json.dumps(arguments, ensure_ascii=False)
         words = f"{hook} changed the arguments of this {call.name} call to: {bounded(text, TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
@@ -329,7 +329,7 @@ class BranchHooks:
         await self._call("after_compact", **facts)
 
     async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
-        """Call the hooks of `turn_end`. If they send another prompt, store it and return True."""
+        """Call the hooks of `turn_end`. If a hook sends another prompt, store that prompt and return True."""
         if not await self._of("turn_end"):
             return False
         newest = next(

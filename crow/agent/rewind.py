@@ -171,10 +171,11 @@ async def restore_files(
 
 
 async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
-    """Store the file's current content, then restore the file. Returns the file. If it could not be restored, the fault
-    is set.
+    """Store the file's current content, then restore the file. Returns the file, with `fault` set if it could not be
+    restored.
 
-    Before that, the file is checked again, because the user may have edited it before answering crow's question.
+    Before anything is stored, the file is checked again, because the user may have edited it before answering crow's
+    question.
     """
     try:
         if workspace.resolve(str(file.path)) != file.path or await content_of(workspace, file.path) != file.now:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
 """While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
-changed, and stops writing if so. Another process writes a summary only after a turn and a rest of `Session.rest_s`,
+changed. If so, crow stops writing. Another process writes a summary only after a turn and a rest of `Session.rest_s`,
 which is much longer than this interval. So two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
@@ -448,7 +448,7 @@ class Toolset:
         self._scope.cancel()
 
     async def toolbox(self) -> WaitableToolbox:
-        """The open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
+        """Return the open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
         if not self._opened.is_set():
             self._session.tools_wanted.set()
             await self._opened.wait()

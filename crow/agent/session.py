@@ -60,7 +60,7 @@ SMALL_CHARS = 2_000
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingPrompt:
-    """A submitted prompt, from its submission to the end of its turn.
+    """A submitted prompt, and the state of its turn.
 
     `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
     `mentions` are the resources of servers that the text mentions. `ready` is set when the parts are complete.
@@ -334,7 +334,8 @@ class Session:
         """Take back a prompt that waits for an earlier turn. Returns False if the prompt's own turn is next or has
         begun.
 
-        The prompt may already be in the store's inbox; when `answer` has returned, the caller removes it from there.
+        The prompt may already be in the store's inbox. In that case, the caller removes it from there when `answer` has
+        returned.
         """
         if prompt not in self._queue or self._queue[0] is prompt:
             return False
@@ -365,7 +366,7 @@ class Session:
             self._cancel(self._queue[0])
 
     async def cancel_elsewhere(self) -> None:
-        """Ask the process that runs a turn of this session to cancel it."""
+        """Ask the process that runs a turn of this session to cancel that turn."""
         try:
             await self.adapters.store.cancel_turn(self.id)
         except StoreError as error:

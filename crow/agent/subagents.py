@@ -222,8 +222,8 @@ class SubAgents:
             running.ended.set()
 
     async def _count(self, branch: Branch) -> None:
-        """Add the usage of a task to the turn that started the task. The store has already added it to the session's
-        row."""
+        """Add the usage of a task to the turn that started the task. The store has already added this usage to the
+        session's row."""
         if branch.turn_usage is not None:
             self.parent.add_usage(branch.turn_usage)
             with anyio.CancelScope(shield=True), suppress(StoreError):
@@ -561,7 +561,7 @@ class ShownSubAgentClient(SubAgentClient):
             await self._session.publish(event)
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. Meanwhile, the sub-agent's state is `requires_action`."""
+        """See :class:`crow.agent.Client`. While the user is asked, the sub-agent's state is `requires_action`."""
         assert self._session is not None, "a running sub-agent was announced"
         assert self.branch is not None, "the branch is set before the turn runs"
         session_id = self.branch.row.id

@@ -339,8 +339,8 @@ class Permissions:
         return replace(plan, excluded=excluded_paths(name, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
-        """Return why a call that the user makes may not run: because of a deny rule or plan mode. Return an empty
-        string if the call may run."""
+        """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
+        may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
         rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded

@@ -86,9 +86,9 @@ REPEATED = (
 
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
-    `bounded_by` says which setting limits the steps; the message to the user contains these words. If the endpoint is
-    down, the model that `standby` returns answers for the rest of the turn. The model that answers is told what is in
-    `inbox`."""
+    `bounded_by` is a text that says which setting limits the steps; the message to the user contains this text. If the
+    endpoint is down, the model that `standby` returns answers for the rest of the turn. The model that answers is told
+    what is in `inbox`."""
 
     def __init__(
         self,
@@ -300,7 +300,8 @@ class Turn:
                 return asked
 
     async def _fall_back(self, error: errors.ModelError) -> bool:
-        """Use another model for the rest of the turn if the endpoint is down. Return whether there is one."""
+        """If the endpoint is down, use another model for the rest of the turn. Return whether another model is used
+        from now on."""
         if self._standby is None or not isinstance(error, DOWN):
             return False
         model = await self._standby.next(error)

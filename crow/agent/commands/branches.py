@@ -61,8 +61,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """The user's choice of what happens to the part of the conversation that is left: whether its files are restored,
-    and whether it is summarised for the model. `place` is what the user typed before the options."""
+    """The user's choice about the part of the conversation that a move abandons: whether to restore the files that it
+    changed, and whether to summarise it for the model. `place` is what the user typed before the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"

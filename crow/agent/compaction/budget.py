@@ -38,8 +38,8 @@ BELIEVED = (0.25, 4.0)
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
 ANSWERS_SEARCHED = 64
-"""Look for the provider's token counts in at most this many answers. If they have none, older answers have none either,
-because a server reports counts with every answer or never."""
+"""Crow looks for the provider's token counts in at most this many answers. If these answers have no counts, older
+answers have none either, because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
 """A request that extends an earlier request cannot have fewer tokens than the earlier one. If the provider's count is
@@ -159,11 +159,13 @@ class Gauge:
         return self.measured().used
 
     def estimate(self) -> int:
-        """The uncalibrated estimate of the next request. It is stored with the answer, as `NewEntry.estimate`."""
+        """The uncalibrated estimate of the next request. It is stored with the answer to that request, as
+        `NewEntry.estimate`."""
         return self.branch.context().estimate
 
     def measured(self) -> Measure:
-        """Return how full the context is. Cached per context, since each step asks several times."""
+        """Return how full the context is. The result is cached for each context, because each step asks several
+        times."""
         context, endpoint, calibration = self.branch.context(), self.info.endpoint, self.branch.row.calibration
         cached = self._measured
         if cached is None or cached[0] is not context or cached[1:3] != (endpoint, calibration):
@@ -184,7 +186,8 @@ class Gauge:
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
-        """Limits that follow the learned window even while crow tests whether the endpoint accepts a larger one."""
+        """Return limits that follow the learned window, even while crow tests whether the endpoint accepts a larger
+        window."""
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
@@ -372,8 +375,8 @@ class RequestSize:
 
 
 def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
-    """Return the token count that the provider reported with an answer from `endpoint`, or None if it reported none. A
-    count of zero means that the provider did not count. Counts that crow estimated are ignored."""
+    """Return the token count that the provider reported with an answer from `endpoint`, or None if there is no such
+    count. A count of zero means that the provider did not count. Counts that crow estimated are ignored."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
         return None
@@ -420,8 +423,8 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
     does.
 
     The sign is that requests grew by a fifth since the last break while three counts in a row stayed the same. The
-    counts of a provider that counts only uncached tokens may briefly do the same, but they match the size of the new
-    messages.
+    counts of a provider that counts only uncached tokens may briefly show the same pattern, but such counts match the
+    size of the new messages.
     """
     if len(reports) < 3:
         return None
@@ -441,8 +444,8 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
 
 
 def anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
-    """Return the tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an
-    estimate of what followed. Return None if the answer is not in the context."""
+    """Return the tokens of the next request: the provider's count of the `anchor` request, plus the answer to that
+    request, plus an estimate of what followed. Return None if that answer is not in the context."""
     usage = anchor.entry.usage or Usage()
     for index in reversed(range(1, len(context.origins))):
         if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):

@@ -133,8 +133,8 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
     changed or named since `previous` come first, the newest of them at the front. The other files that `previous` shows
     follow.
 
-    While the model sees the text of a file, it does not read the file again. That it names the file is then the only
-    sign that it still uses the file.
+    While the model sees the text of a file, it does not read the file again. In this time, only what the model writes
+    shows that it still uses the file.
     """
     touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
     seen = {

@@ -91,7 +91,8 @@ class Pass:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheckpoint:
     """A summary, and the drafts that can become its checkpoint. The drafts were made from `projection` and its
-    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was that of the session's model."""
+    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was the endpoint of the session's
+    model."""
 
     summary: Summary
     drafts: Sequence[CheckpointDraft]

@@ -142,8 +142,8 @@ class ContextWindow:
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
         """Learn from a refused request of `used` tokens. The system message and the tools take `fixed` of them.
 
-        Return the window that the next compaction should assume. It is smaller than the request, and may be smaller
-        than the learned window.
+        Return the window that the next compaction should assume. This window is smaller than the request, and may be
+        smaller than the learned window.
         """
         await self.look_up(info)
         state, declared = self._of(info), self.declared(info)
