@@ -154,8 +154,8 @@ class Budget:
             self._has_told_unknown_prices = True
             await self._report(
                 f"The prices of {info.name} are unknown",
-                "Its requests do not count towards limits.cost_per_turn and limits.cost_per_session. Set input_price "
-                "and output_price in [model] or [models.NAME].",
+                "Requests to this model do not count towards limits.cost_per_turn and limits.cost_per_session. Set "
+                "input_price and output_price in [model] or [models.NAME].",
             )
 
 

@@ -165,7 +165,7 @@ def decide(
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
         if call.is_outside:
-            return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow it.")
+            return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow this.")
         if call.access == "execute" and call.command_access not in ("read", "write"):
             return Refuse(words=NOT_CONFINED)
     if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
@@ -190,8 +190,8 @@ def decide(
 
 
 NOT_CONFINED = (
-    "On this server, commands run only if the sandbox confines them, and nobody can allow others. Ask for read or "
-    "write access, or do it without this command."
+    "On this server, commands run only if the sandbox confines them, and nobody can allow other commands. Ask for "
+    "read or write access, or do it without this command."
 )
 
 

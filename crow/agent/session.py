@@ -361,7 +361,7 @@ class Session:
         if self._queue:
             self._queue[0].error = LeafMoved(
                 f"Another process took over session {self.id}, or the database stored something without confirming it. "
-                "The rest of the turn is lost; prompt again."
+                "The rest of the turn is lost; send the prompt again."
             )
             self._cancel(self._queue[0])
 
