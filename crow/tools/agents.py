@@ -1,8 +1,8 @@
 """Finds and reads agent files: Markdown files that describe kinds of sub-agents.
 
 The user's folder comes first, then those of the workspace. As with skills, files of the workspace are untrusted until
-the user allows them, and must be inside the workspace after links are resolved. The head of each file is read in
-advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
+the user allows them, and must be inside the workspace after links are resolved. Only the beginning of each file is read
+in advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ OTHER_NAMES: Mapping[str, str] = {
     "WebFetch": "fetch",
     "Skill": "skill",
 }
-"""Names of tools in agent files that were written for Claude Code, and crow's names of these tools."""
+"""Maps the names of tools in agent files written for Claude Code to crow's names of the same tools."""
 
 
 def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[AgentKind, ...]:
-    """All agent files, sorted by name. If two have the same name, the first one is used, so a workspace cannot replace
-    a user's file.
+    """All agent files, sorted by name. If several have the same name, the first one found is used. The user's folders
+    are searched first, so a workspace cannot replace a user's file.
 
     `is_inside` tells whether a resolved path is in the workspace and may be read freely.
     """

@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 
 class FairLimiter:
-    """Gives out at most `total` slots at once. The limit for a single holder is `each`.
+    """Gives out slots: at most `total` at once, and at most `each` of them to a single holder.
 
     Requests of one holder are served in order. Holders that wait take turns, so a holder with hundreds of requests does
     not delay the others.

@@ -42,12 +42,12 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server; crow finds out or chooses what is empty or 0.
+    """The user's options for logging in to an MCP server; crow finds out or chooses each value that is empty or 0.
 
     `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
-    tells two logins at one URL apart. A client that was registered by hand has an id and perhaps a secret, which only
-    `issuer` gets. Otherwise, `client_metadata_url` is the id, if the authorization server accepts such ids. The browser
-    comes back to `redirect_port` of this machine.
+    tells two logins at one URL apart. If the user registered crow by hand, `client_id` and perhaps `client_secret` are
+    set, and only `issuer` gets them. Otherwise, `client_metadata_url` is the id, if the authorization server accepts
+    such ids. The browser comes back to `redirect_port` of this machine.
     """
 
     login: str = ""
@@ -79,7 +79,7 @@ THE_WORKSPACE = "\0workspace\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginQuestion:
-    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+    """A request to the user to log in to `server` at `page`. `place` is the host of that page.
 
     `wait` returns when the browser has come back. If the browser cannot come back, `take` accepts the URL to which the
     browser was sent, and returns whether that URL belongs to this login.
@@ -107,7 +107,7 @@ class LoginAsker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerListing:
-    """What an MCP server lists of one kind, such as tools. `problem` says why the listing failed."""
+    """The entries of one kind, such as tools, that an MCP server lists. `problem` says why the listing failed."""
 
     kind: str
     names: Sequence[str] = ()
@@ -119,8 +119,8 @@ class ServerListing:
 class ServerReport:
     """The result of trying an MCP server.
 
-    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
-    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    If the server did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are
+    the names of the tools that the model gets, and `faults` says what is wrong with the others.
     """
 
     name: str

@@ -40,7 +40,8 @@ from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
-"""No system accepts longer paths. They are refused early, because resolving a path reads every directory on the way."""
+"""Longer paths are refused, because no system accepts them. This check comes before the path is resolved, because
+resolving it reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
@@ -452,7 +453,7 @@ class SpawnedCommand:
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process keeps the pipe open, wait 0.2 s longer than for `process`."""
+    another process keeps the pipe open, return 0.2 s after the end of `process`."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -467,7 +468,7 @@ def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
 
     Such files are those inside `.git`, settings of editors and agents, start-up files of shells, and places of
-    credentials. If any file system treats two names as the same, so does this function.
+    credentials. Two names that are the same for at least one file system are the same for this function.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
@@ -583,7 +584,8 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """What exists at `path`, with the first `head` bytes if it is a file. :raises OSError: the path cannot be read."""
+    """The state of `path`, which need not exist. For a file, this includes the first `head` bytes. :raises OSError: the
+    path cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -595,7 +597,8 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
-    """At most `limit` bytes from `start`. :raises OSError: the file cannot be read, or is not a regular file."""
+    """At most `limit` bytes of the file, beginning at byte `start`. :raises OSError: the file cannot be read, or is not
+    a regular file."""
     with open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -677,7 +680,8 @@ def is_still_at(path: Path, handle: int) -> bool:
 
 
 class SeenFiles:
-    """Remembers the text of each file that the model read or wrote, to protect changes that others make.
+    """Remembers the text of each file that the model read or wrote, so that the model does not overwrite later changes
+    by others.
 
     The model may edit a file that it has never read: the edit must match the file's text anyway.
     """
