@@ -216,7 +216,7 @@ class DiskWorkspace:
 
     def _replace(self, path: Path, content: bytes | None) -> None:
         if self._is_out_of_bounds(path):
-            raise PermissionError(errno.EACCES, "outside the workspace, which nothing may leave here", str(path))
+            raise PermissionError(errno.EACCES, "outside the workspace, where tools may change nothing", str(path))
         if content is None:
             path.unlink()
         else:
