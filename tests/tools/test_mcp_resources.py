@@ -22,7 +22,7 @@ from tests.tools.conftest import Box, OpenBox, stdio
 from tests.tools.test_mcp_client import Http, http_server
 
 ERAS = pytest.mark.parametrize("era", ["classic", "modern"])
-NO_URI = "expected a URI such as file:///a%20b without hidden characters"
+NO_URI = "expected a URI without hidden characters, such as file:///a%20b"
 UNREADABLE = "Failed to parse JSON response:"
 READING = ("list_resources", "read_resource")
 
@@ -172,7 +172,7 @@ async def test_a_template_needs_its_server_and_variable(open_box: OpenBox) -> No
             {"template": "a:{b}", "variable": "b"},
         ):
             fault = (await box.plan("list_resources", **arguments)).fault
-            assert fault == "list_resources: with a template, server and variable are needed too"
+            assert fault == "list_resources: a call with template also needs server and variable"
 
 
 @ERAS
