@@ -1,4 +1,4 @@
-"""Confines commands with bubblewrap, which gives each its own view of the file system and its own processes."""
+"""Confines commands with bubblewrap, which gives each command its own view of the file system and of the processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ code=$?
 set -- /proc/[0-9]*
 [ $# -le 2 ] || echo left >&2
 exit $code"""
-"""Runs the command inside the sandbox. bubblewrap's exit code does not show whether the command began, left processes
-running, or was ended by a signal. This shell reports all three on its own standard error. For a signal, it gives the
-signal's name."""
+"""The shell script that runs the command inside the sandbox. bubblewrap's exit code does not show whether the command
+began, left processes running, or was ended by a signal. The script reports all three on its own standard error. It
+reports a signal by its name."""
 
 MOUNT = """set -e
 mount=$1
@@ -42,14 +42,15 @@ while [ "$count" -gt 0 ]; do
 done
 cd /
 exec "$@\""""
-"""Mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount overlays themselves."""
+"""The shell script that mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount
+overlays themselves."""
 
 View = Literal["mask", "read", "write", "deny", "throwaway"]
 
 
 class ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why the command never began; it is empty if the command began, or if
-    that is not known yet.
+    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, and as
+    long as crow does not know whether it began.
 
     The process that crow started is bubblewrap's outer process. When it dies, all processes in the sandbox die at once.
     """
@@ -84,7 +85,8 @@ class ConfinedProcess(Process):
 
     @property
     def left_others(self) -> bool:
-        """Whether the command left other processes running when it ended. They were ended with the sandbox."""
+        """Whether other processes in the sandbox were still running when the command ended. If so, they ended with the
+        sandbox."""
         return "left" in self._lines
 
     def signal(self, number: signal.Signals) -> None:
@@ -215,7 +217,7 @@ class Bubblewrap:
 
 
 def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
-    """bubblewrap's options for the file system. Each directory comes before what is inside it."""
+    """bubblewrap's options for the file system. The option for a directory comes before the options for its content."""
     layers = confinement.layers
     views = path_views(confinement, has_overlay=overlay != "none")
     masks = []
@@ -270,7 +272,8 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
 
 
 def make_layer(layers: Path, number: int) -> tuple[str, str]:
-    """Make two directories for one overlay: one for what is written, and one for the kernel."""
+    """Make two directories for one overlay: one for the files that the command writes, and one for the kernel's own
+    use."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
     work.mkdir()

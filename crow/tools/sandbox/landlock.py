@@ -1,7 +1,7 @@
 """Confines commands with Landlock and a seccomp filter, which the Linux kernel offers without any extra program.
 
-Before starting a command, a thread gives up most of its own rights for good. The command inherits the rest. The thread
-ends as soon as the command runs; crow's other threads keep their rights.
+Before starting a command, a thread gives up most of its own rights for good. The command inherits only the remaining
+rights. The thread ends as soon as the command runs; crow's other threads keep their rights.
 """
 
 from __future__ import annotations
