@@ -170,7 +170,7 @@ class AgentKind:
 
     `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
     sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
-    `problem` says why the file cannot be used, as the end of a sentence.
+    `problem` says why the file cannot be used, in words that can end a sentence.
     """
 
     name: str
@@ -227,7 +227,8 @@ class Toolbox(Protocol):
     async def run(
         self, call: ToolCall, call_id: str, on_output: OnOutput, *, planned: PlannedCall | None = None
     ) -> Outcome:
-        """Run `call`. A failure is returned as an `Outcome` with `is_error`; only cancellation and bugs are raised.
+        """Run `call`. A failure is returned as an `Outcome` with `is_error`. Only cancellation and errors in crow
+        itself are raised.
 
         `call_id` is passed on to the ports. `planned` is the planned call that was allowed: if a link has changed since
         then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
@@ -310,7 +311,8 @@ class Workspace(Protocol):
         self, paths: Collection[Path], places: Sequence[str] = ()
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
         """For each file with hard links, return its absolute names in the workspace and below `places`, and whether
-        these are all of its names. Files without hard links are left out. The search is limited."""
+        these are all of its names. Files without hard links are left out. The search ends after a limited number of
+        entries."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
         """The state of the path, which need not exist. For a file, this includes the first `head` bytes.
@@ -424,10 +426,10 @@ class Workspace(Protocol):
         """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
-        """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+        """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls this method."""
 
     async def close(self) -> None:
-        """Remove the directories that commands used. The session's task calls it at the end."""
+        """Remove the directories that commands used. The session's task calls this method at the end."""
 
 
 RecallScope: TypeAlias = Literal["this", "workspace", "all"]

@@ -66,7 +66,7 @@ async def get(url: str, *, allow_private: bool) -> Document:
 def normalize_url(text: str) -> str:
     """`text` as a URL with scheme, host and path, without a fragment.
 
-    :raises ~crow.domain.errors.ArgumentError: not an http or https URL, or one with credentials.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
     if len(text) > URL_CHARS:
         raise ArgumentError(f"url has {len(text):,} characters; expected at most {URL_CHARS:,}")

@@ -176,8 +176,8 @@ class Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is fed in pieces,
-    and memory is bounded.
+    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is passed to
+    `feed` in pieces, and the memory that this takes is bounded.
 
     `has_more` tells whether more lines follow those in `rows`.
     """
@@ -382,8 +382,8 @@ def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
 def image_type(head: bytes) -> str | None:
     """The media type of an image that models accept, detected from its first bytes; None for anything else.
 
-    A declared media type is ignored: if a file is not the kind of image that it claims to be, providers refuse every
-    later request that contains it.
+    A declared media type is ignored, because it may be wrong. Providers refuse every later request that contains an
+    image with a wrong type.
     """
     found = IMAGE.match(head)
     return None if found is None else f"image/{found.lastgroup}"

@@ -190,7 +190,7 @@ async def ignore_output(_output: str) -> None: ...
 
 
 def clean(text: str) -> str:
-    """One line of valid text: control characters as escapes, bytes that are not UTF-8 as U+FFFD."""
+    """Return one line of valid text: control characters become escapes, and bytes that are not UTF-8 become U+FFFD."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(char if char.isprintable() or char in "\t " else repr(char)[1:-1] for char in text)
 

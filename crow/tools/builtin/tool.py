@@ -127,12 +127,13 @@ class ToolInvocation:
 class PathTarget:
     """A file or directory that a call names, with links resolved.
 
-    `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path for
-    the client. If the file is inside the working directory, `client_path` begins with the path that the client gave for
-    that directory, even if that path is a link. `rule_names` are the names by which permission rules can refer to the
-    file. `given_names` are the names before links were resolved, which only deny rules use. `read_protection` says
-    whether the file may be read freely, only after asking the user, or never. `has_hard_links`: the file has several
-    names. `is_out_of_bounds`: the workspace is bounded, and the file is outside of it.
+    `name` is the path for messages: relative to the working directory if the file is inside that directory.
+    `client_path` is the path for the client. If the file is inside the working directory, `client_path` begins with the
+    path that the client gave for that directory, even if that path is a link. `rule_names` are the names by which
+    permission rules can refer to the file. `given_names` are the names before links were resolved, which only deny
+    rules use. `read_protection` says whether the file may be read freely, only after asking the user, or never.
+    `has_hard_links`: the file has several names. `is_out_of_bounds`: the workspace is bounded, and the file is outside
+    of it.
     """
 
     path: Path

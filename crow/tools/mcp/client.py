@@ -565,8 +565,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """The output so far, with secrets masked. This includes a secret whose first part was cut off at the beginning, and
-    a secret at the end that may be incomplete because more output will arrive."""
+    """The output so far, with secrets masked. A secret is also masked if its first part was cut off at the beginning of
+    the output, or if it may be incomplete at the end because more output will arrive."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):

@@ -62,8 +62,8 @@ and the maximum number of items that are kept."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server. `name` is the server's own name for it, `spec.name` the name that the model uses, and `title`
-    the name for people.
+    """A tool of a server. `name` is the server's own name for the tool. The model uses `spec.name`, and people see
+    `title`.
 
     `weight` is the approximate size of the tool in a request, in characters. `is_read_only`: the user's settings
     declare the tool read-only.

@@ -76,7 +76,8 @@ class Login:
 class LoginFolder:
     """The directory with one file for each login. All methods but `locked` block.
 
-    `secrets` are the tokens that this object has read or written. `on_secrets` is called with those of each new login.
+    `secrets` are the tokens that this object has read or written. `on_secrets` is called with the tokens of each new
+    login.
     """
 
     def __init__(self, folder: Path, on_secrets: Callable[[Iterable[str]], None] | None = None) -> None:

@@ -140,9 +140,9 @@ def child_table() -> dict[int, list[int]]:
 class Bubblewrap:
     """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
 
-    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace: bubblewrap makes it
-    (`native`), it is mounted before bubblewrap starts (`mounted`), or they get none (`none`). `program`, `unshare` and
-    `mount` are absolute paths outside of the workspace.
+    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
+    bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
+    layer. `program`, `unshare` and `mount` are absolute paths outside of the workspace.
     """
 
     program: str

@@ -461,8 +461,8 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def is_general(place: Path, home: Path) -> bool:
-    """Whether a directory holds more than one program's files: it is HOME, a directory above HOME, or a collection such
-    as ~/.config."""
+    """Whether a directory holds other things besides programs. This is true for HOME, for directories above HOME, and
+    for collections such as ~/.config."""
     return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
 
 

@@ -1,6 +1,7 @@
 """Confines commands on macOS by Seatbelt, through sandbox-exec.
 
-This module was written from documentation, and only the text of its profiles is tested; no Mac was available to run it.
+This module was written from documentation, and only the text that it generates is tested; no Mac was available to run
+it.
 """
 
 from __future__ import annotations
