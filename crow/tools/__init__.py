@@ -1,4 +1,4 @@
-"""The interface that tools offer to the agent, and what tools need from the session."""
+"""The interface that tools offer to the agent, and the interfaces that tools need from the session."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from crow.domain.messages import (
 from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call may affect. `none`: only the session (plan, recall). `external`: whatever a tool of an MCP server
-affects."""
+"""What a call may affect. With `none`, the call affects only the session (plan, recall). With `external`, it runs a
+tool of an MCP server."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
@@ -95,18 +95,18 @@ class PlannedCall:
         search or a confined command must leave out; the agent fills this in.
 
     What decides whether the user is asked:
-        `argument`: what a permanent permission would cover besides the tool's name, such as the command line of `shell`
-        or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if that is not
-        the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place.
-        `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the user must be
-        asked, but not again in this session once they have allowed exactly this `argument` or one of `wider_arguments`.
-        A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text that the user should
-        read before they answer. `command_access`: what the kernel will let a command do; `full` if nothing confines
-        commands, None for other calls. `requested_access`: the access that the model asked for.
+        `argument`: the text that a permanent permission would cover besides the tool's name, such as the command line
+        of `shell` or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if
+        that is not the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a
+        secret place. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the
+        user must be asked, but not again in this session once they have allowed exactly this `argument` or one of
+        `wider_arguments`. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text
+        that the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
+        nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
 
     How the call runs:
         `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
-        so nothing may run in parallel.
+        so no other call may run in parallel.
     """
 
     announcement: Announcement

@@ -107,8 +107,8 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
 
 
 def tools_in(text: str) -> tuple[tuple[str, ...], str]:
-    """The tool names and globs in a list, and what is wrong with the list. Commas, spaces or dashes separate the
-    names."""
+    """The tool names and globs in a list, and a text that says what is wrong with the list, empty if nothing is.
+    Commas, spaces or dashes separate the names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
     names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
     wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)

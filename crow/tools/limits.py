@@ -78,13 +78,12 @@ class FairLimiter:
 
 
 COMMANDS = FairLimiter(16, each=12)
-"""Limits how many shell commands run in the foreground at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many shell commands run in the foreground at the same time, in the whole process. Each workspace is a
+holder."""
 
 SEARCHES = FairLimiter(8, each=6)
-"""Limits how many programs list or search files at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many programs list or search files at the same time, in the whole process. Each workspace is a holder."""
 
 FETCHES = FairLimiter(8, each=6)
-"""Limits how many documents are fetched and converted at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many documents are fetched and converted at the same time, in the whole process. Each workspace is a
+holder."""

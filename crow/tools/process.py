@@ -34,8 +34,8 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_READS = 5
-"""If crow reads an empty environment this many times, the process really has none. A single read may come in the middle
-of an `exec`."""
+"""If crow reads an empty environment this many times, it concludes that the process has none. A single read proves
+nothing, because it may come in the middle of an `exec`."""
 
 EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""

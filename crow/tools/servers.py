@@ -159,11 +159,11 @@ class ServerPrompts(Protocol):
         """The prompts of the servers that are ready now, in the order of the servers."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
-        """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts
-        it again if it has failed."""
+        """Return the prompt with this name, or None if no ready server has it. First wait for the prompt's server if it
+        is starting, or start it again if it has failed."""
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """The prompt's content with these arguments; not empty.
+        """The content of the prompt, filled with these arguments. It is never empty.
 
-        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused, or sent nothing usable.
+        :raises ~crow.domain.errors.ToolServerError: the server is gone, has refused, or has sent no usable content.
         """

@@ -135,7 +135,7 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
 
 async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
     """An address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or one of its addresses
-    is private and that is not allowed."""
+    is private and private addresses are not allowed."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

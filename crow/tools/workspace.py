@@ -248,8 +248,8 @@ class DiskWorkspace:
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
-        Processes that the command leaves in the background are ended when it ends. `on_output` gets the newest 64 K
-        characters.
+        Processes that the command leaves in the background are ended when the command ends. `on_output` gets the newest
+        64 K characters.
 
         :raises OSError: the command could not be started (no such directory, or the command line is too long).
         """
@@ -507,7 +507,8 @@ def folded_home_secrets(home: str) -> tuple[str, ...]:
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
-    """The given paths, as they are and with links resolved, as path prefixes, case-folded for comparison."""
+    """The given paths, and the same paths with links resolved. All are case-folded path prefixes, ready for
+    comparison."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
@@ -531,7 +532,7 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
 
 
 def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-    """For each path with hard links: its names at or below `tops`, and whether these are all its names."""
+    """Map each path with hard links to its names at or below `tops`, and to whether these are all of its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
@@ -683,7 +684,7 @@ class SeenFiles:
     """Remembers the text of each file that the model read or wrote, so that the model does not overwrite later changes
     by others.
 
-    The model may edit a file that it has never read: the edit must match the file's text anyway.
+    The model may edit a file that it has never read, because an edit must match the file's text anyway.
     """
 
     def __init__(self) -> None:

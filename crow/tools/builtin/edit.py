@@ -56,7 +56,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
     """The text of the file, and the replacement.
 
-    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit its text.
+    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit the file's text.
     :raises OSError: the file cannot be read.
     """
     workspace, name = context.workspace, target.name
@@ -186,8 +186,8 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Find the wanted lines. Return, for each match, the index of its first line and the result of
-    :func:`indent_shift`.
+    """Find all places whose lines match the wanted lines when trailing white space and a common difference in
+    indentation are ignored. Return, for each place, the index of its first line and the result of :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.
     """

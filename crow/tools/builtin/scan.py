@@ -74,9 +74,9 @@ def main() -> None:
     grep also has `pattern`, `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep` (the
     program's path, or null).
 
-    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`, and
-    `large` (how many files were too large to search). Both have `left_out`, the number of excluded files. If the
-    pattern is not a regular expression, the answer has only `fault`, which says why.
+    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`
+    (whether there are more matches), and `large` (how many files were too large to search). Both have `left_out`, the
+    number of excluded files. If the pattern is not a regular expression, the answer has only `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])

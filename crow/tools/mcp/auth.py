@@ -58,7 +58,7 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 
 @dataclass(eq=False, kw_only=True)
 class ServerAuth(httpx2.Auth):
-    """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
+    """Adds the token to each request to an MCP server, and gets a new token if the server asks for one.
 
     `hold` returns a context that is entered while crow gets a new token, so that a server that is starting gets more
     time. With `forces_login`, the user is asked to log in even if a login is stored. `problem` says why crow has no
@@ -338,7 +338,7 @@ class ServerAuth(httpx2.Auth):
     async def _drive(
         self, provider: OAuthClientProvider, request: httpx2.Request, response: httpx2.Response | None
     ) -> None:
-        """Send the requests of the SDK until it has a token. Without `response`, the SDK only refreshes the token.
+        """Send the requests of the SDK until the SDK has a token. Without `response`, the SDK only refreshes the token.
 
         :raises ToolServerError: the login failed.
         """

@@ -232,7 +232,7 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
+        """Start the server again, whatever its state. If the server waits for a login, the user is asked again."""
         if self._auth is not None:
             self._auth.reset()
         if self._questions.withdraw_login():

@@ -28,8 +28,8 @@ MAX_ANSWER_BYTES = 1_000_000
 TIMEOUT_S = 20.0
 SHOWN_CHARS = 200
 PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
-"""How close an address is to this machine, the farthest first. A server may name only addresses that are as far away as
-its own address, or farther."""
+"""The possible distances of an address from this machine, the farthest first. A server may name only addresses that are
+as far away as its own address, or farther."""
 
 
 class LoginClient:

@@ -23,7 +23,8 @@ from crow.tools.mcp.listing import matches
 from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
-"""The name that stands for a server's requests to the model in its setting `read_only`, as if they were a tool."""
+"""In a server's setting `read_only`, this name stands for the server's requests to the model, as if they were a
+tool."""
 
 SERVER_WAITS = 16
 """At most this many of one server's questions to the user and requests to the model may wait at once."""

@@ -281,7 +281,8 @@ def make_layer(layers: Path, number: int) -> tuple[str, str]:
 
 
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
-    """Try bubblewrap with real commands. Return a sandbox that works, or why none does. Blocks for about 20 ms."""
+    """Try bubblewrap with real commands. Return a sandbox that works, or a text that says why none does. Blocks for
+    about 20 ms."""
     try:
         name = run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
@@ -297,8 +298,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end. :raises OSError: it cannot be started. :raises subprocess.SubprocessError: it took
-    too long."""
+    """Run a command line to its end. :raises OSError: the command cannot be started.
+    :raises subprocess.SubprocessError: the command took too long."""
     return subprocess.run(  # noqa: S603
         argv,
         check=False,

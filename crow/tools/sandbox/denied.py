@@ -125,7 +125,8 @@ class DeniedFiles:
             level = [each for each in below if quick_fold(os.path.basename(each.path)) not in NOT_SEARCHED]
 
     def _list_folder(self, folder: Found) -> tuple[Found, ...]:
-        """What is in a folder; nothing if it cannot be read. The folder is read again only if it has changed."""
+        """The entries of a folder; empty if the folder cannot be read. The folder is read again only if it has
+        changed."""
         known = self._listings.get(folder.path)
         try:
             status = os.stat(folder.real)

@@ -257,8 +257,8 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     """The rules for a confinement. The last part of a path need not exist.
 
     Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only
-    one that allows listing it. Each of its other entries gets a rule of its own. What a command creates in such a
-    directory is not accessible before the next command.
+    one that allows listing it. Each of its other entries gets a rule of its own. Files that a command creates in such a
+    directory are accessible only to later commands.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS

@@ -351,8 +351,8 @@ class Policy:
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _outer_repositories(self) -> tuple[OuterRepository, ...]:
-        """The repositories around the roots, found once. A repository that is created later gets no access, because
-        its hooks would not be protected."""
+        """The repositories around the roots, which are searched for only once. Commands get no access to a repository
+        that is created later, because its hooks would not be protected."""
         found = []
         for root in self.roots:
             repository = self._find_repository(root)
@@ -423,7 +423,7 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether crow runs as root in another user's directory. Confined commands cannot write there, because they have
+    """Whether crow runs as root in a directory of another user. Confined commands cannot write there, because they have
     none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
