@@ -27,8 +27,8 @@ SPILL_BYTES = 32 * 1024
 """A body whose JSON has more bytes than this is stored as a blob."""
 
 SHARED_BYTES = 8 * 1024
-"""A tool output with more bytes than this becomes a blob, and so does each such side of a diff. Equal blobs are stored
-once."""
+"""A tool output with more bytes than this is stored as a blob. The same holds for each side of a diff. Equal blobs are
+stored once."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
@@ -51,8 +51,8 @@ class Encoded:
     """A body in its stored form. `text` is its JSON. If the JSON is stored as a blob, `text` is None and `spilled` is
     the blob's hash. `blobs` maps hashes to contents.
 
-    `body` is what will be read back. It equals the given body, unless characters or numbers had to be replaced (see
-    `dump`).
+    `body` is the body that a later read will return. It differs from the given body only if characters or numbers had
+    to be replaced (see `dump`).
     """
 
     kind: str
@@ -63,7 +63,8 @@ class Encoded:
 
 
 def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
-    """Return the stored form of `body`. If `shares_texts` is false, long outputs and diffs are part of the JSON."""
+    """Return the stored form of `body`. If `shares_texts` is false, long outputs and diffs stay in the JSON and do not
+    become blobs."""
     kind = KINDS[type(body)]
     blobs = Blobs(shares_texts=shares_texts)
     text, was_mended = dump(_BODIES[kind].encode(body, blobs))
@@ -103,12 +104,12 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
 
 
 def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
-    """Return a body with the text `words` that replaces a body that cannot be read.
+    """Return a body with the text `words`, to be used in place of a body that cannot be read.
 
     For the kinds user, assistant and tool, the new body is of the same kind, so that the conversation with the model
     stays valid. For other kinds, it is a remark. For a tool result, `call` is the id of the assistant entry and the
-    index of the call in that entry. If `call` is something else, the new body is a remark, too. `title` is the title of
-    the new result.
+    index of the call in that entry. For a tool result with any other `call`, the new body is a remark. `title` is the
+    title of the new result.
     """
     match kind, call:
         case "user", _:
@@ -186,8 +187,8 @@ def _merged(old: object, patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tags_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a session's tags in alphabetical order and lower case. They are the names in the object `tags` of its
-    metadata; programs may also write a list of names."""
+    """Return a session's tags in alphabetical order and lower case. The member `tags` of its metadata is an object with
+    the tags as keys, or a list of tags."""
     return tuple(sorted(set(map(tag_name, _stored_tags(metadata)))))
 
 
@@ -224,7 +225,7 @@ def new_tag(text: str) -> str:
 
 
 def _depth(value: object) -> int:
-    """Return how many levels of objects and lists a JSON value has. Counting stops one above the limit."""
+    """Return the number of levels of objects and lists in a JSON value. Counting stops at one level above the limit."""
     level: list[object] = [value]
     for depth in range(MAX_METADATA_DEPTH + 1):
         level = [one for one in level if isinstance(one, Mapping | list | tuple)]
@@ -288,8 +289,8 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """How one value is written and read. If `encode` is None, the value is written unchanged. A value of exactly the
-    type `plain` is also read unchanged, without a call of `decode`."""
+    """The functions that write and read one value. If `encode` is None, the value is written unchanged. A value of
+    exactly the type `plain` is also read unchanged, without a call of `decode`."""
 
     encode: Callable[[Any, Blobs], object] | None
     decode: Callable[[Any, Load], Any]
@@ -297,7 +298,7 @@ class Field(NamedTuple):
 
 
 class Record(NamedTuple):
-    """How the dataclass `cls` is written and read."""
+    """The functions that write and read the dataclass `cls`."""
 
     encode: Callable[[Any, Blobs], dict[str, object]]
     decode: Callable[[Any, Load], Any]
@@ -305,10 +306,10 @@ class Record(NamedTuple):
 
 
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
-    """Return how to write and read the dataclass `cls` as a JSON object.
+    """Return functions that write the dataclass `cls` as a JSON object and read it back.
 
     Fields are written according to their type hints, except for those in `special`. For a `Literal` field, `special`
-    may have a string instead, which replaces unknown words when the field is read. `integer` is used for all fields of
+    may have a string. When the field is read, this string replaces an unknown word. `integer` is used for all fields of
     type int.
     """
     chosen = {
@@ -392,7 +393,7 @@ def _many(item: Field | Record) -> Field:
 
 
 def optional(field: Field | Record) -> Field:
-    """Return the same field, but allow None, which is written as null."""
+    """Return a field like the given one that also accepts None, which is written as null."""
     inner_encode, inner_decode = field.encode, field.decode
     encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
     return Field(
@@ -403,7 +404,7 @@ def optional(field: Field | Record) -> Field:
 
 
 def _tagged(**records: Record) -> Field:
-    """Return a field for one of several dataclasses. The key `type` says which one."""
+    """Return a field whose value is of one of several dataclasses. In JSON, the key `type` says which one."""
     names = {one.cls: name for name, one in records.items()}
 
     def encode(value: Any, blobs: Blobs) -> object:
@@ -549,4 +550,4 @@ _BODIES: Mapping[str, Record] = {
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}
-"""Maps each type of body to its kind as stored."""
+"""Maps each class of body to the stored name of its kind."""

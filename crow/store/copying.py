@@ -27,8 +27,8 @@ has other sessions with the same ids. "in use": a living process uses it. "refus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedConversation:
-    """A conversation, and the outcome of its copy. `words` has the reason. It is empty for the outcomes copied and
-    known."""
+    """A conversation, and the outcome of its copy. `words` gives the reason for the outcome. For "copied" and "known",
+    it is empty."""
 
     outcome: Outcome
     sessions: tuple[str, ...]
@@ -38,8 +38,8 @@ class CopiedConversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is their
-    number, and `hash` their sha256 (hex)."""
+    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is the
+    number of these lines, and `hash` their sha256 (hex)."""
 
     sessions: tuple[str, ...]
     extras: Mapping[str, SessionExtras]
@@ -109,8 +109,8 @@ class SessionCopy:
     """Copies all sessions that were ever used from `source` to `target`, and reports the outcome for each conversation.
 
     A conversation becomes visible in the target when it is complete. Then it is read from the target and compared with
-    the source. After an interruption, another copy continues with the conversations that are missing. The source is not
-    changed.
+    the source. If a copy is interrupted, the next one continues with the conversations that are missing. The source is
+    not changed.
     """
 
     def __init__(

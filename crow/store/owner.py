@@ -2,8 +2,8 @@
 
 An owner is a store that a process has opened. An owner in this process is alive while its store is open. An owner in
 another process with the same boot, host and pid namespace is alive while a process with its pid and start time exists.
-Any other owner counts as alive for a minute after its last sign of life. Without /proc, start times are unknown. Then
-any living process with the pid counts as the owner.
+Any other owner counts as alive for a minute after its last sign of life. On a system without /proc, start times are
+unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return an owner of the same process whose store is closed. A session with this owner looks as if its owner had
-    died."""
+    """Return an owner with the same process as `owner`, but without an open store. A session with the returned owner
+    looks as if its owner had died."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 

@@ -70,8 +70,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries with each file marked as recorded on this machine. The entries must belong to a conversation
     that was not imported.
 
-    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded on this
-    machine.
+    Older versions did not store where a file was recorded. But every file in a conversation that was not imported was
+    recorded on this machine.
     """
     return tuple(
         replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
@@ -87,8 +87,8 @@ def outline_of(
     prompts: Mapping[int, str],
 ) -> Outline:
     """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
-    are the ends of the branches: first the current leaf, then the end that the session left last, and so on. `labels`
-    and `prompts` map entries to texts."""
+    are the ends of the branches: first the current leaf, then the ends that the session has left, starting with the one
+    that it left last. `labels` and `prompts` map entries to texts."""
     # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}
     message_at: dict[int | None, int | None] = {None: None}

@@ -1,9 +1,9 @@
 """The export format: conversations as lines of JSON, for other machines and other programs.
 
-A file consists of a header, the conversations one after another, and a last line with the sha256 of everything before
+A file consists of a header, the conversations one after another, and a last line with the sha256 of all lines before
 it. A conversation consists of its sessions, its entries in order, and its moves. Each blob comes before the first entry
-that names it. Entries are numbered from 1 in each conversation, so an export of an imported conversation has the same
-bytes as the first export. A session's mode, model, permissions, configuration and alias are not exported.
+that names it. Entries are numbered from 1 in each conversation. So if a conversation is exported, imported and exported
+again, both exports have the same bytes. A session's mode, model, permissions, configuration and alias are not exported.
 `schemas/export.schema.json` is generated from the records here.
 """
 
@@ -191,12 +191,12 @@ _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
 }
-"""Maps each record class to its `type`, and to the functions that write and read it."""
+"""Maps each record class to its `type`, and to the functions that write and read such a record."""
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
-    """Return the record as a line. `body` is the JSON of an entry's body. It replaces the body in the record and is
-    written unchanged."""
+    """Return the record as a line. `body` is the JSON of an entry's body. It is written unchanged, in place of the body
+    in the record."""
     name, shape = _SHAPES[type(record)]
     values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
@@ -258,7 +258,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
     """Return `body` with other entry ids. `named` translates the id of an entry. `bound` translates an id that only
     marks a limit, such as `first_kept`.
 
-    In file and prompt entries, `recorded_here` becomes false, because another machine will read them.
+    In file and prompt entries, `recorded_here` becomes false, because another machine will read the entries.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -282,8 +282,8 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with another entry id. A shortened text has a marker that contains the id. The id in the marker is
-    changed, too."""
+    """Return the pin with `entry` as its entry id. If the pin's text is shortened, it has a marker that contains the
+    old id. The id in the marker is changed, too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -319,7 +319,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class InvalidExport(Exception):
-    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record."""
+    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record it is."""
 
 
 class ExportFile:
@@ -495,7 +495,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 class _MisplacedError(Unreadable):
-    """An error in an earlier line than the one that is being read."""
+    """An error in a line before the one that is being read."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -504,10 +504,10 @@ class _MisplacedError(Unreadable):
 
 class Block:
     """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` are the sizes of
-    the part that was read.
+    the part that was read so far.
 
-    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions in the
-    file that were read so far.
+    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions of the
+    file that were read so far, in any conversation.
     """
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
@@ -549,10 +549,10 @@ class Block:
         match record:
             case SessionRecord():
                 if self.entries or self._has_moves:
-                    raise Unreadable("session: it comes after an entry or a move; sessions must come first")
+                    raise Unreadable("session: it comes after an entry or a move; expected all sessions before them")
                 if record.id in self._sessions_of_file:
                     raise Unreadable(
-                        f'session: id is "{record.id:.80}"; expected one that no other session of the file has'
+                        f'session: id is "{record.id:.80}"; expected an id that no other session of the file has'
                     )
                 self._sessions[record.id] = (number, record)
                 self._sessions_of_file.add(record.id)
@@ -569,7 +569,7 @@ class Block:
                     if leaf is not None and leaf > self.entries:
                         raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self.entries} entries")
             case Header():
-                raise Unreadable("a second header; expected a conversation, one of its records, or the end")
+                raise Unreadable("a second header; expected a conversation, a record of a conversation, or the end")
         return None
 
     def check_end(self) -> None:
@@ -592,7 +592,7 @@ class Block:
 
     def _check_entry(self, record: EntryRecord) -> None:
         if self._has_moves:
-            raise Unreadable("entry: it comes after a move; moves must come last")
+            raise Unreadable("entry: it comes after a move; expected all entries before the moves")
         if record.id != self.entries + 1:
             raise Unreadable(f"entry: id is {record.id}; expected {self.entries + 1}, the next number")
         if record.parent is not None and not 0 < record.parent < record.id:

@@ -25,7 +25,7 @@ _COPIED = ("turn", "model", "usage", "cost", "estimate")
 """Fields of an entry that have the same value in the file and in the database."""
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+"""Records of a conversation, ready to be written. Each entry is paired with its encoded body."""
 
 
 class SessionTaken(ArgumentError):
@@ -39,7 +39,7 @@ class SessionTaken(ArgumentError):
 
 
 class ImportRemoved(StoreUnavailable):
-    """Other stores counted this one as dead, and removed what its import had written."""
+    """Other stores counted this store as dead, and removed the data that its import had written."""
 
     def __init__(self) -> None:
         super().__init__("The import was interrupted for too long and has been removed. Import the file again.")
@@ -72,8 +72,8 @@ class ExportSelection:
 
 
 class Lines:
-    """Produces the lines of one export file. Call `records` with the header. For each conversation, call `records` with
-    its head, `entries`, and `records` with its moves. Call `end` last."""
+    """Produces the lines of one export file. First, call `records` with the header. Then, for each conversation, call
+    `records` with its head, `entries` with its entries, and `records` with its moves. Call `end` last."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -27,7 +27,8 @@ _PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
-"""A smaller number is a time in seconds. As milliseconds, it would be a time before 1974."""
+"""A time that is a smaller number than this is in seconds, because as milliseconds it would be before 1974. Other times
+are in milliseconds."""
 
 _MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 _MAX_COUNT = 2**53
@@ -49,7 +50,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """The numbers of lines and files that could not be imported. `named` has the first of these problems."""
+    """The numbers of lines and files that could not be imported. `named` describes the first 20 of these."""
 
     lines: int = 0
     files: int = 0
@@ -117,7 +118,8 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the first 40 lines, from which the format can be recognised. Other lines are left out.
+    """Return the JSON objects in the first 40 lines, so that the format can be recognised. Lines without a JSON object
+    are left out.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.

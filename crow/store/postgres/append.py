@@ -38,9 +38,9 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Entries to insert under each other, encoded as the functions in the schema expect them. `turns` has the turn of
-    each entry. `hashes`, `datas` and `numbers` describe blobs: hash, content, and the number (from 1) of the entry that
-    refers to it."""
+    """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
+    schema expect them. `turns` has the turn of each entry. `hashes`, `datas` and `numbers` have for each blob its hash,
+    its content, and the number (from 1) of the entry that refers to it."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
@@ -54,15 +54,15 @@ class Chain:
 
     @property
     def added(self) -> tuple[object, ...]:
-        """The arguments `counts`, `price` and `prompted` of the functions in the schema: what the entries add to their
-        session."""
+        """The arguments `counts`, `price` and `prompted` of the functions in the schema. They are the sums that the
+        entries add to the row of their session."""
         return list(self.counts.storable().values()), self.counts.cost, self.counts.has_prompt
 
     def stored(
         self, ids: Sequence[int], *, conversation: int, session: str, parent: int | None, now_ms: int
     ) -> list[Entry]:
-        """Return the entries as later calls will read them. `ids` are their ids, and `parent` is the entry above
-        them."""
+        """Return the entries as later calls will read them. `ids` are the ids of the entries, and `parent` is the
+        parent of the first one."""
         parents = [parent, *ids]
         return [
             Entry(
@@ -141,8 +141,8 @@ class TurnMethods(PathMethods):
             await _close_turn(sql, state)
 
     async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> SessionState:
-        """The state of a session. If this store owns a turn with an epoch that it does not know, the reply to its own
-        claim was lost. Nobody runs that turn."""
+        """Return the state of a session. If this store owns a turn but does not know the turn's epoch, the reply to the
+        store's claim was lost. In this case nobody runs the turn, and the owner counts as dead."""
         state = await SessionState.read(sql, session_id, self.owner, lock=lock)
         if state.is_owned and state.epoch != self._epochs.get(session_id):
             state.is_owner_alive = False
@@ -305,7 +305,7 @@ class TurnMethods(PathMethods):
         return await sql.fetchval(query, session_id, self.owner) is not None
 
     async def renew_lease(self, session_id: str) -> None:
-        """Do nothing, because the store renews one lease for all its turns."""
+        """Do nothing. The store has one lease for all its turns, which `Presence` renews."""
 
     @transaction
     async def save_draft(
@@ -356,8 +356,8 @@ class TurnMethods(PathMethods):
 @dataclass(slots=True, kw_only=True)
 class SessionState:
     """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
-    whose store is dead. `waiting` are the texts in the inbox that are not prompts. Texts of other living stores are
-    left out."""
+    whose store is dead. `waiting` are the texts in the inbox that are not prompts, except those of other living
+    stores."""
 
     session_id: str
     conversation: int
@@ -419,11 +419,12 @@ class SessionState:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether a dead owner left a turn or a prompt behind, and no living owner runs a turn."""
+        """Whether a dead owner has left a turn or a queued prompt, and no living owner runs a turn."""
         return not self.is_owner_alive if self.is_running else bool(self.orphans)
 
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
-        """Insert entries under the leaf, each with its turn. The last of them becomes the leaf. Return the entries."""
+        """Insert the entries under the leaf, one under the other. The last one becomes the leaf. Return the inserted
+        entries."""
         new = chain(entries)
         ids = await sql.fetchval(
             _ADD,
@@ -487,9 +488,9 @@ async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
 
 
 async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the
-    input plus the output of the previous request, or unknown if there was no previous request. The output is estimated
-    from the saved text."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
+    input plus the output of the previous request. It is unknown if there was no previous request. The output is
+    estimated from the saved text."""
     row = await sql.fetchrow(
         "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",

@@ -69,13 +69,14 @@ _SNIPPETS = r"""
 """
 """Selects the parts of texts that become snippets.
 
-The subqueries `r` to `w` compute, one after the other: the stored JSON; its value; the text; the index of the word $2
-in the folded text; its index in the text; the start of the part. If a body is damaged, the folded text replaces the
-text. Folding turns İ into two characters, and every other character into one.
+The subqueries `r` to `w` compute, one after the other: the stored JSON; the value of this JSON; the text; the index of
+the word $2 in the folded text; the index of the word in the text; the start of the part. If a body is damaged, the
+folded text replaces the text. Folding turns İ into two characters, and every other character into one.
 
-A text of PostgreSQL cannot hold NUL, so a space replaces it. Where the text itself has the six characters of the escape
-for NUL, their u is escaped, so that `crow.body_of` leaves them alone. `OFFSET 0` keeps PostgreSQL from computing the
-same expression several times."""
+A text of PostgreSQL cannot hold NUL, so a space replaces each NUL. Where the text itself has the six characters of the
+escape for NUL, their u is escaped, so that `crow.body_of` does not change them. `OFFSET 0` keeps PostgreSQL from
+computing the same expression several times.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +220,8 @@ async def _titles(
 async def _entries(
     sql: Sql, asked: _Query, path: Sequence[int] | None, before: int
 ) -> Sequence[tuple[int, int, str, bool]]:
-    """Return the newest entries with ids below `before` that match. For each entry, return its id, its conversation,
-    its session, and whether that session exists and the principal sees it."""
+    """Return the newest entries with ids below `before` that match. For each entry, return the entry's id, its
+    conversation, its session, and whether the session exists and the principal sees the session."""
     match = (
         "EXISTS (SELECT 1 FROM crow.texts t WHERE t.entry = e.id)"
         if not asked.words
@@ -268,8 +269,8 @@ async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list
 
 
 async def _session_with(sql: Sql, conversation: int, entry_id: int, asked: _Query) -> str | None:
-    """Find a session for an entry whose own session was deleted or is hidden from the principal. It is the oldest
-    session with the entry on its path. With `cwd`, only sessions of that directory count."""
+    """Return the oldest session that has the entry on its path. This is for an entry whose own session was deleted or
+    is hidden from the principal. With `cwd`, only sessions of that directory count."""
     cwd = asked.scope.cwd
     rows = await sql.fetch(
         "SELECT id, leaf FROM crow.sessions WHERE conversation = $1 AND deleted_ms IS NULL"

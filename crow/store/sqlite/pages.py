@@ -1,7 +1,7 @@
 """Reads rows straight from the pages of a damaged SQLite file.
 
 SQLite finds a row through the header, the schema and the pages above the row's page. If one of these is damaged, SQLite
-cannot read what is below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
+cannot read the rows below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
 only the rows on a damaged page are lost. SQLite documents the layout of pages as its database file format.
 """
 
@@ -83,8 +83,8 @@ class Pages:
 
     @cached_property
     def free(self) -> frozenset[int]:
-        """The numbers of unused pages. They come from the freelist. If the freelist is damaged, they come from the map
-        of page types."""
+        """The numbers of unused pages. They come from the freelist, or, if the freelist is damaged, from the map of
+        page types."""
         listed = self._freelist()
         if listed is not None:
             return listed
@@ -92,7 +92,7 @@ class Pages:
 
     @cached_property
     def _header(self) -> bytes:
-        """The header of the file. It is empty if it is damaged."""
+        """The header of the file. If the header is damaged, the result is empty."""
         header = bytes(self.file[:100])
         return header if header.startswith(_MAGIC) and len(header) == 100 else b""
 

@@ -4,7 +4,7 @@ A path is read from its leaf towards the root in batches, and only as far as nee
 depends on the distance to its newest checkpoint. Ids increase along a path, so sorting by id gives the path's order.
 
 A damaged byte affects one entry, never a whole session. If an entry cannot be read, the user and the model see a text
-in its place that says what happened. The stored bytes are not changed.
+in place of the entry. This text says what happened. The stored bytes are not changed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ CHECKED_COLUMNS = (
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
     *("cache_write_tokens", "estimated"),
 )
-"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. If one of
-these two is NULL, the checksum leaves it out."""
+"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. A checksum
+does not cover one of these two columns if it is NULL."""
 
 _checked_values = attrgetter(*CHECKED_COLUMNS)
 
@@ -66,7 +66,7 @@ _ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
     size="b.size",
     long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
 )
-"""The same columns, but without the bodies of long tool results."""
+"""The columns of `_ENTRY_COLUMNS`, but without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -320,7 +320,8 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 
 
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
-    """Load the blob `name`. If it is the blob `text` and long, return only an excerpt of it."""
+    """Return the content of the blob `name`. If this is also the blob `text`, and its content is long, return only an
+    excerpt."""
     row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
     if row is None:
         return load(name)
@@ -352,8 +353,8 @@ def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | No
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
-    """Return the ids on the session's path, newest first. If the path stops at a missing entry, also return the id of
-    that entry, otherwise None.
+    """Return the ids on the session's path, newest first. Also return the id of the missing entry at which the path
+    stops, or None if no entry is missing.
 
     All parents in the conversation are read from an index with one query, because a query for each step takes ten times
     as long. Where the index has a gap, parents are looked up in the table.
@@ -425,8 +426,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
-    """Return a remark that replaces a missing entry to which another entry or a session refers. `is_alone` is true if
-    the entries before the missing one are known."""
+    """Return a remark in place of a missing entry to which another entry or a session refers. `is_alone` is true if the
+    entries before the missing entry are known."""
     more = "" if is_alone else ", and so is everything before it"
     words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
@@ -439,8 +440,8 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    The second value is the id from which to continue, or None at the end of the path. The third value is the id of the
-    next entry if that entry is missing, otherwise None.
+    The second value is the id from which to continue, or None at the end of the path. If the entry with the next id is
+    missing, the third value is this id, otherwise None.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:

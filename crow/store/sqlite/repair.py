@@ -1,7 +1,7 @@
 """Checks a database and repairs a damaged one.
 
-A repair works on copies. The damaged file is kept beside the file that replaces it. If it is not enough to rebuild the
-indexes, the readable rows are copied into a new database. They are read directly from the pages, without the schema.
+A repair works on copies. The damaged file is kept beside the file that replaces it. If rebuilding the indexes is not
+enough, the readable rows are copied into a new database. The rows are read directly from the pages, without the schema.
 The indexes show which rows are lost.
 """
 
@@ -52,8 +52,8 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _OLD_COLUMNS = {"entries": 18, "sessions": 35}
-"""The number of columns that these tables had in version 1. Later versions added columns, but rows from version 1 still
-have only these."""
+"""Maps tables to the numbers of columns that they had in version 1. Later versions added columns, but rows that version
+1 wrote do not have the added columns."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
@@ -75,7 +75,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "RE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What `repair` found and did.
+    """The result of `repair`.
 
     `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
     were copied into a new file. `copy` is the damaged file, or None if the file was undamaged. `problems` are SQLite's
@@ -91,7 +91,8 @@ class Repaired:
 
 
 def repair(path: Path) -> Repaired:
-    """Check the database at `path`. If it is damaged, keep it under another name and put a repaired one in its place.
+    """Check the database at `path`. If the database is damaged, keep it under another name, and put a repaired database
+    at `path`.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
     :raises StoreTooNew: a newer crow wrote it.
@@ -154,7 +155,7 @@ def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def _repair(path: Path, kept: Path, work: Path) -> Repaired:
-    """Repair a copy of `kept` at `work`. If anything had to be repaired, move the result to `path`."""
+    """Copy `kept` to `work`, and repair the copy. If anything had to be repaired, move the copy to `path`."""
     outcome: Literal["whole", "rebuilt", "recovered"] = "whole"
     lost: tuple[str, ...] = ()
     copy_files(kept, work)
@@ -348,14 +349,14 @@ class _Recovery:
             )
 
     def _reserve_ids(self, table: str, number: int) -> None:
-        """Make sure that new rows get ids above this number, because an id is never used twice."""
+        """Make sure that new rows get ids above this number, because no id may be used twice."""
         query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
         if not self._new.execute(query, (number, table)).rowcount:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _index(self, name: str, columns: int) -> Iterator[tuple[Any, ...]]:
         """Return the rows of an index. Rows on pages that cannot be reached are left out. The last column of an index
-        row is the key of the table's row."""
+        row is the key of the row in the table."""
         root = self._pages.roots.get(name)
         for row in self._pages.tree(root) if root else ():
             if len(row.values) == columns and isinstance(row.values[-1], int):

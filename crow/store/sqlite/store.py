@@ -55,8 +55,9 @@ class SqliteStore(
     ) -> SqliteStore:
         """Open the database, or create it if there is none.
 
-        `owner` is an :class:`~crow.store.owner.Owner` as text, by default one for this process. A write waits
-        for other programs for at most `busy_timeout_s`. `tidy` compresses what is older than `compress_after_days`.
+        `owner` is an :class:`~crow.store.owner.Owner` as text, by default one for this process. A write waits for other
+        programs for at most `busy_timeout_s`. `tidy` compresses the blobs of entries that are older than
+        `compress_after_days`.
 
         :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
             database.
