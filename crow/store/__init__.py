@@ -18,7 +18,8 @@ from crow.domain.messages import JsonObject, Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork. A sub-agent always gets its parent's principal and shares; its `principal` is ignored."""
+    only for a fork. A sub-agent always gets the principal and the shares of its parent, and the field `principal` is
+    ignored."""
 
     id: str
     cwd: str
@@ -211,7 +212,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry that a search found. `snippet` is the text around the match."""
+    """An entry that a search found. `snippet` is the part of its text around the match."""
 
     entry: int
     session: str
@@ -301,9 +302,9 @@ class Token:
 class Store(Protocol):
     """Durable sessions and their conversations.
 
-    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that take the id of a session raise
-    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. If a caller is cancelled, the method's changes
-    are written completely or not at all.
+    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. A method that takes the id of a session raises
+    :class:`~crow.domain.errors.NoSuchSession` if the session does not exist, except where its description says
+    something else. If a caller is cancelled, the method's changes are written completely or not at all.
     """
 
     @property
@@ -351,7 +352,7 @@ class Store(Protocol):
         """
 
     async def session(self, session_id: str) -> SessionRow:
-        """Return the current row."""
+        """Return the session's current row."""
 
     async def sessions(
         self,
@@ -394,11 +395,11 @@ class Store(Protocol):
         """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. Each turn is
-        repaired only once. If the repair cannot be written, the next `take_turn` repairs the turn."""
+        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. No turn is repaired
+        twice. If the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
-        """Return the row and the tail, without repairing anything."""
+        """Return the session's row and its tail. Unlike `open_session`, this repairs nothing."""
 
     def history(
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
@@ -411,7 +412,8 @@ class Store(Protocol):
         """
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        """Return one entry. With `session_id`, return it only if it is on that session's path."""
+        """Return the entry, or None if it does not exist. With `session_id`, also return None if it is not on that
+        session's path."""
 
     async def result(self, session_id: str, call: CallRef) -> Entry | None:
         """Return the whole result of a call, from any branch of the session's conversation, or None if the call has no
@@ -464,9 +466,9 @@ class Store(Protocol):
     ) -> tuple[Entry, ...]:
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
-        The usage of the entries is added to the session's row. Storing an answer removes its draft. Storing a user
-        entry or a `Custom` entry removes the item with the same message id from the inbox. With `release`, the turn
-        ends, and the session's state becomes idle; in this case `entries` may be empty.
+        The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
+        Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
+        `release`, the turn ends, and the session's state becomes idle; in this case `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
@@ -482,8 +484,8 @@ class Store(Protocol):
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         """Give up a turn of this store after its last entries (`end`) could not be stored under `leaf`.
 
-        The next `open_session` or `take_turn` of this store begins by trying again to store `end`. If that is
-        impossible, the turn is repaired as if its owner had died. This method writes nothing and never fails.
+        The next `open_session` or `take_turn` of this store first tries again to store `end`. If `end` cannot be
+        stored, the turn is repaired as if its owner had died. This method writes nothing and never fails.
         """
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -501,8 +503,7 @@ class Store(Protocol):
         """Return one sum for each model that the session or its sub-agents used."""
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
-        """Return the session's moves, newest first. If there are very many, only the newest ten thousand are
-        returned."""
+        """Return the session's moves, newest first, but not more than ten thousand."""
 
     async def outline(self, session_id: str) -> Outline:
         """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
@@ -559,7 +560,7 @@ class Store(Protocol):
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session, or None if it may do nothing or if there is no such session.
-        Both cases run the same statement, so their duration does not tell them apart."""
+        Both cases run the same statement, so a caller cannot tell them apart by their duration."""
 
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None

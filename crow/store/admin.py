@@ -147,9 +147,9 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """The bytes that a part of the database takes. `what` names the part. `number` is the number of its items, or None
-    if they are not counted. For texts and blobs, only their own bytes count, without the overhead of their rows. Pages,
-    tables and files count as a whole."""
+    """The bytes that a part of the database takes. `what` names the part. `number` is the number of items in the part,
+    or None if the items are not counted. For texts and blobs, only their own bytes count, without the overhead of their
+    rows. Pages, tables and files count as a whole."""
 
     what: str
     number: int | None
@@ -209,7 +209,8 @@ class Admin(Protocol):
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove sessions, and the data that only they need.
 
-        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
+        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of these sessions; no session was
+            removed.
         """
 
     def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:

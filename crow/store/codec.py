@@ -39,7 +39,7 @@ MAX_METADATA_DEPTH = 8
 MAX_TAG_CHARS = 50
 
 Load: TypeAlias = Callable[[str], bytes | None]
-"""A function that returns the content of the blob with a given hash, or None if there is no such blob."""
+"""A function that takes a hash and returns the content of the blob with this hash, or None if there is no such blob."""
 
 
 class Unreadable(ValueError):
@@ -147,8 +147,8 @@ def to_json(value: object) -> str:
 
 
 def from_json(text: str | bytes | None, default: Any) -> Any:
-    """Return the value of a JSON column. Return `default` if the column is damaged or its type differs from that of
-    `default`."""
+    """Return the value of a JSON column. If the column is damaged or the value does not have the type of `default`,
+    return `default`."""
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -199,7 +199,8 @@ def _stored_tags(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def tags_patch(metadata: Mapping[str, Any], *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> JsonObject:
-    """Return the patch that adds and removes tags when it is merged into `metadata`."""
+    """Return a patch. When it is merged into `metadata`, the tags in `add` are added, and those in `remove` are
+    removed."""
     stored = _stored_tags(metadata)
     kept = [] if isinstance(metadata.get("tags"), Mapping) else stored
     removed = [name for name in stored if tag_name(name) in remove]
@@ -214,7 +215,7 @@ def tag_name(text: str) -> str:
 def new_tag(text: str) -> str:
     """Return the name of a tag that a person adds.
 
-    :raises ArgumentError: it is empty or too long, or has a space, a comma or an invisible character.
+    :raises ArgumentError: the tag is empty or too long, or has a space, a comma or an invisible character.
     """
     tag = tag_name(text)
     if not 0 < len(tag) <= MAX_TAG_CHARS or any(sign in tag for sign in " ,") or not tag.isprintable():
@@ -280,7 +281,7 @@ class Blobs:
         return name
 
     def add_text(self, text: str) -> str:
-        """Store `text` as a UTF-8 blob, with lone surrogates replaced, and return its hash."""
+        """Replace lone surrogates in `text`, store the text as a UTF-8 blob, and return the blob's hash."""
         try:
             return self.add(text.encode())
         except UnicodeEncodeError:

@@ -152,7 +152,7 @@ class SessionCopy:
             self._report(CopiedConversation(outcome="in use", sessions=sessions, words=words))
 
     async def _import(self, batch: _CopiedBatch) -> None:
-        """Import the batch, and clear it. If the import is refused, import each conversation separately."""
+        """Import the batch. If the import is refused, import each conversation separately. Then clear the batch."""
         if not batch.parts:
             return
         batch.finish()

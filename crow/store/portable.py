@@ -66,8 +66,8 @@ class ConversationRecord:
 class SessionRecord:
     """A session, which points to an entry of its conversation.
 
-    `leaf` is that entry, and `turn` the number of the session's newest turn. `parent_id` (for a sub-agent) and
-    `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
+    `leaf` is the id of this entry, and `turn` is the number of the session's newest turn. `parent_id` (for a sub-agent)
+    and `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
     """
 
     id: str
@@ -129,8 +129,8 @@ class MoveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last line. `lines` is the number of lines before it, and `sha256` (hex) the hash of their bytes. If `sha256`
-    is null, the hash is not checked."""
+    """The last line. `lines` is the number of the lines before it, and `sha256` is the hash (hex) of the bytes of these
+    lines. If `sha256` is null, the hash is not checked."""
 
     lines: int
     sha256: str | None
@@ -389,10 +389,10 @@ class ExportFile:
         return tuple(blocks)
 
     def scan(self) -> tuple[Block, ...]:
-        """Return the conversations. Check the sha256 of the file and all records except entries and blobs, which
-        `records` checks.
+        """Return the conversations. Check the sha256 of the file, and check all records except entries and blobs.
+        (`records` checks these.)
 
-        :raises ArgumentError: the same as `check`.
+        :raises ArgumentError: as for `check`.
         """
         try:
             return self._scan()
@@ -429,8 +429,8 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Check the records of a block, and return them. Each entry is paired with its body. Entry ids in bodies are
-        the numbers in the file.
+        """Check the records of a block, and return them. Each entry is paired with its body. The entry ids in bodies
+        stay as in the file.
 
         :raises InvalidExport: a record is not valid, or not in a permitted position.
         :raises ArgumentError: the file was changed since `scan` or `check`.

@@ -1,4 +1,4 @@
-"""Shows a principal of `crow serve` only the sessions that it owns or shares.
+"""Shows a principal of `crow serve` only the sessions that it owns and those that are shared with it.
 
 Every method first asks what the principal may do with the session. If the session is hidden from the principal, the
 method continues with an id that no session has. So a hidden session causes the same statements and the same error as an
@@ -58,7 +58,7 @@ _SHARED_CHANGES = frozenset({"title", "title_by_user", "model", "mode", "config"
 
 
 def check_principal(name: str) -> str:
-    """Return the name of a principal, which is also used as the name of a directory.
+    """Check and return the name of a principal. The name is also used as the name of a directory.
 
     :raises ArgumentError: the name is not valid.
     """

@@ -136,7 +136,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _bounded(text: str) -> str:
-    """Return the first lines of the text, followed by the number of remaining characters."""
+    """Return the first lines of the text. If characters are left out, add their number."""
     lines = text[:_RESULT_CHARS].splitlines()[:_RESULT_LINES]
     head = "\n".join(lines)
     rest = len(text.rstrip()) - len(head)

@@ -16,7 +16,8 @@ from crow.store.codec import Encoded, encode
 from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
-"""Fields of a `SessionRecord` that are not columns of a session's row, or that an import sets after the others."""
+"""Fields of a `SessionRecord` that are not columns of a session's row, or whose columns an import sets after the
+others."""
 
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
@@ -57,9 +58,9 @@ class ExportSelection:
     """The part of a conversation that is exported: the current and former paths of the chosen sessions, and the entries
     that these sessions wrote.
 
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are the ids among
-    them that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes of the
-    blobs that are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are those of
+    these ids that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes
+    of the blobs that are already in the file.
     """
 
     conversation: int

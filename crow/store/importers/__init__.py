@@ -1,7 +1,7 @@
 """Imports sessions of other tools.
 
-Each importer translates sessions into a crow export. That export is then imported like any other export. The other
-tool's files are never changed. Their content is treated as hostile.
+Each importer translates sessions into a crow export. Then this export is imported like any other. The files of the
+other tools are never changed. Their content is treated as hostile.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class SessionScan:
 
 
 class Batch:
-    """Translates sessions into one crow export, which must be imported before the next batch.
+    """Translates sessions into one crow export. Import this export before you begin the next batch.
 
     Sessions without a directory get `cwd`. `tools` maps the ids of translated sessions to their tools. `empty` is the
     number of sessions without messages. Whoever opens `file` must close it.

@@ -125,7 +125,8 @@ class ConversationBuilder:
             self.model = short_line(name, 200)
 
     def user(self, parts: Sequence[Part]) -> int | None:
-        """Add a prompt, which begins a turn. Return the number of its entry, or None if the prompt is empty."""
+        """Add a prompt, which begins a turn. Return the number of the prompt's entry, or None if the prompt is
+        empty."""
         parts = tuple(part for part in parts if not isinstance(part, Text) or part.text.strip())
         if not parts:
             return None
@@ -159,8 +160,8 @@ class ConversationBuilder:
                 self._step.usage, self._usage = self._usage, None
 
     def continue_answer(self) -> None:
-        """Continue the current answer. Begin a new one if there is no current answer, or if its usage or the result of
-        one of its calls is already known."""
+        """Continue the current answer. Begin a new one if there is no current answer, or if the current answer already
+        has a usage or a result of one of its calls."""
         if self._step is None or self._step.results or (self._step.usage is not None and not self._step.is_empty):
             self.answer()
 

@@ -1,4 +1,4 @@
-"""Reads files of other tools. They may be damaged or hostile, and are never changed."""
+"""Reads files of other tools. These files may be damaged or hostile. They are never changed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-Each claim of a turn raises the session's epoch. If an owner was frozen or cut off and another store has taken over its
-turn, the owner has an older epoch. With that epoch it cannot write.
+Each claim of a turn raises the session's epoch. While an owner is frozen or cut off, another store may take over its
+turn. Then the epoch that the owner knows is too old, and the owner cannot write any more.
 """
 
 from __future__ import annotations
@@ -376,8 +376,8 @@ class SessionState:
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
-        """Read the row. `owner` identifies this store. With `lock`, no other transaction changes the row before this
-        one ends.
+        """Read the row. `owner` identifies this store. With `lock`, no other transaction can change the row before this
+        transaction ends.
 
         :raises NoSuchSession: the session does not exist, or is deleted.
         """
@@ -527,8 +527,8 @@ def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None
             raise LeafMoved(f"Session {session_id} was left in the middle of a turn. Load it again, then retry.")
         case "fenced":
             raise LeafMoved(
-                f"Another process took over session {session_id} because this one gave no sign of life. Nothing was"
-                " written; load it again, then retry."
+                f"Another process took over session {session_id} because this process gave no sign of life."
+                " Nothing was written; load it again, then retry."
             )
         case _:
             raise LeafMoved(

@@ -139,9 +139,9 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
-        """Return a context manager that runs a transaction and gives its connection. A transaction that only reads sees
-        one state of the database. If the connection breaks before the first statement, another connection is used. If
-        it breaks later, the transaction fails."""
+        """Return a context manager that runs a transaction and yields the connection of this transaction. A transaction
+        that only reads sees one state of the database. If the connection breaks before the first statement, another
+        connection is used. If it breaks later, the transaction fails."""
         isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
@@ -243,7 +243,7 @@ class Database:
             await self._release(connection)
 
     async def _release(self, connection: Any) -> None:
-        """Return a connection to the pool. The pool closes it if it is broken."""
+        """Give a connection back to the pool. If the connection is broken, the pool closes it."""
         with anyio.CancelScope(shield=True), suppress(*LOST):
             await self._pool.release(connection, timeout=CLOSING_TIMEOUT_S)
 
@@ -405,7 +405,8 @@ async def _roll_back(connection: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """Return `text` with U+FFFD in place of what a column of type text cannot hold: NUL and lone surrogates."""
+    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
+    these."""
     return mend(text).replace("\0", "\ufffd")
 
 

@@ -245,7 +245,8 @@ async def session_row(sql: Sql, session_id: str) -> SessionRow:
 
 
 async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool = False) -> tuple[Any, ...]:
-    """Return columns of a session's row. With `lock`, no other transaction changes the row before this one ends.
+    """Return columns of a session's row. With `lock`, no other transaction can change the row before this transaction
+    ends.
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """

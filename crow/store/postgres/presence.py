@@ -43,8 +43,8 @@ _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
 
 KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
-"""Settings that make a server close a connection when it has heard nothing from the client's machine for 11 seconds (5
-+ 3 * 2)."""
+"""Settings with which a server closes a connection after 11 seconds (5 + 3 * 2) without a sign of life from the
+client's machine."""
 
 _SETTINGS = {
     "application_name": "crow",
@@ -100,8 +100,7 @@ class Presence:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store holds its lock. While nobody has noticed that the connection is broken, the result is still
-        true."""
+        """Whether the store holds its lock. The result stays true until it is noticed that the connection is broken."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def locked(self) -> Any:
@@ -134,7 +133,7 @@ class Presence:
         self._task = asyncio.create_task(self._run(), name="crow: presence in PostgreSQL")
 
     def changed(self, session_id: str) -> None:
-        """Notify the watchers of a session, in this store and in others, that it has changed."""
+        """Notify the watchers of a session, in this store and in others, that the session has changed."""
         if self._task is None:
             return
         self._changed.add(session_id)

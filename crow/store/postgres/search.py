@@ -1,8 +1,8 @@
 """Searches sessions and sums up their usage.
 
-A text matches a word if it contains the word, in any script. Upper and lower case are equal. The index finds texts that
-have all trigrams of a word. Then these texts are compared with the word. Titles come before entries, and the newest
-results first.
+A text matches a word if it contains the word, in any script. Upper and lower case are equal. The index finds the texts
+that have all trigrams of a word. Then each of these texts is compared with the word. Titles come before entries, and
+the newest results first.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ async def _entries(
 
 async def _hits(sql: Sql, sessions: Mapping[int, str], word: str | None) -> list[Hit]:
     """Return a hit for each entry in `sessions`, newest first. `sessions` maps entries to the sessions that their hits
-    name. Instead of whole texts, only the parts around the first occurrence of the folded `word` are read. If `word` is
-    None, the beginnings are read."""
+    name. Of each text, only the part around the first occurrence of the folded `word` is read. If `word` is None, only
+    the beginning is read."""
     size = SNIPPET_MARGIN if word is None else len(word) + SNIPPET_MARGIN
     rows = await sql.fetch(_SNIPPETS, list(sessions), word, SNIPPET_MARGIN, size)
     return [

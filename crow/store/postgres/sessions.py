@@ -166,7 +166,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -174,7 +175,8 @@ class SessionMethods(UsesDatabase):
         await self._note_opening(sql, session_id)
 
     async def _note_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it."""
         await sql.execute(
             "INSERT INTO crow.openings SELECT s.id, $2, crow.now_ms() FROM crow.sessions s"
             f" WHERE s.id = $1 AND {_EMPTY}"

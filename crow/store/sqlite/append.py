@@ -315,8 +315,8 @@ class SessionState:
         )
 
     def inbox(self) -> list[tuple[int, str, str, str, int]]:
-        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. The inbox is read only
-        once."""
+        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. Only the first call
+        reads the inbox from the database."""
         if self._inbox is None:
             self._inbox = self.sql.execute(
                 "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
@@ -349,7 +349,7 @@ class SessionState:
             self.sql.execute(_ADD_USAGE, {"id": self._parent_id, **usage})
 
     def _index(self, entry_id: int, body: Body) -> None:
-        """Add the entry to the full-text index, with the same text as in the view `searchable`."""
+        """Add the entry to the full-text index. The indexed text is the same as in the view `searchable`."""
         text = searchable_text(body)
         if "\0" in text:  # SQLite's JSON functions treat NUL as the end of the text
             self.sql.execute(

@@ -197,7 +197,7 @@ class Database:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be written, because the file was opened only for reading or could not be opened for
+        """Whether writing is impossible, because the file was opened only for reading or could not be opened for
         writing."""
         return bool(self._read_only)
 
@@ -257,7 +257,8 @@ class Database:
         return await self._run(self._writer, lambda _: function())
 
     async def compact(self) -> None:
-        """Return free pages to the file system, and move the WAL into the database as far as readers permit."""
+        """Give free pages back to the file system. Move the content of the WAL into the database as far as readers
+        permit."""
         while await self._run(self._writer, self._vacuum):
             pass
         await self._run(self._writer, self._checkpoint)
@@ -432,7 +433,7 @@ class Database:
             raise FileGone
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        """Check the file before anything in it is changed, then migrate and configure it."""
+        """Check the file before changing anything in it. Then migrate and configure it."""
         wanted = self._wanted_journal_mode
         _set_busy_timeout(connection, self.lock_timeout.timeout_s)
         version = _schema_version(connection, self.path)
@@ -523,7 +524,7 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        """Return some free pages to the file system. The result says whether there may be more free pages."""
+        """Give some free pages back to the file system. Return whether there may be more free pages."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
             # `execute` would stop after one page. The pragma returns rows without columns, and Python treats such a row
@@ -612,13 +613,13 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema would have to be migrated."""
+    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
 
 
 def _check_readable(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema would have to be migrated."""
+    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(
             f"{path} has schema version {version}, but only version {VERSION} can be read here. Run crow sessions once:"

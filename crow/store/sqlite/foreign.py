@@ -22,7 +22,7 @@ _SUFFIXES = ("", "-wal")
 
 
 class ForeignDatabase:
-    """A copy of another program's database. The names of tables and columns come from that program."""
+    """A copy of another program's database. The names of tables and columns are those that the other program chose."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path

@@ -26,7 +26,7 @@ _MAX_ROW_BYTES = 1_000_000_000
 class PageRow:
     """A row of a table, or of an index (`rowid` is None).
 
-    `is_whole` is false if some values are missing because their pages cannot be reached.
+    `is_whole` is false if at least one value is missing because its page cannot be reached.
     """
 
     rowid: int | None
@@ -174,7 +174,7 @@ class Pages:
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
         """Return the bytes of a row, from its page and its overflow pages. If an overflow page cannot be reached,
-        return the bytes before it."""
+        return the bytes on the pages before it."""
         most = self._usable - 35 if is_table else (self._usable - 12) * 64 // 255 - 23
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
@@ -198,7 +198,7 @@ class Pages:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return an integer that is stored in one to nine bytes, and the offset of the next byte.
 
-    :raises IndexError: the data ends before the integer does.
+    :raises IndexError: the data ends before the end of the integer.
     """
     value = 0
     for _ in range(8):

@@ -266,8 +266,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 def entries_of(
     sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for the first ids of `ids` (ascending), and the number of these ids. The batch ends after 256
-    ids or about 4 MiB.
+    """Return the entries for the first ids of `ids` (ascending), and the number of these first ids. One call reads at
+    most 256 ids or about 4 MiB.
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
@@ -333,7 +333,7 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
     """Return `entries`, and remarks about missing entries. `expected` are the ids of this part of the path, and
-    `before` is the id of the entry before it.
+    `before` is the id of the entry before this part.
 
     The path was read from an index. If the index is damaged, the path may be wrong.
     """
@@ -357,7 +357,7 @@ def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | Non
     stops, or None if no entry is missing.
 
     All parents in the conversation are read from an index with one query, because a query for each step takes ten times
-    as long. Where the index has a gap, parents are looked up in the table.
+    as long. If a parent is not in the index, it is looked up in the table.
     """
     found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
     wanted = row.leaf
@@ -408,8 +408,8 @@ def _body_of(row: StoredRow, load: Load) -> Body:
 
 
 def checksum(body: bytes, values: Sequence[object]) -> int:
-    """Return the checksum of an entry. `body` is the JSON of its body, or the hash of the blob with the JSON. `values`
-    are the values of `CHECKED_COLUMNS`."""
+    """Return the checksum of an entry. `body` is the JSON of the entry's body, or the hash of the blob that has this
+    JSON. `values` are the values of `CHECKED_COLUMNS`."""
     # The last two columns came later. Older checksums do not cover them.
     columns = tuple(values[:-2]) + tuple([value for value in values[-2:] if value is not None])
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))

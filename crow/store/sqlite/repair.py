@@ -79,7 +79,7 @@ class Repaired:
 
     `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
     were copied into a new file. `copy` is the damaged file, or None if the file was undamaged. `problems` are SQLite's
-    messages, and `lost` lists what could not be recovered.
+    messages, and `lost` lists the data that could not be recovered.
     """
 
     outcome: Literal["whole", "rebuilt", "recovered"]
@@ -117,7 +117,8 @@ def repair(path: Path) -> Repaired:
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return what is wrong with the file, or nothing if it is whole. The content of entries is not checked."""
+    """Return descriptions of the damage to the database, or none if it is whole. The content of entries is not
+    checked."""
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
     except FAILURES as error:
@@ -188,7 +189,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 
 
 def _check(path: Path) -> tuple[str, ...]:
-    """Migrate this copy of the database, and return what is wrong with it.
+    """Migrate this copy of the database, and return descriptions of the damage to it.
 
     :raises StoreTooNew: a newer crow wrote it.
     """
@@ -227,8 +228,8 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[int]:
-    """Open and lock the file, and yield its descriptor. Nothing else in this process may open the file meanwhile: if a
-    second handle is closed, the system drops the lock.
+    """Open and lock the file, and yield its descriptor. Until the end of the context, nothing else in this process may
+    open the file, because the system drops the lock when a second handle to the file is closed.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
     """
@@ -261,7 +262,7 @@ def _copy(file: int, path: Path, target: Path) -> None:
 
 
 def _recover(source: Path, target: Path) -> tuple[str, ...]:
-    """Make a database at `target` from the rows of `source`, and return what was lost.
+    """Make a database at `target` from the rows of `source`, and return descriptions of the lost data.
 
     First, SQLite moves the content of the write-ahead log of `source` into `source`.
 
@@ -306,7 +307,7 @@ class _Recovery:
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
-        """Copy all rows and return what was lost."""
+        """Copy all rows, and return descriptions of the lost data."""
         for row in self._pages.rows():
             self._copy(row)
         self._list_lost_rows()
@@ -317,7 +318,8 @@ class _Recovery:
         return self._lost
 
     def _copy(self, row: PageRow) -> None:
-        """Insert a row into the table that has matching columns, if there is such a table."""
+        """Insert a row into the table whose columns match the row. A row that is damaged or matches no table is not
+        inserted."""
         match row.values:
             case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
                 self._reserve_ids(table, number)
@@ -514,7 +516,7 @@ class _Recovery:
 
 
 def _mend_size(blob: dict[str, Any]) -> bool:
-    """Set the size of a blob to that of its content. Return false if the content is damaged."""
+    """Set the size of a blob to the size of its content. Return false if the content is damaged."""
     try:
         blob["size"] = len(content_of(blob["hash"], blob["size"], blob["data"]))
     except Unreadable:
@@ -541,7 +543,7 @@ def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
 
 
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
-    """Whether the checksum of an entry is right. Schema versions before 5 stored no checksum."""
+    """Whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and pass."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
     columns = {name: values.get(name) for name in CHECKED_COLUMNS}
     if columns["cost"] is not None:  # SQLite stores 1.0 as 1

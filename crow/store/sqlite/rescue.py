@@ -142,7 +142,7 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
 
 
 def _data_version(connection: sqlite3.Connection) -> int:
-    """Return a number that changes whenever another connection writes."""
+    """Return a number that changes whenever another connection writes to the database."""
     return int(pragma(connection, "data_version"))
 
 

@@ -5,8 +5,8 @@ wrote and the entries on its current and former paths. `tidy` removes the entrie
 for these entries may take a while, so it holds no write lock. Then the entries are removed newest first, a few at a
 time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the rest.
 
-The hidden sessions of an interrupted import are removed like deleted ones. Those of a running import have a living
-owner, and are not removed.
+The hidden sessions of an interrupted import are removed like deleted sessions. The hidden sessions of a running import
+have a living owner, and are not removed.
 
 Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has the
 session open any more.
@@ -188,7 +188,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -196,7 +197,8 @@ class SessionMethods(UsesDatabase):
         self._note_opening(sql, session_id)
 
     def _note_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it."""
         if _is_empty(sql, session_id):
             sql.execute(
                 "INSERT INTO openings (session, owner, opened_ms) VALUES (?, ?, ?)"
@@ -240,7 +242,7 @@ class SessionMethods(UsesDatabase):
 
     @snapshot()
     def next_removal(self, sql: Connection) -> Removal | None:
-        """Return what to remove next, or None if no deleted session is left."""
+        """Return the next removal, or None if no deleted session is left."""
         now = now_ms()
         hidden = sql.execute(
             "SELECT conversation, owner, lease_ms FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation"
@@ -304,8 +306,8 @@ class SessionMethods(UsesDatabase):
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
         """Rewrite a part of the full-text index, so that the words of removed entries disappear from the file.
 
-        With `is_first`, start a merge of the whole index. Later calls continue that merge. The result says whether
-        there may be more to merge.
+        With `is_first`, start a merge of the whole index. Later calls continue that merge. Return whether there may be
+        more to merge.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes

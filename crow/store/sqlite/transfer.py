@@ -110,8 +110,8 @@ def choose(
 
 
 def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each row as a mapping from the record's field names to values. The columns must be in the order of the
-    fields."""
+    """Yield each row as a mapping from the names of the record's fields to values. The columns are expected in the
+    order of these fields."""
     names = [field.name for field in fields(record)]
     return (dict(zip(names, row, strict=True)) for row in rows)
 
@@ -419,7 +419,7 @@ def _was_imported(connection: sqlite3.Connection, block: Block) -> bool:
 
 
 def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:
-    """Reserve this many ids for entries. Return the id just before the first reserved one."""
+    """Reserve ids for this number of entries. Return the id just before the first reserved id."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
     if row is None:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))
