@@ -346,7 +346,7 @@ class Store(Protocol):
         """Return the session of this principal with this alias, or None. Each principal has its own aliases."""
 
     async def move_alias(self, session_id: str, to: str) -> None:
-        """Take the alias from one session and give it to another.
+        """Take the alias from the session `session_id`, and give it to the session `to`.
 
         :raises ~crow.domain.errors.ArgumentError: the session has no alias.
         """
@@ -423,7 +423,7 @@ class Store(Protocol):
         """Put a prompt into the inbox under its message id.
 
         A message id that begins with `crow.domain.subagents.WAKE` marks a text that is not a prompt. Such a text stays
-        in the inbox until an entry with the same id is stored.
+        in the inbox until an entry with the same message id is stored.
         """
 
     async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
@@ -447,9 +447,9 @@ class Store(Protocol):
     ) -> TurnStart:
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
-        For a slash command, `message_id` is None and no user entry is appended. Without `parts` the prompt is taken
-        from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn running, the same
-        transaction repairs that turn.
+        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts of the
+        prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn
+        running, the same transaction repairs that turn.
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -565,10 +565,10 @@ class Store(Protocol):
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
-        """Return whether a principal may see all these entries. A principal may see an entry if a session that it may
-        read wrote the entry, or if the entry is on a current or former path of such a session. With `session_id`, only
-        that session counts. If `principal` is None, every session may be read. Return false if an entry does not
-        exist."""
+        """Return whether a principal may see all these entries. A principal may see an entry in two cases: if a session
+        that the principal may read wrote the entry, or if the entry is on a current or former path of such a session.
+        With `session_id`, only that session counts. If `principal` is None, every session may be read. Return false if
+        an entry does not exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
         """Let a principal read a session and its sub-agents, or read and write them. If `access` is None, end the

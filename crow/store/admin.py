@@ -170,8 +170,9 @@ class Admin(Protocol):
     :class:`~crow.domain.errors.StoreUnavailable`."""
 
     async def find(self, name: str) -> str:
-        """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`. Aliases of principals do not count, because several principals may use the same alias.
+        """Return the id of the session with this id or alias. If there is no such session, return the id of the only
+        session whose id begins with `name`. Aliases of principals do not count, because several principals may use the
+        same alias.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """
@@ -220,16 +221,16 @@ class Admin(Protocol):
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
         """Check the whole file, then import the conversations that are not in the database yet.
 
-        The conversations are written in small transactions, so that other processes can write in between. They stay
-        hidden until all of them are complete.
+        The conversations are written in small transactions, so that other processes can write in between. The
+        conversations stay hidden until all of them are complete.
 
         :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
-            importing or removing one of its sessions; nothing was imported.
+            importing or removing a session of the file; nothing was imported.
         """
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
-        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, unless they
-        are sub-agents or have sub-agents."""
+        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, except
+        sub-agents and sessions with sub-agents."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
         """Return the data that a copy of these sessions needs in addition to an export. All these sessions belong to
@@ -241,7 +242,7 @@ class Admin(Protocol):
         they are in `known`."""
 
     async def damage(self) -> Damage:
-        """Look for damage in the database file. A PostgreSQL database is not checked, because its server does that."""
+        """Look for damage in the database file. A PostgreSQL database is not checked, because the server checks it."""
 
     async def size(self) -> int | None:
         """Return the size of the database's files in bytes, or None for a database on a server."""

@@ -2,8 +2,8 @@
 
 A dataclass is written as an object with all its fields. When an object is read, a missing field gets the dataclass's
 default, because an older version may have written the object. An unknown field is ignored, because a newer version may
-have written it. A field of the wrong type raises `Unreadable`. Large and shared values are stored separately as blobs,
-named by their sha256. Pydantic is not used, because it would need 40 ms at the start to build its validators.
+have written this field. A field of the wrong type raises `Unreadable`. Large and shared values are stored separately as
+blobs, named by their sha256. Pydantic is not used, because it would need 40 ms at the start to build its validators.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
 
 
 def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's metadata with `patch` merged into it. Objects are merged member by member, any other value
-    replaces the old one, and null removes a member (RFC 7396).
+    """Return a session's metadata with `patch` merged into it. Objects are merged member by member; null removes a
+    member; any other value replaces the old value (RFC 7396).
 
     :raises ArgumentError: `patch` is too deep, or the result is too large.
     """
@@ -263,8 +263,9 @@ def show(value: object) -> str:
 
 
 class Blobs:
-    """Collects the blobs of one value while it is encoded. `data` maps hashes to contents. With `inline`, nothing is
-    collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become blobs."""
+    """Collects the blobs of one value while the value is encoded. `data` maps hashes to contents. With `inline`,
+    nothing is collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become
+    blobs."""
 
     __slots__ = ("data", "inline", "shares_texts", "was_mended")
 

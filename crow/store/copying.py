@@ -20,9 +20,9 @@ _BATCH_CONVERSATIONS = 100
 _CHUNK_BYTES = 1024 * 1024
 
 Outcome: TypeAlias = Literal["copied", "known", "changed", "in use", "refused", "different"]
-"""The outcome for one conversation. "copied": it was copied. "known": the target already had it. "changed": the target
-has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or imported.
-"different": it was copied, but the copy is not equal to the source."""
+"""The outcome for one conversation ("it"). "copied": it was copied. "known": the target already had it. "changed": the
+target has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or
+imported. "different": it was copied, but the copy is not equal to the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

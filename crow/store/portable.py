@@ -99,8 +99,8 @@ class EntryRecord:
     """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
     `session` is the session that wrote the entry, or null if that session is not in the file. `model` is the model that
-    wrote an answer or that a prompt was sent to. `cost` is in US dollars, `estimate` in tokens. The shape of `body`
-    depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
+    wrote the answer, or, for a prompt, the model to which it was sent. `cost` is in US dollars, `estimate` in tokens.
+    The shape of `body` depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
     """
 
     id: int
@@ -297,7 +297,7 @@ def clean_title(title: str) -> str | None:
 
 
 def _depth(line: bytes) -> int:
-    """Return how deeply values are nested in a line of JSON. Return 0 if the line has so few brackets that it cannot
+    """Return the depth to which values are nested in a line of JSON. Return 0 if the line has too few brackets to
     exceed the limit."""
     if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return 0
@@ -323,7 +323,7 @@ class InvalidExport(Exception):
 
 
 class ExportFile:
-    """A file of exported conversations. Blobs are not kept in memory. They are read from the file again when they are
+    """A file of exported conversations. Blobs are not kept in memory, but read from the file again when they are
     needed.
 
     Whoever opens the file must close it.

@@ -43,7 +43,7 @@ from crow.store.watching import News, Watcher
 T = TypeVar("T")
 
 _NO_SESSION = "/hidden"
-"""An id that no session has. No session id contains a slash: crow makes no such ids, and imports refuse them."""
+"""An id that no session has. It contains a slash. Crow makes no ids with a slash, and imports refuse such ids."""
 
 _NO_ENTRY = 2**62
 
@@ -431,7 +431,7 @@ class PrincipalStore(Store, Watcher):
         await self._guarded(session_id, "own", lambda one: self.inner.share_session(one, principal, access))
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
-        """Return a session's shares. A principal that is not the owner sees only its own share."""
+        """Return a session's shares. A principal that does not own the session sees only the share with itself."""
         found = await self._guarded(session_id, "read", self.inner.shares)
         is_own = await self.access(session_id) == "own"
         return tuple(share for share in found if is_own or share.principal == self.principal)
@@ -511,7 +511,7 @@ class PrincipalStore(Store, Watcher):
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Whether a session is `home` or a sub-agent of it at any depth."""
+        """Whether a session is `home`, or a sub-agent below `home` at any depth."""
         above = session_id
         while above not in self._family:
             try:

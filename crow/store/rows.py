@@ -154,7 +154,7 @@ def columns_of(row: type[EntryRow], **expressions: str) -> str:
 
 
 def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
-    """Return the body of an entry. `data` is the body's JSON, or None if its blob is missing.
+    """Return the body of an entry. `data` is the body's JSON, or None if the blob with the JSON is missing.
 
     :raises Unreadable: the body is damaged, or this version does not know its kind.
     """

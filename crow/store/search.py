@@ -49,7 +49,7 @@ def snippet_of(part: str, *, start: int, length: int) -> str:
 
 
 def searchable_text(body: Body) -> str:
-    """Return the text that the full-text index holds. It is empty for entries other than prompts and answers."""
+    """Return the text that the full-text index holds. The text is empty for entries other than prompts and answers."""
     match body:
         case Assistant(text=text):
             return text

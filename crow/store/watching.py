@@ -18,7 +18,7 @@ _LARGEST_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The saved part of an answer that is still streaming, from its beginning."""
+    """The part of a streaming answer that has been saved so far."""
 
     message_id: str
     text: str

@@ -99,7 +99,8 @@ class ConversationBuilder:
         return self.messages == 0
 
     def at(self, time_ms: int | None) -> None:
-        """Set the time of the next entries. If `time_ms` is None, they get the same time as the entries before them."""
+        """Set the time of the next entries. If `time_ms` is None, the next entries get the same time as those
+        before."""
         if time_ms is not None:
             self._now_ms = time_ms
             self.created_ms = time_ms if self.created_ms is None else min(self.created_ms, time_ms)
@@ -275,7 +276,8 @@ class ConversationBuilder:
             self._emit(entries.Remark(text=text, message_id=self._message_id()))
 
     def command(self, text: str, answer: str) -> None:
-        """Add a command that the user typed, with its answer. The model sees neither."""
+        """Add a command that the user typed, and the answer to it. The model sees neither the command nor the
+        answer."""
         self.end_step()
         self._emit(entries.Command(text=text, answer=answer, message_id=self._message_id()))
 

@@ -72,7 +72,7 @@ class Problems:
 
 
 class Damaged(ValueError):
-    """A line or file does not have the form in which its tool writes it."""
+    """A line or file does not have the form in which the other tool writes lines or files."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -153,7 +153,7 @@ def read_document(path: Path) -> Any:
 def parse(data: bytes | str) -> Any:
     """Return a JSON value. Bytes that are not UTF-8 become U+FFFD, NaN and infinities become null.
 
-    :raises Damaged: it is not JSON, or nested too deeply.
+    :raises Damaged: the data are not JSON, or are nested too deeply.
     """
     if isinstance(data, bytes):
         data = data.decode("utf-8-sig", "replace")
@@ -214,7 +214,7 @@ def cost(value: Any) -> float | None:
 
 
 def total(*parts: Any) -> int | None:
-    """Return the sum of the `parts` that `count` accepts, or None if it accepts none of them."""
+    """Return the sum of the `parts` that `count` accepts, or None if `count` accepts no part."""
     known = [number for part in parts if (number := count(part)) is not None]
     return count(sum(known)) if known else None
 

@@ -25,8 +25,8 @@ _IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
 
 
 def stable_id(tool: str, *parts: str) -> str:
-    """Return the id of an imported session. The same session always gets the same id. Crow never gives such an id to a
-    new session."""
+    """Return the id of an imported session. The same session always gets the same id. Crow never gives an id of this
+    form to a new session."""
     name = "-".join(parts)
     if not _PLAIN_ID.fullmatch(name):
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -282,8 +282,8 @@ class TurnMethods(PathMethods):
         self._unstored_ends[session_id] = leaf, chain([(entry, turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
-        dead."""
+        """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
+        counts as dead."""
         unstored = self._unstored_ends.get(session_id)
         if unstored is None:
             return
@@ -442,8 +442,8 @@ class SessionState:
 
 
 async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
-    that were appended."""
+    """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
+    appended."""
     if not state.is_running and not state.orphans:
         return []
     added: list[tuple[NewEntry, int]] = []

@@ -373,21 +373,21 @@ def _operation(
 def transaction(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a write transaction. Its second parameter is the connection, which callers leave out.
-    If its third parameter is `session_id`, watchers of that session are notified."""
+    """Decorate a method to run in a write transaction. The method's second parameter is the connection, which callers
+    leave out. If the third parameter is `session_id`, watchers of that session are notified."""
     return _operation(False)(method)
 
 
 def snapshot(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a transaction that only reads. Its second parameter is the connection, which callers
-    leave out."""
+    """Decorate a method to run in a transaction that only reads. The method's second parameter is the connection, which
+    callers leave out."""
     return _operation(True)(method)
 
 
 async def _end(transaction: Any, connection: Any) -> None:
-    """Roll a transaction back. If that is impossible, close the connection. Then the server rolls the transaction
+    """Roll a transaction back. If the rollback fails, close the connection, so that the server rolls the transaction
     back."""
     try:
         async with asyncio.timeout(CLOSING_TIMEOUT_S):

@@ -222,7 +222,7 @@ class Presence:
 
     async def _look(self, connection: Any) -> None:
         """Notify the watchers of sessions that changed without a NOTIFY. The writer may have been killed before it sent
-        one, or the NOTIFY was lost with a connection."""
+        the NOTIFY, or the NOTIFY was lost with a connection."""
         if not self._is_listening:
             await connection.add_listener(_CHANNEL, self._heard)
             self._is_listening = True

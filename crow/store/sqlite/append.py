@@ -197,8 +197,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
-        dead."""
+        """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
+        counts as dead."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -279,7 +279,7 @@ class SessionState:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the store that owns the turn can still continue it."""
+        """Whether the store that owns the turn can still continue the turn."""
         return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
@@ -379,7 +379,8 @@ def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, .
 
 def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
-    :raises LeafMoved: the session has another leaf, or a dead owner's turn must be repaired first."""
+    :raises LeafMoved: the session has another leaf, or a dead owner has left a turn that is not repaired yet.
+    """
     if state.state == "running" and state.owner != owner:
         if state.is_owner_alive:
             raise SessionBusy(state.session_id, readable(state.owner))
@@ -399,8 +400,8 @@ def _needs_repair(state: SessionState, owner: str) -> bool:
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
-    that were appended."""
+    """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
+    appended."""
     entries: list[Entry] = []
     if state.state == "running":
         detail = f"{readable(state.owner)} ended in the middle of this turn"

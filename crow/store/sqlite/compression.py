@@ -57,7 +57,7 @@ class BlobReader(Protocol):
 
 
 def compress(data: bytes) -> bytes | None:
-    """Return the compressed form of a blob, or None if it would save too little."""
+    """Return the compressed form of a blob, or None if compression would save too little."""
     stream = zlib.compressobj(_LEVEL)
     parts = []
     if len(data) > _END_BYTES:
@@ -243,7 +243,7 @@ class CompressionMethods(UsesDatabase):
 
     @transaction()
     def _replace(self, sql: Connection, batch: _Batch, compressed: Sequence[_Compressed]) -> bool:
-        """Store the compressed forms. Return false if another process has stored them meanwhile."""
+        """Store the compressed forms. If another process has already stored them, return false."""
         moved = sql.execute(
             "UPDATE compression SET entry = ?, blob = ? WHERE (entry, blob) = (?, ?)", (*batch.after, *batch.before)
         )

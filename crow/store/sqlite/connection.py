@@ -175,7 +175,7 @@ class SqliteConnection:
 
 
 class _FunctionConnection(sqlite3.Connection):
-    """A connection whose `execute` also accepts a function and calls it with the connection.
+    """A connection whose `execute` also accepts a function. It calls the function with the connection as argument.
 
     `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
     on the cursor. So the whole function runs in that thread, and its result is returned as the only row.
@@ -290,8 +290,8 @@ class LockTimeout:
 
 
 class FileLock:
-    """An advisory lock on a file beside the database. Only one writer at a time holds it. Waiting for the lock blocks
-    the thread. Only one thread may use an object of this class.
+    """An advisory lock on a file beside the database. Only one writer at a time holds the lock. Waiting for the lock
+    blocks the thread. Only one thread may use an object of this class.
 
     The lock is polled, because a blocking `flock` would not stop at a deadline or when the store closes. If the system
     does not support such locks, only SQLite's own locks protect the database.

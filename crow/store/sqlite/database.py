@@ -148,7 +148,7 @@ class Database:
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
         """Open the file and migrate it. If there is no file, create one. If the file is not writable, open it for
-        reading.
+        reading only.
 
         :raises StoreUnavailable: the file cannot be created or read, or belongs to another program.
         :raises StoreTooNew: a newer crow wrote it.
@@ -171,8 +171,8 @@ class Database:
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float) -> Database:
-        """Open an existing file only for reading, and do not migrate it. Other processes may write to the file
-        meanwhile.
+        """Open an existing file only for reading, and do not migrate it. Other processes may write to the file at the
+        same time.
 
         :raises StoreUnavailable: there is no such file, it cannot be read, it belongs to another program, or an older
             crow wrote it.

@@ -47,8 +47,9 @@ _checked_values = attrgetter(*CHECKED_COLUMNS)
 
 @dataclass(slots=True)
 class StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. If the body is a blob, `size` is the size of its content, and `body` may be compressed.
-    The body of a long tool result may be left out. Then `long_body` is the body's rowid in `blobs`."""
+    """A row of `_ENTRY_SOURCE`. If the body is stored as a blob, `size` is the size of the blob's content, and `body`
+    may be compressed. If the body of a long tool result is left out, `long_body` is the rowid of this body in
+    `blobs`."""
 
     checksum: int | None
     size: int | None

@@ -302,8 +302,8 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Maps the ids of damaged entries to their rows. Only rows that still show the entry's conversation and parent
-        are here."""
+        """Maps the ids of damaged entries to their rows. It has only rows that still show the entry's conversation and
+        parent."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
@@ -365,7 +365,7 @@ class _Recovery:
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables. A row is lost if an index names it but the table does not have it."""
+        """Record the lost rows of small tables. A row is lost if it is named in an index but is not in the table."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():

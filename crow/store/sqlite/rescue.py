@@ -83,8 +83,8 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> bool:
-    """Copy the database to `target`. If `target` exists or another process wrote meanwhile, return false and leave
-    everything unchanged."""
+    """Copy the database to `target`. If `target` exists, or another process writes to the database during the copy,
+    return false and leave everything unchanged."""
     make_directory(target.parent)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
     part.unlink(missing_ok=True)

@@ -321,7 +321,7 @@ def _is_empty(sql: Connection, session_id: str) -> bool:
 
 
 def _closed_openings(sql: Connection) -> list[str]:
-    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
+    """Return those sessions in `openings` that are not empty any more or that no store has open any more."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This time is longer than the lease of a turn, because nothing renews it.
@@ -428,8 +428,8 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
 
 
 def _living(sql: Connection, conversation: int) -> str:
-    """Return a text that describes the sessions of a conversation. It changes whenever a session is added, moved or
-    deleted, or gets another leaf."""
+    """Return a text that describes the sessions of a conversation. The text changes whenever a session is added, moved
+    or deleted, or gets another leaf."""
     rows = sql.execute(
         "SELECT s.id, s.leaf, s.deleted_ms, (SELECT max(m.id) FROM moves m WHERE m.session = s.id) FROM sessions s"
         " WHERE s.conversation = ? ORDER BY s.number",

@@ -75,8 +75,8 @@ class SqliteStore(
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float = 10.0) -> SqliteStore:
-        """Open an existing database of this version only for reading. Other processes may write to it meanwhile.
-        Methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
+        """Open an existing database of this version only for reading. Other processes may write to the database at the
+        same time. Methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
 
         :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
             database, or an older crow wrote it.
