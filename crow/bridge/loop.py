@@ -565,8 +565,7 @@ class Bridge:
 
 
 def first_headers(token: str) -> list[tuple[str, str]]:
-    """Return the headers for each connection. One header makes the server send cursors, because the editor may not ask
-    for them."""
+    """Return the headers for each connection. One header asks the server for cursors, because not every editor does."""
     return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 

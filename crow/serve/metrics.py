@@ -25,7 +25,7 @@ Samples: TypeAlias = Mapping[Labels, float]
 
 
 class MetricFamily:
-    """A metric with all its samples. Each sample has its own set of labels."""
+    """A metric with all its samples. No two samples have the same labels."""
 
     def __init__(self, name: str, kind: Kind, words: str) -> None:
         self.name = name
@@ -92,12 +92,12 @@ class Metrics:
         )
 
     def render(self, gauges: Iterable[MetricFamily]) -> str:
-        """Return all metrics, followed by `gauges`, in the text format."""
+        """Return all metrics, followed by `gauges`, in Prometheus' text format."""
         families = (*(each for each in vars(self).values() if isinstance(each, MetricFamily)), *gauges)
         return "\n".join(line for family in families for line in family.lines()) + "\n"
 
     def note_entries(self, entries: Iterable[NewEntry]) -> None:
-        """Count the tokens, costs and ended turns that these stored entries report."""
+        """Add the tokens, costs and ended turns in these stored entries to the counters."""
         for entry in entries:
             if isinstance(entry.body, TurnEnd):
                 self.turns_ended.add(stop=entry.body.stop)

@@ -20,9 +20,9 @@ from crow.tools import SandboxStatus
 
 
 def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> None:
-    """Check that the settings separate principals from each other and from the rest of this machine.
+    """Check that these settings separate principals from each other and from the rest of this machine.
 
-    :raises ConfigError: they do not. The message says which setting to change.
+    :raises ConfigError: a setting is missing or unsafe. The message says which setting to change.
     """
     if not settings.roots:
         raise ConfigError(
@@ -52,7 +52,7 @@ class ServePolicy:
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
     async def check_params(self, method: str, params: Any, store: Store) -> None:
-        """Check the raw parameters of a request, before crow uses any path in them.
+        """Check the raw parameters of a request. Must be called before crow uses any path in them.
 
         :raises ArgumentError: the principal may not send this request.
         """
