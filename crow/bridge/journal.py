@@ -65,7 +65,8 @@ GAP = (
 
 
 class Pending:
-    """A request from the editor that has no response yet. `cancels` holds the editor's notifications that cancel it."""
+    """A request from the editor that has no response yet. `cancels` holds the notifications with which the editor has
+    cancelled the request."""
 
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from crow.bridge.journal import Journal
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-"""The largest message from an editor. It is the same as `crow.frontend.frames.MAX_LINE_BYTES`."""
+"""The size of the largest message that the bridge accepts from an editor. Equal to
+`crow.frontend.frames.MAX_LINE_BYTES`."""
 
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """While more bytes than this wait to be sent to one side, the bridge reads nothing from the other side."""
@@ -44,7 +45,8 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_COOKIES = 20
 
 TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
-"""Close codes after which the bridge connects again. After any other code, a new connection would end too."""
+"""The close codes after which the bridge connects again. If a connection ends with any other code, a new connection
+would end in the same way."""
 
 
 class Times:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_PROCESS = ("CROW_TRACE",)
-"""If one of these variables is set, `crow acp` does not use the resident server, because each of them applies only to
-the process in which it is set."""
+"""If one of these environment variables is set, `crow acp` does not use the resident server, because each of them
+applies only to the process in which it is set."""
 
 PLACES = ("CROW_HOME", "CROW_CONFIG")
-"""Variables that choose the configuration file and the data directory."""
+"""The environment variables that choose the configuration file and the data directory."""
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
@@ -35,7 +35,7 @@ def socket_path(env: Mapping[str, str]) -> str:
 
 
 def absolute(path: str) -> str:
-    """Make `path` absolute in the same way as `crow.settings` does."""
+    """Return `path` as an absolute path, in the same way as `crow.settings` does."""
     return os.path.abspath(os.path.expanduser(path))
 
 

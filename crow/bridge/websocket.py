@@ -13,10 +13,10 @@ except ImportError:  # hashlib takes 3 ms, because it loads OpenSSL
     from hashlib import sha1 as _sha1
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""The largest message that the bridge accepts from a server."""
+"""The size of the largest message that the bridge accepts from a server."""
 
 MAX_HEAD_BYTES = 32 * 1024
-"""The largest head of an HTTP response."""
+"""The size limit of the status line and headers of an HTTP response."""
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
@@ -35,7 +35,8 @@ def short_hash(data: bytes) -> str:
 
 
 class WebSocketError(Exception):
-    """The server violated the WebSocket protocol. `code` is the close code to send to the server."""
+    """The error for a violation of the WebSocket protocol by the server. `code` is the close code to send to the
+    server."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ class Address:
     """The address of a server: the path of a Unix socket, or a host and a port, with or without TLS."""
 
     def __init__(self, text: str) -> None:
-        """Parse `text`. :raises BadAddress: it is neither a ws:// or wss:// URL nor the path of a socket."""
+        """Parse `text`. :raises BadAddress: `text` is neither a ws:// or wss:// URL nor the path of a socket."""
         self.text = text
         self.path = ""
         """The path of the Unix socket, or an empty string if the address is a host."""
@@ -63,13 +64,13 @@ class Address:
                 raise BadAddress(f"{text!r} is not an address: expected a ws:// or wss:// URL or the path of a socket.")
             return
         if scheme not in ("ws", "wss"):
-            raise BadAddress(f"{text!r} starts with {scheme}://, but expected ws://, wss:// or the path of a socket.")
+            raise BadAddress(f"{text!r} starts with {scheme}://; expected ws://, wss:// or the path of a socket.")
         self.is_tls = scheme == "wss"
         end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
         place, resource = rest[:end], rest[end:].partition("#")[0]
         if "@" in place:
             raise BadAddress(
-                "The URL contains a user name or password. Remove it; a token goes into CROW_TOKEN or --token-file."
+                "The URL contains a user name or password. Remove them and put a token into CROW_TOKEN or --token-file."
             )
         if not all("!" <= character <= "~" for character in rest):
             raise BadAddress(f"{text!r} contains a character that is not allowed in a URL. Write the character as %XX.")
@@ -127,7 +128,7 @@ class Response:
     """
 
     def __init__(self, head: bytes) -> None:
-        """Parse the part of a response before its body. :raises WebSocketError: `head` is not HTTP."""
+        """Parse `head`, the part of an HTTP response before the body. :raises WebSocketError: `head` is not HTTP."""
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():

@@ -26,7 +26,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class NotConnected(Exception):
-    """The connection could not be opened. If `exit_code` is not 0, another attempt would fail too."""
+    """The error for a connection that could not be opened. If `exit_code` is not 0, another attempt would fail too."""
 
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
