@@ -57,7 +57,7 @@ this."""
 
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
-"""Methods that start new work. The server refuses them while it shuts down."""
+"""Methods that start new work. While the server shuts down, it refuses these methods."""
 
 UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -146,7 +146,8 @@ class TokenAccess:
 
 
 class ServedConnection(EditorConnection):
-    """The connection of one client. It refuses new work while the server shuts down."""
+    """The connection of one client. While the server shuts down, the connection refuses requests that start new
+    work."""
 
     def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
         super().__init__(transport, ends_on_signals=False)

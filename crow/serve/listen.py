@@ -71,7 +71,7 @@ def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]
 
 
 def is_private(sockets: list[socket.socket]) -> bool:
-    """Whether only programs on this machine can reach all these sockets."""
+    """Whether none of these sockets can be reached from another machine."""
     return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
 
 
@@ -236,7 +236,8 @@ def _systemd_sockets() -> list[socket.socket]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd the state of the service, such as `READY=1`. Without NOTIFY_SOCKET this does nothing."""
+    """Tell systemd the state of the service, such as `READY=1`. Does nothing if the environment variable NOTIFY_SOCKET
+    is not set."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:

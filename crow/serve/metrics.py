@@ -17,7 +17,7 @@ from crow.store import Store
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""The upper bounds of the histogram of store latencies, in seconds."""
+"""The upper bounds of the buckets in a histogram of store latencies, in seconds."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[tuple[str, str], ...]

@@ -416,7 +416,7 @@ def start_server_log(loaded: Loaded) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit for open files as far as the system permits, because each client needs one."""
+    """Raise the limit for open files as far as the system permits, because each client needs an open file."""
     with suppress(ImportError, OSError, ValueError):
         import resource  # Windows has no such module
 

@@ -57,7 +57,8 @@ USED_MS = 60_000
 
 
 class BadToken(Exception):
-    """The token is missing, unknown, revoked or expired. The message does not say which of the four is the case."""
+    """The error for a token that is missing, unknown, revoked or expired. The message does not say which of the four is
+    the case."""
 
     def __init__(self) -> None:
         super().__init__("This server needs a valid token in the header: Authorization: Bearer crow_...")
