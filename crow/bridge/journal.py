@@ -83,8 +83,8 @@ class Pending:
 
     @property
     def is_load(self) -> bool:
-        """Whether the request asks for the whole history. In version 2 of the protocol, `session/resume` can ask for it
-        too."""
+        """Whether the request asks for the whole history. In version 2 of the protocol, `session/resume` can ask for
+        the whole history too."""
         method, params = self.message["method"], _object(self.message.get("params"))
         return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
 

@@ -70,7 +70,7 @@ CHECK_SHARES_S = 2.0
 a session gets updates until the next check."""
 
 SHORT_ENTRIES = 30
-"""A request to close a session cancels a load of the session only if its history has more than this many entries. A
+"""A request to close a session cancels a load of its history only if that history has more than this many entries. A
 shorter load takes only a moment."""
 
 CLOSE_S = 0.8
@@ -91,7 +91,7 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""The requests that, in addition to prompts, `$/cancel_request` can cancel. All other requests end too soon to be
+"""Requests that `$/cancel_request` can cancel. It can cancel prompts too. All other requests end too soon to be
 cancelled."""
 
 UNSTABLE = frozenset(

@@ -54,7 +54,7 @@ EVENT_BYTES = 500
 """The number of bytes that a waiting event takes in addition to its text."""
 
 MAX_ORIGINS = 200
-"""Crow remembers which client has sent a prompt for at most this many of a session's newest prompts."""
+"""The number of a session's newest prompts whose senders crow remembers."""
 
 Answer = TypeVar("Answer")
 Origin = object
@@ -178,7 +178,7 @@ class AttachedClient:
 
     async def has_access(self, access: Access) -> bool:
         """Returns whether the client still has `access` to the session. If the client may no longer see the session,
-        detaches it."""
+        detaches the client."""
         try:
             if self.check is not None:
                 await self.check(access)
@@ -327,8 +327,8 @@ class ClientGroup:
         self.running = RunningTurn()
 
     def client_of(self, attachment: AttachedClient) -> SessionClient | None:
-        """Returns the part of an attached client that shows this session or sub-agent, or None if it does not show
-        it."""
+        """Returns the part of an attached client that shows this session or sub-agent, or None if the client shows
+        neither."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
@@ -554,7 +554,7 @@ class AttachedClients(ClientGroup):
 
     def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
         """Tells the clients that a turn has begun, here or in another process. `leaf` is the id of the session's newest
-        entry. If the prompt is stored, it is that entry."""
+        entry. If the prompt is stored, this is the id of the prompt's entry."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)

@@ -322,8 +322,8 @@ class SessionClient:
                 return False
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:
-        """Sends an event of a session that may have several clients. If the event is a prompt that another client has
-        sent, also sends the prompt."""
+        """Sends an event of a session that may have several clients. If the event says that a prompt of another client
+        was stored, first sends that prompt."""
         match event:
             case events.EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))) if not is_own:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
@@ -457,7 +457,7 @@ class SessionClient:
     def _check(self, missed: Missed) -> None:
         """Checks that the history has the message in the cursor, with at least as much text as was sent to the client.
 
-        :raises CursorGap: the history has no such message, or has less of its text.
+        :raises CursorGap: the history has no such message, or has less text in this message.
         """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):

@@ -27,7 +27,7 @@ with models_built_on_use():
     from acp.connection import Connection
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
-"""The values that replace null in these parameters. They are replaced before validation, because the SDK's models
+"""The values that replace null in these parameters. Null must be replaced before validation, because the SDK's models
 reject null."""
 
 

@@ -107,8 +107,8 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostedSession:
-    """A session that is open in this process. `client` is the client that gets its events, or on a shared host all such
-    clients.
+    """A session that is open in this process. `client` is the client that gets the session's events. On a shared host,
+    it stands for all such clients.
 
     `request` is the request that opened the session. On a shared host, `follower` shows what other processes do with
     the session.
@@ -176,7 +176,7 @@ class PromptRun:
 
 
 class SessionHost:
-    """The part of a process that its connections share: the open sessions, the store and the offered models.
+    """The part of a process that all connections share: the open sessions, the store and the offered models.
 
     Each session runs as a task in `tasks`. With `is_shared`, sessions outlive the connections that opened them.
     """

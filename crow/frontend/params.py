@@ -207,7 +207,8 @@ def archived_filter(params: Mapping[str, Any]) -> bool | None:
     """Reads which sessions to list. Returns True for archived sessions only, False for sessions that are not archived,
     and None for both.
 
-    `_meta.crow.archived` is the older way to ask for archived sessions. It is ignored if `archived` is present.
+    `_meta.crow.archived` is the older way to ask for archived sessions. This member is ignored if `archived` is
+    present.
 
     :raises ArgumentError: `archived` has an unknown value.
     """

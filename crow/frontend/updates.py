@@ -609,8 +609,8 @@ def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """Returns updates with a thought. Its message id differs from that of the message, because clients join chunks with
-    the same id."""
+    """Returns updates with a thought. The thought has a message id of its own, because clients join chunks with the
+    same id."""
     return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 

@@ -59,7 +59,7 @@ class EditorRequests:
 
 
 class DiskBackedWorkspace:
-    """The methods of a :class:`crow.tools.Workspace` that no editor serves. Each of them is the method of `disk`."""
+    """The methods of a :class:`crow.tools.Workspace` that no editor serves. All of these methods come from `disk`."""
 
     def __init__(self, disk: Workspace) -> None:
         self.disk = disk
