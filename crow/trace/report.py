@@ -39,7 +39,8 @@ class Report:
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """The lines to print: each failed rule with its findings. With `everything`, the other rules are included."""
+        """Yields the lines to print: each failed rule with its findings, and a summary. With `everything`, rules that
+        did not fail are listed too."""
         for verdict in self.verdicts:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
@@ -68,7 +69,7 @@ class Report:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One JSON object for each rule."""
+        """Yields one JSON object for each rule."""
         for verdict in self.verdicts:
             rule = verdict.rule
             yield {
@@ -93,7 +94,7 @@ class Report:
             }
 
     def junit(self, name: str) -> bytes:
-        """JUnit XML: a test case for each rule. `name` names the suite."""
+        """Returns JUnit XML with a test case for each rule. `name` is the name of the suite."""
         states = Counter(verdict.state for verdict in self.verdicts)
         totals = {"tests": str(len(self.verdicts)), "failures": str(states["failed"]), "errors": "0"}
         totals["skipped"] = str(states["not applicable"])

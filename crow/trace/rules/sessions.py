@@ -47,7 +47,8 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    """Session ids must differ. Ids of different processes are compared only if the agent stores sessions."""
+    """Finds sessions with the same id. Ids from different processes of an agent are compared only if it stores
+    sessions."""
     seen: dict[tuple[int, str], Exchange] = {}
     found = []
     for number, connection in enumerate(run.connections):
@@ -113,7 +114,7 @@ def _replay_of(run: Run, turn: RecordedTurn) -> RecordedTurn | None:
 
 
 def _replayed(problem: Callable[[RecordedTurn, RecordedTurn], str | None]) -> Check:
-    """A check that compares the replay of a session with a turn that was shown before."""
+    """Returns a check that compares turns with the later replays of their sessions."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False
@@ -320,7 +321,7 @@ def _unadvertised(run: Run) -> Outcome:
 
 
 def _is_used(problem: str, *purposes: str) -> Check:
-    """A check that each prompt with one of these purposes was answered with a stop reason."""
+    """Returns a check that each prompt with one of these purposes was answered with a result."""
     return answered_by_result(problem, "no session was opened this way", *purposes)
 
 

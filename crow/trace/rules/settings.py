@@ -134,7 +134,7 @@ def _all_options(run: Run) -> Outcome:
 
 
 def _in_sync(run: Run) -> Outcome:
-    """After a mode is set, the option of category mode (if there is one) has the same value."""
+    """Finds requests that set a mode, but left the option of category mode (if there is one) with another value."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked_for("session/set_mode"):
@@ -150,7 +150,8 @@ def _in_sync(run: Run) -> Outcome:
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
-    """The last value that the option of category mode has before the next request sets a mode or an option."""
+    """Returns the value of the option of category mode just before the next request that sets a mode or an option.
+    Returns None if there is no such option, or if it does not offer the mode."""
     if exchange.response is None:
         return None
     setting = (each for each in connection.asked if each.method in ("session/set_mode", "session/set_config_option"))
