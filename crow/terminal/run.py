@@ -1,4 +1,4 @@
-"""The command `crow run`: one prompt, the answer on stdout, and what happens on stderr."""
+"""The command `crow run`: runs one prompt, prints the answer on stdout, and reports on stderr what happens."""
 
 from __future__ import annotations
 
@@ -55,9 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     add = parser.add_argument
     add("prompt", metavar="PROMPT", nargs="?", help="what to do; standard input is appended if it is not a terminal")
-    add("--prompt-file", metavar="FILE", help="read the prompt, or its first part, from FILE")
+    add("--prompt-file", metavar="FILE", help="read the prompt from FILE; PROMPT is appended to it")
     add("--file", metavar="FILE", action="append", default=[], help="attach FILE; repeatable")
-    add("--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP; repeatable")
+    add(
+        "--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP image; repeatable"
+    )
     add_session_arguments(parser)
     add("--fork", action="store_true", help="continue in a copy of the session; the session itself stays as it is")
     add(
@@ -74,11 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="print only JSON that this JSON Schema accepts; the model is asked again up to three times",
     )
-    add("--json", action="store_true", help="print each ACP session/update as a line, then one result line")
+    add(
+        "--json",
+        action="store_true",
+        help="print each ACP session/update as a line of JSON, then the result as the last line",
+    )
 
 
 def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
-    """Return the settings with the rules and limits of this run added, which are not stored."""
+    """Return the settings together with the rules and limits of the options. These are not stored: they apply to this
+    run only."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
     changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
@@ -120,9 +127,9 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """What a run has done so far. `text` is the last message. `refused` are the rules that would allow the refused
-    calls. `first_cost` is the session's cost in US dollars before the run. `cost` is its cost now, or None if
-    unknown."""
+    """The state of a run. `text` is the model's last message. `refused` are rules that would have allowed the refused
+    calls. `first_cost` and `cost` are the session's cost in US dollars: before the run, and now. `cost` is None if it
+    is unknown."""
 
     message_id: str = ""
     text: str = ""
@@ -139,7 +146,7 @@ class RunProgress:
 
 
 class RunClient:
-    """One run: the :class:`crow.terminal.connection.TerminalClient` of its session."""
+    """One run of `crow run`: the :class:`crow.terminal.connection.TerminalClient` for its session."""
 
     def __init__(
         self,
@@ -183,8 +190,8 @@ class RunClient:
                 return INTERRUPTED
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
-        """Run the prompt and print the result. While --schema rejects the answer, ask for a corrected one, at most
-        `SCHEMA_TRIES` times."""
+        """Run the prompt and print the result. As long as the schema of --schema rejects the answer, ask for a
+        corrected answer, but at most `SCHEMA_TRIES` times."""
         before = await connection.store.session(self._session_id)
         self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
@@ -214,7 +221,7 @@ class RunClient:
         return code
 
     def _judge_answer(self, stop: str) -> tuple[str, Any]:
-        """Return what is wrong with the answer (empty if nothing is), and the JSON in it."""
+        """Return the problem with the answer, or an empty string if the answer is good, and the JSON in the answer."""
         if self._schema is None or stop != "end_turn":
             return "", None
         try:
@@ -271,12 +278,12 @@ class RunClient:
         await self._screen.print_line({"result": result})
 
     def _spent(self) -> float | None:
-        """What this run has cost in US dollars; None if unknown."""
+        """Return the cost of this run in US dollars, or None if it is unknown."""
         turn = self._turn
         return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
-        """Handle Ctrl-C: the first press cancels the turn, the second ends the program."""
+        """Handle Ctrl-C. The first press cancels a running turn. Any other press ends the program."""
         self._interrupts += 1
         if self._interrupts == 1 and self._is_prompting and self._connection is not None:
             self._screen.clear()
@@ -340,7 +347,7 @@ class RunClient:
             await self._screen.say(f"  failed: {title}")
 
     async def _check_cost(self, cost: float | None) -> None:
-        """Cancel the turn when the run has cost as much as --max-cost allows, or when its cost is unknown."""
+        """If --max-cost is given, cancel the turn when the run has cost that much, or when its cost is unknown."""
         turn, most = self._turn, self._options.max_cost
         turn.cost = cost if cost is not None else turn.cost
         if most is None or turn.stopped_by or self._connection is None:
@@ -357,7 +364,8 @@ class RunClient:
             self._start(self._connection.cancel(self._session_id))
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
-        """See `TerminalClient`. Without a terminal, the call is refused with the rule that would allow it."""
+        """See `TerminalClient`. Without a terminal, the call is refused, and the user is told which rule would allow
+        it."""
         call, question = params["toolCall"], question_of(params)
         terminal = open_terminal()
         if terminal is not None:
@@ -379,5 +387,5 @@ class RunClient:
 
 
 def selected(option_id: str) -> dict[str, Any]:
-    """The response to a `session/request_permission`."""
+    """Return the response that selects this option of a `session/request_permission`."""
     return {"outcome": {"outcome": "selected", "optionId": option_id}}
