@@ -1,8 +1,8 @@
-"""The command line: runs the command that the arguments name.
+"""The command line of crow: runs the command that the arguments name.
 
 Each command imports only what it needs, because importing the protocol's SDK alone takes 300 ms, openai and mcp 700 ms,
-asyncio 30 ms, rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the
-cause, else 1; `crow run` also uses other exit codes.
+asyncio 30 ms, rich 20 ms. If a command fails, one sentence is printed on stderr. The exit code is then 2 if the user
+can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """The parser with the arguments of every command."""
+    """Return the parser with the arguments of every command."""
     return command_parser(tuple(_COMMANDS), _COMMANDS)
 
 
@@ -121,8 +121,8 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _with_resident(options: argparse.Namespace) -> int | None:
-    """Start the resident server unless it runs, and connect the editor to it. Returns the exit code; None if this
-    process must serve by itself."""
+    """Connect the editor to the resident server, which is started if it does not run. Return the exit code. Return None
+    if this process has to serve the editor by itself."""
     import logging
 
     from crow.bridge import connect_to_resident, start_resident
@@ -147,7 +147,8 @@ def _with_resident(options: argparse.Namespace) -> int | None:
 
 
 def _connect(options: argparse.Namespace) -> int:
-    """`crow acp --connect`; `crow.bridge.run_if_asked` runs the usual form of it without a parser."""
+    """Run `crow acp --connect`. The usual form of this command does not come here: `crow.bridge.run_if_asked` runs it
+    without a parser."""
     from crow.bridge import connect_editor
 
     for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
@@ -165,9 +166,7 @@ def _serve(options: argparse.Namespace) -> int:
 
         return _run_async(run_token_command(_load(options), options))
     if options.action and not options.user:
-        raise ArgumentError(
-            f"--{options.action} is about the server of this user: crow serve --user --{options.action}"
-        )
+        raise ArgumentError(f"--{options.action} works only with --user: crow serve --user --{options.action}")
     if options.user:
         from crow.serve import resident
 
@@ -322,7 +321,7 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 async def _session_names() -> list[tuple[str, str | None, str]]:
-    """The id, alias and title of the newest sessions."""
+    """Return the id, alias and title of each of the newest sessions."""
     from crow.adapters import open_store_to_read
     from crow.cli.reference import MAX_SESSIONS
     from crow.domain.rendering import title_line
@@ -343,7 +342,7 @@ def _man(_options: argparse.Namespace) -> None:
 
 
 def _config(options: argparse.Namespace) -> None:
-    """Print the settings as TOML with masked secrets; a comment says where each value comes from."""
+    """Print the settings as TOML with masked secrets. A comment beside each value says where the value comes from."""
     loaded = _load(options)
     if loaded.problem is not None:
         raise loaded.problem

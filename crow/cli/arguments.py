@@ -14,9 +14,11 @@ Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
 
 
 def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Build the parser of a command line. `commands` has what each command runs, by its name.
+    """Build the parser of a command line. `commands` maps the name of each command to the function that runs the
+    command.
 
-    Arguments of commands that `arguments` does not name are left out where adding them would import their modules.
+    If adding the arguments of a command would import other modules, they are added only if `arguments` names the
+    command.
     """
     parser = argparse.ArgumentParser(
         prog="crow",
@@ -60,10 +62,12 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     acp.add_argument(
         "--connect",
         metavar="ADDRESS",
-        help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
+        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
     )
     acp.add_argument(
-        "--token-file", metavar="FILE", help="the token for --connect, in a file that only you can read; or CROW_TOKEN"
+        "--token-file",
+        metavar="FILE",
+        help="a file with the token for --connect that only you can read (default: CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
@@ -79,7 +83,9 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     doctor.add_argument(
         "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
     )
-    doctor.add_argument("--repair", action="store_true", help="rebuild a damaged database; a copy of it is kept")
+    doctor.add_argument(
+        "--repair", action="store_true", help="rebuild a damaged database; the damaged file is kept as a copy"
+    )
     _add_json(doctor)
     models = add("models", "list the models that an endpoint offers", [settings])
     models.add_argument(
@@ -133,7 +139,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
-    parser.add_argument("--log-file", metavar="FILE", help="where the log goes, as JSON lines (default: stderr)")
+    parser.add_argument("--log-file", metavar="FILE", help="the file for the log, as JSON lines (default: stderr)")
     parser.add_argument(
         "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
     )
@@ -213,7 +219,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--as-model", action="store_true", help="print the messages as the model would get them now")
-    words = "openai prints these messages as a JSON array, as in a Chat Completions request"
+    words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
     show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
@@ -222,9 +228,14 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
     stats = add("stats", sessions.stats, "sum up tokens and cost")
     stats.add_argument(
-        "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
+        "--by",
+        metavar="GROUPS",
+        default="session",
+        help="session (default), model or day, or several of these, such as model,day",
     )
-    stats.add_argument("--disk", action="store_true", help="show what takes the room in the database instead")
+    stats.add_argument(
+        "--disk", action="store_true", help="show what takes up the space in the database, not tokens and cost"
+    )
     for each in (search, stats):
         add_limits(each)
 
@@ -239,7 +250,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")
     for each in (export, view):
-        words = "also hide e-mail addresses, home directories and what looks like a token or password"
+        words = "also hide e-mail addresses, home directories, and text that looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
     imported = add(
         "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
@@ -248,15 +259,18 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "file", metavar="PATH", nargs="?", help="a file or a directory; default: where TOOL keeps its sessions"
     )
     imported.add_argument(
-        "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
+        "--from",
+        dest="tool",
+        metavar="TOOL",
+        help="import only from TOOL: claude-code, codex, pi, opencode, goose or openai-json",
     )
     imported.set_defaults(creates_database=True)
     copy = add("copy", admin.copy, "copy all sessions from one database to another, and verify the copy")
     for flag, name, words in (
-        ("--from", "source", "a database: a file, or postgresql://USER@HOST/NAME; nothing is written there"),
-        ("--to", "target", "the other database; sessions that it has already are not changed"),
+        ("--from", "source", "the database to read: a file, or postgresql://USER@HOST/NAME; it is not changed"),
+        ("--to", "target", "the database to copy to; sessions that it already has are not changed"),
     ):
-        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the one in use)")
+        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the database in use)")
     copy.set_defaults(opens_databases=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
@@ -266,20 +280,22 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
-    unshare = add("unshare", admin.share, "end that", "1")
+    unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
-        each.add_argument("principal", metavar="PRINCIPAL", help="the name that crow serve token add was given")
+        each.add_argument("principal", metavar="PRINCIPAL", help="the principal, as named in crow serve token add")
         each.set_defaults(access=None)
     accesses = share.add_mutually_exclusive_group(required=True)
-    words = "the other may read it and fork it"
+    words = "PRINCIPAL may read and fork the session"
     accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
-    words = "the other may also prompt in it and change its title, model, mode and options"
+    words = "PRINCIPAL may also send prompts, and change title, model, mode and options"
     accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
-    prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
+    prune.add_argument(
+        "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
+    )
     add_cwd(prune)
-    prune.add_argument("--dry-run", action="store_true", help="only list them")
+    prune.add_argument("--dry-run", action="store_true", help="only list these sessions")
     add("vacuum", admin.vacuum, "free the disk space of removed sessions")
     backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
     backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
@@ -300,15 +316,17 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
     adding = add("add", "add a server to config.toml")
     adding.epilog = "Example: crow mcp add files -- npx -y some-server --root /srv"
     adding.add_argument("name", metavar="NAME", help="a name for the server")
-    adding.add_argument("target", metavar="URL|COMMAND", help="its URL, or the program to start")
+    adding.add_argument("target", metavar="URL|COMMAND", help="the URL of the server, or the program to start")
     adding.add_argument("args", metavar="ARG", nargs="*", help="the program's arguments; write -- before the program")
     for flag, value, words in (
-        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of yours"),
+        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of your variables"),
         ("--header", "NAME:VALUE", "an HTTP header for the URL; ${NAME} stands for an environment variable"),
     ):
         adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
     adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
-    adding.add_argument("--sandbox", choices=("read", "write"), help="confine the program like a shell command")
+    adding.add_argument(
+        "--sandbox", choices=("read", "write"), help="confine the program like a shell command with this access"
+    )
     adding.add_argument("--replace", action="store_true", help="replace a server with this name")
     add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
     login = add("login", "log in to a server, in the browser")
@@ -317,7 +335,9 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
     )
     logout = add("logout", "revoke and delete the tokens of a login")
     for each in (login, logout):
-        each.add_argument("server", metavar="NAME|URL", help="a server in config.toml, or the URL of another one")
+        each.add_argument(
+            "server", metavar="NAME|URL", help="the name of a server in config.toml, or the URL of any server"
+        )
     test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
     test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
     _add_json(test, default=argparse.SUPPRESS)
@@ -333,7 +353,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         "agent",
         metavar="COMMAND",
         nargs="*",
-        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} are replaced",
     )
     parser.add_argument(
         "--endpoint-env",
@@ -347,7 +367,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="an environment variable for the agent; without a value, it is passed on",
+        help="an environment variable for the agent; with NAME alone, the value comes from the current environment",
     )
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
@@ -358,8 +378,8 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
     for flag, words in (
-        ("--all", "print all rules, not only those that found something"),
-        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--all", "print all rules, not only those that failed"),
+        ("--strict", "exit with 1 also if a rule of severity SHOULD failed"),
         ("--json", "print one JSON object for each rule"),
     ):
         parser.add_argument(flag, action="store_true", help=f"{when}{words}")

@@ -45,7 +45,7 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """What a command needs to run. The code that opened the store closes it."""
+    """The objects that a command of `crow sessions` needs. The code that opened `store` closes it."""
 
     options: argparse.Namespace
     loaded: Loaded
@@ -54,7 +54,7 @@ class SessionsContext(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """The directory of `--cwd` as an absolute path, or None without that option."""
+        """The directory of `--cwd` as an absolute path, or None if that option is not given."""
         given: str | None = getattr(self.options, "cwd", None)
         return str(Path(given).resolve()) if given else None
 
@@ -65,8 +65,8 @@ class SessionsContext(NamedTuple):
         return list(dict.fromkeys([await self.admin.find(name) for name in names]))
 
     async def id_shortener(self) -> Callable[[str], str]:
-        """Return a function that shortens an id. For a person, it returns a prefix that no other session has. For a
-        program, it returns the whole id."""
+        """Return a function that shortens the id of a session. If stdout is a terminal, the function returns a prefix
+        that no other id has. Otherwise, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
 
@@ -75,7 +75,8 @@ Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
 def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Run `options.run` on the user's database. If there is no database, there is nothing to do."""
+    """Run `options.run` on the user's database. If there is no database, only say so, unless the command creates
+    one."""
     if getattr(options, "opens_databases", False):
         asyncio.run(options.run(options, loaded))
         return
@@ -146,7 +147,7 @@ async def show_session(context: SessionsContext) -> None:
 
 
 async def _show_call(context: SessionsContext, session_id: str) -> None:
-    """Print the whole output of a tool call. A program gets it unchanged."""
+    """Print the whole output of a tool call. If stdout is not a terminal, the output is printed unchanged."""
     call = CallRef.parse(context.options.call)
     if call is None:
         raise ArgumentError(f'--call is "{context.options.call}"; expected the id of a call, such as call_12_0.')
@@ -158,7 +159,7 @@ async def _show_call(context: SessionsContext, session_id: str) -> None:
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
-    """Print the messages that the next request would contain before the new prompt."""
+    """Print the messages that the next request to the model would contain before the new prompt."""
     tail = await context.store.tail(session_id)
     messages = for_model(tail.entries).messages
     if context.options.format == "openai" or context.options.json:
@@ -213,7 +214,8 @@ async def search(context: SessionsContext) -> None:
 
 
 async def stats(context: SessionsContext) -> None:
-    """`crow sessions stats`: print tokens and cost, or with `--disk` what takes the room in the database."""
+    """`crow sessions stats`: print tokens and cost. With `--disk`, print what takes up the space in the database
+    instead."""
     if context.options.disk:
         return await _disk(context)
     groups, scope = _groups(context.options.by), _scope(context)
@@ -270,7 +272,8 @@ def print_sessions(
     *,
     empty: str,
 ) -> None:
-    """Print sessions as (id, Unix ms, number, directory, title). `names` are the headings of the time and number."""
+    """Print a table of sessions. Each row is (id, Unix ms, number, directory, title). `names` are the headings of the
+    columns for the time and the number."""
     cells = [
         (shorten(session_id), show_time(unix_ms), str(number), short_directory(cwd), title or "")
         for session_id, unix_ms, number, cwd, title in rows
@@ -288,13 +291,13 @@ def short_directory(cwd: str) -> str:
 
 
 def show_time(unix_ms: int) -> str:
-    """Local time. Output for a program includes the UTC offset."""
+    """Return a local time as text. If stdout is not a terminal, the text includes the UTC offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
 
 
 def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
-    """Return the start of a day, or a given time, in Unix ms. If `text` is only a day, `days_later` days are added.
-    :raises ArgumentError: `text` is neither a day nor a time."""
+    """Convert a date, or a date with a time, to Unix ms. A date without a time stands for the start of the day, and
+    `days_later` days are added to it. :raises ArgumentError: `text` is neither a day nor a time."""
     try:
         moment = datetime.fromisoformat(text).astimezone()
         if len(text) <= len("2026-11-01"):
@@ -305,8 +308,8 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
-    """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
-    subtracted from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
+    """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age means
+    the time that long before `now`. :raises ArgumentError: `text` is neither an age nor a date."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
@@ -324,8 +327,8 @@ def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> 
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """Return the same day of an earlier month, or the last day of that month if it has no such day. :raises ValueError:
-    the result is before the first year."""
+    """Return the same day of the month `months` months earlier, or the last day of that month if it is shorter. :raises
+    ValueError: the result is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 
@@ -364,8 +367,8 @@ async def _chosen(context: SessionsContext) -> SessionFilter:
 
 
 def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the directories in `known` that belong to the same Git repository as `directory`. The linked worktrees of
-    a repository belong to it; a repository inside another one is separate.
+    """Return the directories in `known` that belong to the same Git repository as `directory`. Linked worktrees belong
+    to their repository. A repository inside another repository is separate.
 
     :raises ArgumentError: `directory` is not in a repository.
     """
@@ -400,13 +403,15 @@ def _scope(context: SessionsContext) -> Scope:
 def _groups(text: str) -> tuple[Group, ...]:
     names = [name.strip() for name in text.split(",")]
     if not all(name in GROUPS for name in names):
-        raise ArgumentError(f'--by is "{text}"; expected session, model or day, or several of them: model,day.')
+        raise ArgumentError(
+            f'--by is "{text}"; expected session, model or day, or several of these, such as model,day.'
+        )
     return tuple(group for group in GROUPS if group in names)
 
 
 def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
-    """Return the cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
-    requests with estimated token counts."""
+    """Return those cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
+    requests whose tokens were estimated."""
     show = "{:,}".format if in_terminal() else str
     counts = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
     cost = "" if total.cost is None else f"{total.cost:.4f}"
@@ -438,7 +443,7 @@ def _cells_on_terminal(
 
 
 def _titled(row: SessionRow) -> str:
-    """The title and the tags."""
+    """Return the title and the tags of a session as one text."""
     return " ".join([row.title or "", *(f"#{tag}" for tag in tags_of(row.metadata))]).strip()
 
 

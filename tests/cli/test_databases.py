@@ -220,7 +220,7 @@ def test_copy_moves_sessions_from_the_file_to_the_server(
     )
     for arguments in (["--to", str(home / "crow.db")], [], ["--from", both.url, "--to", both.url]):
         assert main(["sessions", "copy", *arguments]) == 2
-        assert capfd.readouterr().err == "crow: --from and --to name the same database; expected two.\n"
+        assert capfd.readouterr().err == "crow: --from and --to name the same database; expected two different ones.\n"
     assert main(["sessions", "copy", "--from", str(tmp_path / "missing.db"), "--to", both.url]) == 1
     assert "There is no database at" in capfd.readouterr().err
 
