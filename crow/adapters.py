@@ -195,7 +195,8 @@ def open_workspace(
 ) -> Workspace:
     """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys.
 
-    With `is_bounded`, tools cannot leave the workspace, and commands cannot see other directories below `serve.roots`.
+    With `is_bounded`, tools cannot leave the workspace, and below `serve.roots`, commands see only the directories of
+    the workspace.
     """
     paths = loaded().paths
     config = paths.config_file.parent
@@ -282,7 +283,7 @@ def remove_login(loaded: Loaded, server: HttpServer) -> None:
 
 
 async def revoke_login(login: Login) -> bool:
-    """See :func:`crow.tools.mcp.auth.revoke`."""
+    """Revoke the tokens of a login. See :func:`crow.tools.mcp.auth.revoke`."""
     from crow.tools.mcp.auth import revoke
 
     return await revoke(login)
@@ -422,7 +423,7 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
         if error.name != "asyncpg":
             raise
         raise ArgumentError(
-            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. In a clone of "
+            "Sessions are in PostgreSQL, but crow was installed without the driver for PostgreSQL. In a clone of "
             "crow, run: pipx install --force '.[postgres]'"
         ) from None
     assert database.url is not None, "the caller has checked it"

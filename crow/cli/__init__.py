@@ -1,8 +1,8 @@
 """The command line of crow: runs the command that the arguments name.
 
-Each command imports only what it needs, because importing the protocol's SDK alone takes 300 ms, openai and mcp 700 ms,
-asyncio 30 ms, rich 20 ms. If a command fails, one sentence is printed on stderr. The exit code is then 2 if the user
-can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
+Each command imports only the packages that it needs, because imports take long: the protocol's SDK 300 ms, openai and
+mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, one sentence is printed on stderr. The exit code is then 2 if
+the user can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _resident(options: argparse.Namespace) -> int:
-    """`crow serve --user --start`, `--stop` and `--status`."""
+    """Run `crow serve --user` with `--start`, `--stop` or `--status`."""
     from crow.serve import resident
 
     if options.action == "start":

@@ -36,7 +36,7 @@ _MEGABYTE = 1024 * 1024
 
 
 async def import_sessions(context: SessionsContext) -> None:
-    """`crow sessions import`."""
+    """Run `crow sessions import`."""
     from crow.cli import imports  # takes 30 ms, and no other command needs it
 
     await imports.import_sessions(context)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from crow import __version__
 
 Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
-"""Runs a command and returns its exit code; None means 0."""
+"""A function that runs a command and returns the exit code. None means 0."""
 
 
 def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
@@ -57,7 +57,9 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     acp.add_argument(
-        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+        "--experimental-v2",
+        action="store_true",
+        help="also serve the draft of protocol version 2 to clients that ask for it",
     )
     acp.add_argument(
         "--connect",
@@ -141,7 +143,9 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
     parser.add_argument("--log-file", metavar="FILE", help="the file for the log, as JSON lines (default: stderr)")
     parser.add_argument(
-        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+        "--experimental-v2",
+        action="store_true",
+        help="also serve the draft of protocol version 2 to clients that ask for it",
     )
     user = parser.add_argument_group("one server for all editors of this user")
     user.add_argument(
@@ -149,7 +153,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     actions = user.add_mutually_exclusive_group()
     for name, words in (
-        ("start", "with --user: start the server in the background, unless it runs"),
+        ("start", "with --user: start the server in the background if it does not run yet"),
         ("stop", "with --user: let running turns end, then end the server"),
         ("status", "with --user: say whether the server runs, and what it does"),
     ):
@@ -225,7 +229,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
-    search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
+    search.add_argument("--limit", metavar="N", type=int, default=20, help="show at most N matches (default: 20)")
     stats = add("stats", sessions.stats, "sum up tokens and cost")
     stats.add_argument(
         "--by",

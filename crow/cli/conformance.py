@@ -31,7 +31,7 @@ def run_acp_check(options: argparse.Namespace) -> int:
     if not options.agent:
         raise ArgumentError("crow acp-check needs the command of an agent: crow acp-check -- COMMAND ...")
     if not 0 < options.timeout <= MAX_TIMEOUT_S:
-        raise ArgumentError(f"--timeout {options.timeout:g}: expected seconds from 0.1 to {MAX_TIMEOUT_S}.")
+        raise ArgumentError(f"--timeout {options.timeout:g}: expected a number of seconds from 0.1 to {MAX_TIMEOUT_S}.")
     variables, inherited = {}, []
     for given in options.env:
         name, is_set, value = given.partition("=")

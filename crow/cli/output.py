@@ -25,7 +25,8 @@ _SHORTEST_PREFIX = 8
 
 
 class Column(NamedTuple):
-    """A column of a table. `fixed` cells stay on one line, `text` is wrapped, `number` is aligned to the right."""
+    """A column of a table. The style `fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to
+    the right."""
 
     name: str
     style: Literal["fixed", "text", "number"] = "text"

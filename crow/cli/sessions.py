@@ -123,7 +123,7 @@ async def list_sessions(context: SessionsContext) -> None:
 
 
 async def show_session(context: SessionsContext) -> None:
-    """`crow sessions show`: print a transcript."""
+    """`crow sessions show`: print a transcript, the messages for the model, or the output of one call."""
     (session_id,) = await context.find_ids()
     if context.options.call is not None:
         return await _show_call(context, session_id)
@@ -284,7 +284,7 @@ def print_sessions(
 
 
 def short_directory(cwd: str) -> str:
-    """On a terminal, write the home directory as `~`."""
+    """Return a directory for a table. If stdout is a terminal, the home directory is written as `~`."""
     home = os.path.expanduser("~")
     is_at_home = in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/")
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
@@ -427,7 +427,7 @@ def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and below it the rows of its newest `most` sub-agents."""
+    """Yield the row of a session, and then the rows of its sub-agents: at most the newest `most`."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
         place = "" if prefix else short_directory(each.row.cwd)

@@ -67,7 +67,8 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 
 QUESTION_LINES = 1_000
-"""A permission question shows at most this many lines. If there are more, the call can be allowed only once."""
+"""A permission question shows at most this many lines. If a call has more lines, only the options for this one call are
+offered."""
 
 REPLAYED_TURNS = 2
 REPLAYED_LINES = 16

@@ -107,7 +107,7 @@ class TerminalConnection:
         self._stopped = anyio.Event()
         self._failure: BaseException | None = None
         self.started = anyio.Event()
-        """Set when the front end takes requests, or has failed."""
+        """This event is set when the front end takes requests, or when it has failed."""
 
     # The client's side.
 
@@ -232,7 +232,7 @@ class TerminalConnection:
                 self._end_with(error)
 
     async def _ask(self, method: str, params: Params) -> dict[str, Any]:
-        """Let the client handle a request of the front end."""
+        """Let the client handle a request of the front end, and return the client's answer."""
         if self._failure is not None:
             raise ConnectionError("The client has failed.")
         try:
@@ -363,7 +363,7 @@ async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
 
 
 async def session_ids(loaded: Loaded) -> tuple[str, ...]:
-    """The ids of all stored sessions."""
+    """Return the ids of all stored sessions."""
     store = await adapters.open_store(loaded)
     try:
         return await adapters.open_admin(store).ids()

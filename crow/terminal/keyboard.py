@@ -26,7 +26,7 @@ from crow.domain.rendering import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 
 HISTORY_BYTES = 1_000_000
-"""When crow starts, a larger history file is cut to its newest `HISTORY_BYTES // 2` bytes."""
+"""If the history file is larger when crow starts, it is cut to its newest `HISTORY_BYTES // 2` bytes."""
 
 MAX_WALKED = 20_000
 """To complete an `@` without a directory, at most this many files and directories are examined."""
@@ -55,7 +55,8 @@ class Choices:
 
 
 class Keyboard(Protocol):
-    """The user's keyboard. Only one method is used at a time, except `set_aside` and `interrupt`."""
+    """The user's keyboard. `set_aside` and `interrupt` may be called while another method runs. The other methods run
+    one at a time."""
 
     async def prompt(self, message: str) -> str:
         """Read a prompt. :raises EOFError: Ctrl-D."""

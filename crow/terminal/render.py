@@ -138,14 +138,14 @@ class WrappedText:
                     self._end_word()
 
     def put_unbroken(self, tone: Tone, text: str) -> None:
-        """Append text that is not broken."""
+        """Append text without breaking it into lines."""
         self._end_word()
         self._out.append((tone, self._space + text))
         self.column += cell_len(self._space + text)
         self._space = ""
 
     def end_line(self) -> None:
-        """End the line. Spaces at its end are dropped."""
+        """End the line, and drop the spaces at its end."""
         self._end_word()
         self._space = ""
         self._out.append(("", "\n"))
@@ -158,7 +158,7 @@ class WrappedText:
             self.end_line()
 
     def take(self) -> str:
-        """The text that was written since the last call."""
+        """Return the text that was written since the last call of this method."""
         text = "".join(self._look.paint(tone, part) for tone, part in _joined(self._out))
         self._out.clear()
         return text
@@ -552,7 +552,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
-    """The plan, one step per line."""
+    """Return a plan as text with one step per line."""
     marks: Mapping[str, tuple[Tone, str, str]] = {
         "completed": ("good", "✓", "done"),
         "in_progress": ("bold", "▸", "now"),

@@ -34,9 +34,9 @@ DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 EXIT_CODES = f"""exit codes:
   {DONE}    the turn is done
-  {FAILED}    it failed: the model, the endpoint, the database, or no JSON that --schema accepts
+  {FAILED}    the run failed: the model, the endpoint, the database, or no JSON that --schema accepts
   {USAGE}    an argument or a setting cannot be used; nothing was sent
-  {LIMIT}    a limit stopped it: --max-steps, --max-cost, or the length of an answer
+  {LIMIT}    a limit stopped the run: --max-steps, --max-cost, or the length of an answer
   {REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
   {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help='allow calls that match this rule, such as "shell(make *)"; for this run only',
     )
-    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost this much")
+    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost USD or more")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
     add(
         "--schema",
         metavar="FILE",
-        help="print only JSON that this JSON Schema accepts; the model is asked again up to three times",
+        help="print only JSON that the JSON Schema in FILE accepts; ask the model again up to three times",
     )
     add(
         "--json",

@@ -22,7 +22,8 @@ from crow.frontend import frames
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
-"""A question shows at most this many lines of a call. If there are more, the call can be allowed only once."""
+"""A question shows at most this many lines of a call. If a call has more lines, only the options for this one call are
+offered."""
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_S = 0.1
@@ -81,7 +82,7 @@ class Screen:
             await write(sys.stderr, f"{lead}{safe(line)}\n")
 
     async def end_line(self) -> None:
-        """End the last line of a message."""
+        """End the last line of the messages if it has not ended yet."""
         if not self._newlines:
             self._newlines = 1
             await self.print_answer("\n")

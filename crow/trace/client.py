@@ -62,7 +62,7 @@ class SentRequest:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, if it is an object."""
+        """The result if it is an object, otherwise None."""
         result = (self.response or {}).get("result")
         return result if isinstance(result, dict) else None
 
@@ -121,7 +121,7 @@ class CheckClient:
         self._updates: dict[str, int] = {}
 
     def send(self, message: Any, purpose: str = "") -> int:
-        """Sends a message; returns the number of its line."""
+        """Sends a message and returns the number of its line."""
         return self.send_bytes(json.dumps(message, ensure_ascii=False).encode(), purpose)
 
     def send_bytes(self, raw: bytes, purpose: str = "", cut: int = 0) -> int:
@@ -226,7 +226,7 @@ class CheckClient:
             pass
 
     def _take(self, timeout_s: float) -> bool:
-        """Reads and handles one line. Returns False if there was none."""
+        """Reads and handles one line. Returns False if no line was there."""
         line = self.io.read_line(max(0.0, timeout_s))
         if not line:
             self.has_ended = self.has_ended or line == b""

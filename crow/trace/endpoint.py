@@ -70,7 +70,7 @@ class ScriptedEndpoint:
 
     @property
     def base_url(self) -> str:
-        """The base URL that agents are given; it ends with /v1."""
+        """The base URL that agents get. It ends with /v1."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def wait_until_left(self, timeout_s: float) -> None:

@@ -25,7 +25,7 @@ class AgentIO(Protocol):
     """The stdin and stdout of an agent."""
 
     def write(self, data: bytes) -> None:
-        """Writes to stdin. Never waits."""
+        """Writes to stdin, without waiting until the agent has read the data."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """Returns the next line of stdout with its newline, None if no line came in time, or b"" at the end of

@@ -59,7 +59,7 @@ class Report:
         yield self.summary()
 
     def summary(self) -> str:
-        """One line with the numbers of messages and of rules."""
+        """Returns one line with the number of messages and the numbers of rules that passed or failed."""
         states = Counter(verdict.state for verdict in self.verdicts)
         binding = sum(1 for verdict in self.verdicts if verdict.findings and verdict.rule.severity == "MUST")
         lines = sum(len(connection.lines) for connection in self.run.connections)
@@ -134,7 +134,7 @@ class Report:
 
 
 def check(recording: Iterable[Recorded]) -> Report:
-    """Applies the rules to a recording."""
+    """Applies the rules to a recording, and returns a report."""
     lines = tuple(recording)
     run = Run(connections=split(lines))
     schema, faults = SchemaChecker(), []
@@ -150,7 +150,7 @@ def check(recording: Iterable[Recorded]) -> Report:
 
 
 def _lines_of(connection: Connection) -> range:
-    """The line numbers of a connection, which are consecutive."""
+    """Returns the line numbers of a connection, which are consecutive."""
     first = connection.lines[0].line if connection.lines else 0
     return range(first, first + len(connection.lines))
 
@@ -163,5 +163,5 @@ def _quote(line: Recorded) -> str:
 
 
 def _xml(text: str) -> str:
-    """Replaces the characters that XML does not allow."""
+    """Returns `text`, with the characters replaced that XML does not allow."""
     return _NOT_XML.sub("�", text)

@@ -55,7 +55,7 @@ class Exchange:
 
     @property
     def session(self) -> str:
-        """The session that the request names, or "null"."""
+        """The session that the request names, or "null" if it names none."""
         return as_text(self.params.get("sessionId"))
 
     @property
@@ -84,7 +84,7 @@ class Exchange:
 
     @property
     def code(self) -> int:
-        """The error's code, or `NO_CODE`."""
+        """The code of the error, or `NO_CODE` if there is no error."""
         code = (self.error or {}).get("code")
         return code if isinstance(code, int) else NO_CODE
 
@@ -154,7 +154,7 @@ class RecordedTurn:
         return self.exchange.lines
 
     def text(self, kind: str = "agent_message_chunk") -> str:
-        """The joined text of the chunks of this kind."""
+        """Returns the text of all chunks of this kind, joined."""
         return "".join(update.text for update in self.updates if update.kind == kind)
 
     def statuses(self) -> dict[str, list[str]]:
@@ -298,11 +298,11 @@ class Run:
         return any(connection.is_live for connection in self.connections)
 
     def named(self, name: str) -> Connection | None:
-        """The connection with this name."""
+        """Returns the connection with this name, or None."""
         return next((each for each in self.connections if each.name == name), None)
 
     def exchanges(self, *purposes: str) -> list[Exchange]:
-        """The client's requests that were sent for one of these purposes."""
+        """Returns the client's requests that the check sent for one of these purposes."""
         return [
             each for connection in self.connections for each in connection.asked if each.request.purpose in purposes
         ]
@@ -316,7 +316,7 @@ class Run:
         return [each for connection in self.connections for each in connection.called if each.method in methods]
 
     def updates(self, *kinds: str) -> list[Update]:
-        """The updates of these kinds."""
+        """Returns the updates of these kinds."""
         return [each for connection in self.connections for each in connection.updates if each.kind in kinds]
 
     def turns(self, *purposes: str) -> list[RecordedTurn]:
@@ -329,7 +329,7 @@ class Run:
         ]
 
     def loads(self) -> list[RecordedTurn]:
-        """The loads that were answered with a result."""
+        """Returns the loads that were answered with a result."""
         return [
             turn
             for connection in self.connections

@@ -58,7 +58,7 @@ class SchemaChecker:
             self._check_response(sender, receiver, message)
 
     def unanswered(self) -> tuple[str, ...]:
-        """The unanswered requests as `method (id)`."""
+        """Returns each unanswered request as `method (id)`."""
         return tuple(f"{method} ({request_id})" for (_, request_id), method in self._requests.items())
 
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def definition(receiver: Side, method: str, kind: str) -> str | None:
 
 
 def update_kinds() -> tuple[str, ...]:
-    """The kinds of `session/update`, stable and unstable."""
+    """Returns the kinds of `session/update` in the stable and the unstable schema."""
     return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
 
 

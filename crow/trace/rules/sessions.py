@@ -33,7 +33,7 @@ _NOT_FOUND = (-32002,)
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """The requests that opened a session."""
+    """Returns the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -65,7 +65,7 @@ def _different(run: Run) -> Outcome:
 
 
 def _early(run: Run) -> Outcome:
-    """Finds updates for a session that the client cannot know yet."""
+    """Finds updates for sessions of which the client cannot know yet."""
     found = []
     for connection in run.connections:
         known: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _mcp_environment(run: Run) -> Outcome:
 
 
 def _shown(run: Run) -> list[RecordedTurn]:
-    """The prompts of sessions that another process loaded later."""
+    """Returns the finished prompts of sessions that are loaded somewhere in the run."""
     loaded = {turn.exchange.session for turn in run.loads()}
     purposes = ("prompt-say", "prompt-tool")
     return [turn for turn in run.turns(*purposes) if turn.exchange.session in loaded and turn.stop_reason == "end_turn"]
@@ -255,7 +255,7 @@ def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def time_problem(value: Any) -> str | None:
-    """What is wrong with an ISO 8601 time, or None."""
+    """Returns the problem with an ISO 8601 time, or None if the time is right or missing."""
     if value is None:
         return None
     try:

@@ -23,7 +23,7 @@ _NO_OPTIONS = "the agent has no configuration options to choose from"
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """The requests that opened a session."""
+    """Returns the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -62,12 +62,12 @@ def _shown_modes(run: Run) -> Outcome:
 
 
 def options_of(value: Any) -> list[dict[str, Any]]:
-    """The options in a `configOptions`."""
+    """Returns the options in a `configOptions` member, or [] if it is not a list."""
     return [option for option in value if isinstance(option, dict)] if isinstance(value, list) else []
 
 
 def choices(option: dict[str, Any]) -> list[Any]:
-    """The values of an option, including those in groups."""
+    """Returns the values to choose from for an option, including the values in groups."""
     found: list[Any] = []
     for each in options_of(option.get("options")):
         found += (
@@ -77,7 +77,7 @@ def choices(option: dict[str, Any]) -> list[Any]:
 
 
 def _configured(run: Run) -> list[Exchange]:
-    """The requests whose response contains configuration options."""
+    """Returns the requests whose response contains configuration options."""
     asked = run.asked_for(*OPENING, "session/set_config_option")
     return [each for each in asked if options_of((each.result or {}).get("configOptions"))]
 

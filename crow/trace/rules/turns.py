@@ -185,7 +185,7 @@ def _base64(run: Run) -> Outcome:
 
 
 def _cancelled(run: Run) -> list[RecordedTurn]:
-    """Prompts that were cancelled while they ran."""
+    """Returns the prompts that were cancelled while they ran."""
     return [turn for turn in run.turns() if turn.cancels]
 
 
