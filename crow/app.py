@@ -210,7 +210,7 @@ class Wiring:
         return self.dependencies()
 
     def _retire_models(self) -> None:
-        """Make each model be opened again when it is next used. Turns that are running keep the old models."""
+        """Cause each model to be opened again when it is next used. Turns that are running keep the old models."""
         self._retired_models += self._models.values()
         self._models = {}
         self._generation += 1
@@ -379,7 +379,7 @@ class Wiring:
 
     async def _more_models(self) -> tuple[str, ...]:
         """Return the names of the configured models and of the models that the endpoint of the default model lists.
-        Return no names if that endpoint does not list models, or not in time."""
+        Return no names if that endpoint does not list its models in time."""
         name = self._default_model()
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()

@@ -92,8 +92,8 @@ class Session:
         return await _openai_messages([one async for one in self.entries() if not isinstance(one.body, compactions)])
 
     async def context(self) -> list[dict[str, Any]]:
-        """Return the messages that the model would get now. After a compaction, the list contains only the summary and
-        all later messages.
+        """Return the messages that the model would get now. After a compaction, the summary replaces the messages that
+        were compacted.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """

@@ -121,8 +121,8 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _with_resident(options: argparse.Namespace) -> int | None:
-    """Connect the editor to the resident server, which is started if it does not run. Return the exit code. Return None
-    if this process has to serve the editor by itself."""
+    """Connect the editor to the resident server (`crow serve --user`), which is started if it does not run. Return the
+    exit code. Return None if this process has to serve the editor by itself."""
     import logging
 
     from crow.bridge import connect_to_resident, start_resident
@@ -154,7 +154,9 @@ def _connect(options: argparse.Namespace) -> int:
     for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{flag} has no effect with --connect: the settings of the server apply. Leave it out.")
+            raise ArgumentError(
+                f"{flag} has no effect with --connect: the settings of the server apply. Leave out {flag}."
+            )
     return connect_editor(options.connect, options.token_file)
 
 

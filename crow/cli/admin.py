@@ -166,7 +166,7 @@ def _hashed(tags: Sequence[str]) -> str:
 
 
 async def delete(context: SessionsContext) -> None:
-    """`crow sessions delete`: delete the named sessions: either all of them or none."""
+    """`crow sessions delete`: delete either all of the named sessions or none."""
     rows = [await context.store.session(name) for name in await context.find_ids()]
     await context.admin.remove([row.id for row in rows])
     for row in rows:
@@ -201,8 +201,8 @@ async def vacuum(context: SessionsContext) -> None:
     before = await context.admin.size()
     if before is None:
         raise ArgumentError(
-            "PostgreSQL frees the space of removed sessions by itself (autovacuum). To give it back to the file system,"
-            " run VACUUM FULL in PostgreSQL while nobody uses crow."
+            "PostgreSQL frees the space of removed sessions by itself (autovacuum). To give this space back to the file"
+            " system, run VACUUM FULL in PostgreSQL while nobody uses crow."
         )
     await context.store.tidy()
     after = await context.admin.size() or 0

@@ -69,7 +69,7 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     acp.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a file with the token for --connect that only you can read (default: CROW_TOKEN)",
+        help="the file with the token for --connect; only you may read it (default: the token in CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
@@ -91,7 +91,7 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     _add_json(doctor)
     models = add("models", "list the models that an endpoint offers", [settings])
     models.add_argument(
-        "provider", nargs="?", help="the NAME of a table [providers.NAME]; default: the endpoint in use"
+        "provider", nargs="?", help="the NAME of a table [providers.NAME] in config.toml (default: the endpoint in use)"
     )
     models.add_argument(
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
@@ -137,7 +137,9 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--listen", metavar="ADDRESS", help="HOST:PORT, or the path of a Unix socket (default: 127.0.0.1:7431)"
+        "--listen",
+        metavar="ADDRESS",
+        help="listen on HOST:PORT, or on the Unix socket with this path (default: 127.0.0.1:7431)",
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
@@ -238,7 +240,7 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         help="session (default), model or day, or several of these, such as model,day",
     )
     stats.add_argument(
-        "--disk", action="store_true", help="show what takes up the space in the database, not tokens and cost"
+        "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
     )
     for each in (search, stats):
         add_limits(each)
@@ -260,7 +262,10 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
         "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
     )
     imported.add_argument(
-        "file", metavar="PATH", nargs="?", help="a file or a directory; default: where TOOL keeps its sessions"
+        "file",
+        metavar="PATH",
+        nargs="?",
+        help="a file or a directory (default: the place where TOOL keeps its sessions)",
     )
     imported.add_argument(
         "--from",
@@ -343,7 +348,7 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
             "server", metavar="NAME|URL", help="the name of a server in config.toml, or the URL of any server"
         )
     test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
-    test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
+    test.add_argument("names", metavar="NAME", nargs="*", help="the names of servers (default: all enabled servers)")
     _add_json(test, default=argparse.SUPPRESS)
     _add_json(parser, default=argparse.SUPPRESS)
 

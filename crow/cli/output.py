@@ -130,7 +130,7 @@ def count(number: int, noun: str) -> str:
 
 
 def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """Map each of the sorted `ids` to a prefix that no other id has: the shortest one with at least eight
+    """Map each of the sorted `ids` to a prefix that no other id has: the shortest such prefix with at least eight
     characters."""
     lengths = dict.fromkeys(ids, _SHORTEST_PREFIX)
     for pair in pairwise(ids):

@@ -308,8 +308,8 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
-    """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age means
-    the time that long before `now`. :raises ArgumentError: `text` is neither an age nor a date."""
+    """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
+    counted back from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
@@ -327,8 +327,8 @@ def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> 
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """Return the same day of the month `months` months earlier, or the last day of that month if it is shorter. :raises
-    ValueError: the result is before the first year."""
+    """Return the same day of the month `months` months earlier, or the last day of that month if there is no such day.
+    :raises ValueError: the result is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 

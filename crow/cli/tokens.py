@@ -46,7 +46,7 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
     listing = add("list", list_tokens, "list tokens; their secrets are stored nowhere")
     listing.add_argument("--all", action="store_true", help="also list tokens that are revoked or have expired")
     revoking = add("revoke", revoke_tokens, "revoke tokens, and end the connections that use them")
-    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id that crow serve token list shows")
+    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id of a token, which crow serve token list shows")
 
 
 async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
@@ -101,7 +101,7 @@ async def list_tokens(store: Store, options: argparse.Namespace) -> None:
 
 
 async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
-    """`crow serve token revoke`: revoke the named tokens: either all of them or none."""
+    """`crow serve token revoke`: revoke either all of the named tokens or none."""
     known = {token.id for token in await store.tokens()}
     unknown = [name for name in options.ids if name not in known]
     if unknown:

@@ -53,7 +53,7 @@ class TerminalClient(Protocol):
         ...
 
     async def elicit(self, params: Params) -> dict[str, Any]:
-        """Answers `elicitation/create`. Called only if the client's `capabilities` offer elicitation."""
+        """Answers `elicitation/create`. This method is called only if the client's `capabilities` offer elicitation."""
         ...
 
 

@@ -21,7 +21,7 @@ PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
 
 HELD_CHARS = 200
-"""At most this many characters wait for more text that shows whether they are Markdown."""
+"""While it is not clear whether characters are Markdown, at most this many of them are held back."""
 
 LINK_CHARS = 800
 TABLE_ROWS = 200

@@ -221,7 +221,7 @@ class RunClient:
         return code
 
     def _judge_answer(self, stop: str) -> tuple[str, Any]:
-        """Return the problem with the answer, or an empty string if the answer is good, and the JSON in the answer."""
+        """Return two values: the problem with the answer (empty if there is none), and the JSON in the answer."""
         if self._schema is None or stop != "end_turn":
             return "", None
         try:
@@ -382,7 +382,7 @@ class RunClient:
         return selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
-        """See `TerminalClient`. Not called, because `CAPABILITIES` do not offer elicitation."""
+        """See `TerminalClient`. This method is not called, because `CAPABILITIES` do not offer elicitation."""
         return {"action": "cancel"}
 
 

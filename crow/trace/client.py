@@ -209,7 +209,8 @@ class CheckClient:
         return lambda: self._updates.get(session, 0) > updates
 
     def release_held(self) -> None:
-        """Answers the held permission requests with `cancelled`, because their prompt was cancelled."""
+        """Answers all permission requests that were held back. The answer is `cancelled`, because their prompt was
+        cancelled."""
         for request_id in self._held:
             self._respond(request_id, {"outcome": {"outcome": "cancelled"}})
         self._held.clear()

@@ -1,4 +1,4 @@
-"""Sends an agent all messages that the rules of `crow acp-check` need."""
+"""Sends an agent all the messages that `crow acp-check` needs to apply the rules."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ SESSION_CONTENT: dict[str, Any] = {
     },
     "required": ["type", "sessionId"],
 }
-"""The schema of `session`, a type of content of tool calls. It was written by hand from the RFD on sub-agent sessions,
-because no published package has it yet."""
+"""The schema of `session`, a type of content of tool calls. It was written by hand from the proposal (RFD) for
+sub-agent sessions, because no published package has it yet."""
 
 
 class Violation(Exception):
@@ -130,7 +130,7 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
-    """Returns what the definition `name` forbids in `value`; nothing if `value` is valid. With `strict`, unknown
+    """Returns the problems of `value` under the definition `name`, or () if `value` is valid. With `strict`, unknown
     members are problems too.
 
     A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.

@@ -47,7 +47,7 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    """Finds sessions with the same id. Ids from different processes of an agent are compared only if it stores
+    """Finds sessions with the same id. Ids from different processes of an agent are compared only if that agent stores
     sessions."""
     seen: dict[tuple[int, str], Exchange] = {}
     found = []

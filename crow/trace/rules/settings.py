@@ -151,7 +151,7 @@ def _in_sync(run: Run) -> Outcome:
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
     """Returns the value of the option of category mode just before the next request that sets a mode or an option.
-    Returns None if there is no such option, or if it does not offer the mode."""
+    Returns None if there is no such option, or if the option does not offer the mode that was set."""
     if exchange.response is None:
         return None
     setting = (each for each in connection.asked if each.method in ("session/set_mode", "session/set_config_option"))
