@@ -53,15 +53,15 @@ if TYPE_CHECKING:
 
 
 class EndpointModel(Model, Protocol):
-    """A model at an endpoint. The endpoint can list all its models."""
+    """A model at an endpoint that can list all its models."""
 
     async def models(self) -> Sequence[Offered]:
-        """Return all models of the endpoint. :raises ModelError: the list cannot be read."""
+        """Return all models that the endpoint lists. :raises ModelError: the list cannot be read."""
         ...
 
 
 LoadedSource: TypeAlias = Callable[[], Loaded]
-"""Returns the settings as they are now. The user may change them while a session is open."""
+"""A function that returns the current settings. The user may change the settings while a session is open."""
 
 
 def prepare_prompts(*, confines: bool) -> None:
@@ -90,9 +90,9 @@ async def open_model(
 ) -> EndpointModel:
     """Open a model at an endpoint. `memory` holds facts about the endpoint that crow learned earlier.
 
-    If the settings have a command that prints the key, `on_key` gets that key.
+    If a command in the settings prints the key, `on_key` is called with this key.
 
-    :raises ConfigError: the command for the key fails.
+    :raises ConfigError: the command that prints the key fails.
     """
     from crow.llm.chat_completions import ChatCompletions
 
@@ -113,8 +113,8 @@ def offline_model(settings: Settings) -> OfflineModel:
 
 
 def endpoint_of(target: Target, *, key: str | None = None) -> Endpoint:
-    """Return the endpoint that `target` describes. `key` is the key that the endpoint's key command has printed. Until
-    that command has run, the endpoint has the key "pending"."""
+    """Return the endpoint that `target` describes. `key` is the key that the endpoint's `api_key_command` has printed.
+    If that command has not run yet, the returned endpoint has the key "pending"."""
     from crow.llm.dialect import Dialect
     from crow.llm.endpoint import Endpoint, EndpointTimeouts
 
@@ -162,8 +162,8 @@ def open_toolbox(
     *,
     on_change: Callable[[], Awaitable[None]] | None = None,
 ) -> AbstractAsyncContextManager[McpToolbox]:
-    """Return a context manager that opens the built-in tools and the tools of `servers`. It must be entered and left in
-    the session's task."""
+    """Return a context manager that opens the built-in tools and the tools of `servers`. The task of the session must
+    both enter and leave it."""
     from crow.tools.mcp.client import open_toolbox
 
     return open_toolbox(workspace, ports, servers, tool_settings(loaded), on_change=on_change)
@@ -193,9 +193,10 @@ def tool_settings(loaded: LoadedSource, asker: LoginAsker | None = None) -> Tool
 def open_workspace(
     loaded: LoadedSource, cwd: str, directories: Sequence[str], *, is_bounded: bool = False
 ) -> Workspace:
-    """Open the workspace on disk. Its tools cannot write crow's own files, and its commands cannot read the keys.
+    """Open the workspace on disk. Tools cannot write crow's own files, and commands cannot read the keys.
 
-    With `is_bounded`, tools cannot leave the workspace, and commands cannot see other directories below `serve.roots`.
+    With `is_bounded`, tools cannot leave the workspace, and below `serve.roots`, commands see only the directories of
+    the workspace.
     """
     paths = loaded().paths
     config = paths.config_file.parent
@@ -219,7 +220,7 @@ def server_files(loaded: Loaded) -> tuple[Path, ...]:
 
 
 def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bounded: bool = False) -> Confiner | None:
-    """Return the object that confines the commands of a workspace, or None if the user has switched confinement off."""
+    """Return the object that confines the commands of a workspace, or None if `sandbox.enabled` is off."""
     sandbox, paths = loaded.settings.sandbox, loaded.paths
     if sandbox.enabled == "off":
         return None
@@ -245,8 +246,8 @@ def open_confiner(loaded: Loaded, cwd: str, directories: Sequence[str], *, is_bo
 def own_folders(paths: Paths, cwd: str) -> tuple[Path, ...]:
     """Return the directories in which every file belongs to crow.
 
-    Two kinds of directories are left out: a directory of the user in which the settings file happens to be, and a
-    directory that contains the workspace.
+    A directory that contains the workspace is left out. If the settings file is in a directory with other files of the
+    user, this directory is left out too.
     """
     config, workspace = paths.config_file.parent, Path(os.path.realpath(cwd))
     is_own = config.name == "crow" or config == paths.data_dir
@@ -265,7 +266,8 @@ async def try_server(
 
 
 def read_login(loaded: Loaded, server: HttpServer) -> Login | None:
-    """Return the stored login to a server, or None. Blocks. :raises CrowError: the file or the URL cannot be used."""
+    """Return the stored login to a server, or None if there is none. Blocks. :raises CrowError: the file or the URL
+    cannot be used."""
     from crow.tools.mcp.auth import account_of
     from crow.tools.mcp.logins import LoginFolder
 
@@ -281,7 +283,7 @@ def remove_login(loaded: Loaded, server: HttpServer) -> None:
 
 
 async def revoke_login(login: Login) -> bool:
-    """See :func:`crow.tools.mcp.auth.revoke`."""
+    """Revoke the tokens of a login. See :func:`crow.tools.mcp.auth.revoke`."""
     from crow.tools.mcp.auth import revoke
 
     return await revoke(login)
@@ -293,12 +295,12 @@ def login_folder(paths: Paths) -> Path:
 
 
 def hidden_keys(loaded: Loaded) -> HiddenKeys:
-    """Return the keys that no child process may get, and the secrets that the results of tools must not show."""
+    """Return the keys to hide from child processes, and the secrets to hide in the results of tools."""
     return HiddenKeys(variables=loaded.keys.variables, values=loaded.keys.values, others=loaded.keys.others)
 
 
 def protect_process(loaded: Loaded) -> None:
-    """Hide the keys from other processes of this user. Must be called before any child process starts."""
+    """Hide the keys from other processes of this user. Call this before any child process is started."""
     forbid_inspection()
     wipe_environment(hidden_keys(loaded).hides)
 
@@ -310,8 +312,8 @@ def configured_servers(loaded: Loaded) -> tuple[McpServer, ...]:
 
 
 def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
-    """Return the enabled hooks in the user's settings file, in order. The path of a program may be relative to the
-    directory of that file."""
+    """Return the enabled hooks in the user's settings file, in order. The path of a hook's program may be relative to
+    the directory of the settings file."""
     folder = loaded.paths.config_file.parent
     return tuple(
         Hook(
@@ -331,8 +333,8 @@ def configured_hooks(loaded: Loaded) -> tuple[Hook, ...]:
 
 
 def mcp_server(name: str, settings: McpServerSettings, folder: Path) -> McpServer:
-    """Return one MCP server from the user's settings file, with its environment variables filled in. The path of its
-    command may be relative to `folder`."""
+    """Return one MCP server from the user's settings file, with its environment variables filled in. The path of the
+    server's command may be relative to `folder`."""
     settings, problem = expand_variables(settings, os.environ, workspace=THE_WORKSPACE)
     if settings.url is not None and settings.sandbox is not None:
         problem = "sandbox works only for servers with a command, but this server has a url; remove sandbox"
@@ -379,10 +381,11 @@ def is_empty(loaded: Loaded) -> bool:
 
 
 async def open_store(loaded: Loaded) -> Store:
-    """Open the user's database. The caller closes it.
+    """Open the user's database. The caller closes the returned store.
 
     :raises StoreError: the database cannot be used.
-    :raises ArgumentError: its URL is not valid, or crow was installed without the driver for it.
+    :raises ArgumentError: the URL of the database is not valid, or crow was installed without the driver for
+        PostgreSQL.
     """
     database = loaded.settings.database
     if database.url is None:
@@ -392,8 +395,8 @@ async def open_store(loaded: Loaded) -> Store:
 
 
 async def open_store_to_read(loaded: Loaded) -> Store:
-    """Open the user's database for reading. It is neither created nor migrated. The caller closes it. For errors, see
-    `open_store`."""
+    """Open the user's database for reading. The database is neither created nor migrated. The caller closes the
+    returned store. For errors, see `open_store`."""
     database = loaded.settings.database
     if database.url is None:
         return await SqliteStore.open_to_read(loaded.paths.database)
@@ -401,9 +404,9 @@ async def open_store_to_read(loaded: Loaded) -> Store:
 
 
 async def open_store_at(loaded: Loaded, place: str | None, *, to_read: bool = False) -> Store:
-    """Open the database at `place`, which is the URL of a PostgreSQL database, the path of a SQLite file, or None for
-    the user's own database. With `to_read`, the database is neither created nor migrated. The caller closes it. For
-    errors, see `open_store`."""
+    """Open the database at `place`: the URL of a PostgreSQL database, or the path of a SQLite file. None stands for the
+    user's own database. With `to_read`, the database is neither created nor migrated. The caller closes the returned
+    store. For errors, see `open_store`."""
     if place is None:
         return await (open_store_to_read(loaded) if to_read else open_store(loaded))
     if "://" in place:
@@ -420,7 +423,7 @@ async def _open_postgres(database: DatabaseSettings, *, to_read: bool = False) -
         if error.name != "asyncpg":
             raise
         raise ArgumentError(
-            "Sessions are in a PostgreSQL database, but crow was installed without the driver for it. In a clone of "
+            "Sessions are in PostgreSQL, but crow was installed without the driver for PostgreSQL. In a clone of "
             "crow, run: pipx install --force '.[postgres]'"
         ) from None
     assert database.url is not None, "the caller has checked it"

@@ -1,4 +1,4 @@
-"""The composition root: wires the ACP server to settings, sessions and adapters."""
+"""The composition root: the code that connects the ACP server with settings, sessions and adapters."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 _MODEL_LIST_TIMEOUT_S = 10.0
 _MODELS_LISTED = 200
-"""Clients are offered at most this many models of an endpoint. The whole list is sent with every change, and nobody
-would choose from a longer list."""
+"""Clients are offered at most this many models of an endpoint, because the whole list is sent with every change, and
+nobody would choose from a longer list."""
 
 
 async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool = False) -> int:
@@ -83,15 +83,15 @@ async def serve(loaded: Loaded, reload: Callable[[], Loaded], *, offers_v2: bool
 
 
 class Wiring:
-    """Builds the settings, models and adapters of one process, and connects them. Without `reload`, the settings never
-    change."""
+    """Builds the models and adapters of one process from the settings, and connects them. Without `reload`, the
+    settings never change."""
 
     def __init__(
         self, loaded: Loaded, *, reload: Callable[[], Loaded] | None = None, recorder: Recorder | None = None
     ) -> None:
         self.is_bounded: Callable[[], bool] = lambda: False
-        """Whether the clients are remote users, who do not own this machine. If so, tools cannot leave the workspace,
-        and commands run only in a sandbox. A change applies to sessions that are opened later."""
+        """Returns whether the clients are remote users, who do not own this machine. If True, tools cannot leave the
+        workspace, and commands run only in a sandbox. A new value applies to sessions that are opened later."""
         self._loaded = loaded
         self._settings = loaded.settings
         self._reload = reload
@@ -120,7 +120,7 @@ class Wiring:
 
     @property
     def store(self) -> Store:
-        """The store. It is opened by the first request for a session."""
+        """The store, which the first request for a session opens."""
         assert self._store is not None, "a session was opened"
         return self._store
 
@@ -170,20 +170,22 @@ class Wiring:
         )
 
     async def finish_imports(self) -> None:
-        """Wait for imports that have begun. If a thread still imports when Python exits, the process may abort.
+        """Wait until all imports that have begun are done. If a thread still imports when Python exits, the process may
+        abort.
 
-        `crow acp` does not call this and takes that risk, because an editor waits for its exit.
+        `crow acp` does not call this method and takes the risk, because an editor waits until `crow acp` exits.
         """
         for imports in (self._imports, self._call_imports):
             await imports.settle()
 
     async def close(self) -> None:
-        """Close the models' connections."""
+        """Close the connections to all models."""
         for model in (*self._retired_models, *self._models.values()):
             await model.close()
 
     def _reload_if_changed(self) -> ServerDependencies | None:
-        """Return new dependencies if the user's file has changed, else None.
+        """Return new dependencies if the user's settings file or the client's choice of endpoints has changed, else
+        None.
 
         Changes to models, endpoints, rules and compaction apply from the next prompt. Changes to other settings apply
         to sessions that are opened later.
@@ -208,7 +210,7 @@ class Wiring:
         return self.dependencies()
 
     def _retire_models(self) -> None:
-        """Open each model again when it is next used. Running turns keep their models."""
+        """Cause each model to be opened again when it is next used. Turns that are running keep the old models."""
         self._retired_models += self._models.values()
         self._models = {}
         self._generation += 1
@@ -264,7 +266,8 @@ class Wiring:
         return "unauthenticated" if endpoint.needs_key and not endpoint.info.is_local else "not_required"
 
     def _note_key(self, key: str) -> None:
-        """Hide an API key that `api_key_command` has printed, in the same way as the keys in the settings."""
+        """Hide a key in the same way as the keys in the settings. `api_key_command` has printed this key, or the client
+        has set it."""
         if key not in self._printed_keys:
             self._printed_keys += (key,)
             self._add_printed_keys(key)
@@ -275,14 +278,14 @@ class Wiring:
         self._loaded = replace(self._loaded, keys=replace(keys, values=(*keys.values, *printed)))
 
     def _mask(self, secrets: Iterable[str]) -> None:
-        """Mask these secrets, and all earlier ones, in the log and in the recording."""
+        """Mask these secrets in the log and in the recording, in addition to all earlier secrets."""
         self._secrets.update(secrets)
         start_logging(self._loaded.paths.log_file, self._settings.log.level, self._secrets)
         if self._recorder is not None:
             self._recorder.mask(self._secrets)
 
     def _default_model(self) -> str:
-        """The name of the model for new sessions, or an empty string if none is set."""
+        """Return the name of the model for new sessions, or an empty string if no model is set."""
         return next(iter(self._offered()), "")
 
     def _offered(self) -> tuple[str, ...]:
@@ -303,7 +306,7 @@ class Wiring:
         return adapters.open_workspace(lambda: self._loaded, cwd, directories, is_bounded=self.is_bounded())
 
     async def sandbox_status(self) -> SandboxStatus:
-        """Return what the sandbox on this machine can do, if there is one."""
+        """Return whether this machine has a working sandbox, and what the sandbox can do."""
         return await adapters.open_workspace(lambda: self._loaded, tempfile.gettempdir(), ()).sandbox_status()
 
     async def _open_store(self) -> Store:
@@ -345,7 +348,8 @@ class Wiring:
             adapters.endpoint_of(self._target(name)).check()
 
     def _has_endpoint(self) -> bool:
-        """Whether there is an endpoint to use: the user or the client has chosen one, or the default one has a key."""
+        """Whether there is an endpoint to use: the user or the client has chosen an endpoint, or there is a key for the
+        default endpoint."""
         if not self._target("").needs_key:
             return True
         return self._settings.model.api_key is not None or self._loaded.sources["model.base_url"] != "default"
@@ -374,8 +378,8 @@ class Wiring:
         return self._models[name]
 
     async def _more_models(self) -> tuple[str, ...]:
-        """Return the names of all models, including those that the endpoint of the default model lists. Return no names
-        if that endpoint does not list its models in time."""
+        """Return the names of the configured models and of the models that the endpoint of the default model lists.
+        Return no names if that endpoint does not list its models in time."""
         name = self._default_model()
         if name == OFFLINE or not (name or self._has_endpoint()):
             return ()
@@ -394,7 +398,8 @@ class Wiring:
         return tuple(self._names)
 
     def _name_at(self, default: str, model: str) -> str:
-        """Return the name that selects `model` at the endpoint of the model `default`, or an empty string."""
+        """Return the name with which users select `model` at the endpoint of the model `default`, or an empty string if
+        no name does."""
         base_url = target_of(default, self._settings).base_url
         for name in (model, f"{default.partition('/')[0]}/{model}"):
             target = target_of(name, self._settings)
@@ -404,14 +409,15 @@ class Wiring:
 
 
 class BackgroundImport:
-    """Runs `load`, which imports packages, once in a thread. Meanwhile, the process can serve the protocol."""
+    """Runs `load`, which imports packages, once in a thread, so that the process can serve the protocol at the same
+    time."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
         self._done: Future[None] | None = None
 
     async def run(self) -> None:
-        """Wait until everything is imported. :raises ImportError: a package is broken."""
+        """Start the import if it has not begun, and wait until it is done. :raises ImportError: a package is broken."""
         if self._done is None:
             self._done = Future()
             self._done.set_running_or_notify_cancel()  # a cancelled waiter must not cancel the import
@@ -424,7 +430,7 @@ class BackgroundImport:
             await asyncio.wrap_future(self._done)
 
     async def settle(self) -> None:
-        """Wait for the import if it has begun."""
+        """If the import has begun, wait until it is done."""
         if self._done is not None:
             with suppress(ImportError):
                 await self.run()
@@ -452,7 +458,7 @@ def find_hooks() -> dict[HookEvent, list[NamedHook]]:
 
 
 def _names_hooks(directory: str) -> bool:
-    """Whether any package in this directory might register hooks. This check is much faster than reading all entry
+    """Whether a package in this directory may register hooks. Asking this first is much faster than reading all entry
     points."""
     with os.scandir(directory) as packages:
         names = [package.path for package in packages if package.name.endswith((".dist-info", ".egg-info"))]

@@ -1,4 +1,4 @@
-"""`crow demo`: drives a real `crow acp` process in the same way as an editor. It needs no key."""
+"""`crow demo`: starts a real `crow acp` process and sends it messages, as an editor does. The demo needs no key."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Json: TypeAlias = dict[str, Any]
 _ANSWER_TIMEOUT_S = 60.0
 _KILL_AT = 60
 _SAVED = 20
-"""The offline model counts 20 numbers per second. When 60 are shown, the first 20 are two seconds old, so they must be
-on disk."""
+"""At least this many numbers must survive the kill. The offline model counts 20 numbers per second. When 60 are shown,
+the first 20 are two seconds old, and text older than a second is on disk."""
 
 _README = "# Tea timer\n\nCounts down the minutes a tea needs, then rings the bell.\n"
 
 
 class DemoFailed(CrowError):
-    """The demo failed, because crow did not do what the demo expects."""
+    """The demo failed: crow did something that the demo does not expect."""
 
 
 def run_demo() -> None:
-    """Run the demo in a scratch directory, and print it on stdout.
+    """Run the demo in a temporary directory, and print on stdout what happens.
 
     :raises DemoFailed: crow did not do what the demo expects.
     """
@@ -44,7 +44,8 @@ def run_demo() -> None:
 
 
 class CrowProcess:
-    """A running `crow acp`. `show` is called with each update, and with the tool call of each permission question."""
+    """A running `crow acp` process. `show` is called with each update. For each permission question, `show` is called
+    with the tool call and the options."""
 
     def __init__(self, scratch: Path, show: Callable[[Json], None]) -> None:
         self._show = show
@@ -70,7 +71,7 @@ class CrowProcess:
         self._process.communicate()
 
     def request(self, method: str, params: Json, *, until: Callable[[], bool] = lambda: False) -> Json:
-        """Send a request and return its result, or {} as soon as `until` returns True.
+        """Send a request and return its result. If `until` returns True before the result arrives, return {} at once.
 
         :raises DemoFailed: crow ended, did not answer in time, or answered with an error.
         """
@@ -106,7 +107,8 @@ class CrowProcess:
 
 
 class Demo:
-    """The scenes of the demo: sends prompts to crow and prints its answers. `scratch` is an empty directory."""
+    """Plays the scenes of the demo: sends prompts to crow, and prints crow's answers. `scratch` is an empty
+    directory."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch

@@ -58,7 +58,7 @@ _TEXT_PROMPT = "say one two three four five six seven eight"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. If its state is not `ok`, `advice` may say what the user can do."""
+    """The result of one check. If the state is not `ok`, `advice` may tell the user what to do."""
 
     check: str
     state: State
@@ -67,11 +67,11 @@ class Finding:
 
 
 Report = Callable[[Finding], None]
-"""Called with each finding as soon as it is known."""
+"""A function that is called with each finding as soon as the finding is known."""
 
 
 async def check_everything(loaded: Loaded, report: Report, *, servers: Sequence[McpServer] = ()) -> None:
-    """Check everything that a prompt needs, in the order in which the prompt needs it, and `report` each finding.
+    """Check everything that a prompt needs, in the order in which a prompt needs it. Call `report` with each finding.
 
     `servers` are more MCP servers to try, in addition to those in the settings.
     """
@@ -96,7 +96,8 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
     file = loaded.paths.database
     if url := loaded.settings.database.shown()["url"]:
         raise errors.ArgumentError(
-            f"Crow can repair only SQLite files, but the sessions are in {url}. If it is damaged, restore a backup."
+            f"Crow can repair only SQLite files, but the sessions are in {url}. If that database is damaged, restore a "
+            "backup."
         )
     done = await anyio.to_thread.run_sync(repair_file, file)
     if done.copy is not None:
@@ -114,9 +115,9 @@ async def repair_database(loaded: Loaded, report: Report) -> None:
 
 
 async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]:
-    """Return the models of the endpoint of `provider`, or of the default endpoint if `provider` is None.
+    """Return the models that the endpoint of `provider` lists. If `provider` is None, ask the default endpoint.
 
-    :raises CrowError: the endpoint cannot be asked.
+    :raises CrowError: the settings are not valid, or the endpoint does not list its models.
     """
     target = _target_of_listing(loaded, provider)
     if target is None:
@@ -131,8 +132,8 @@ async def list_models(loaded: Loaded, provider: str | None) -> Sequence[Offered]
 
 
 async def store_models(loaded: Loaded, provider: str | None, offered: Sequence[Offered]) -> int:
-    """Store the context windows and prices of the `offered` models, except for models that are neither configured nor
-    used. Return the number of stored models.
+    """Store the context windows and prices of those `offered` models that are configured or were used before. Return
+    the number of stored models.
 
     :raises CrowError: the database cannot be used.
     """
@@ -164,7 +165,11 @@ def _target_of_listing(loaded: Loaded, provider: str | None) -> Target | None:
         raise loaded.problem
     settings = loaded.settings
     if provider is not None and provider not in settings.providers:
-        hint = f"there are {', '.join(settings.providers)}" if settings.providers else f"add [providers.{provider}]"
+        hint = (
+            f"the providers are {', '.join(settings.providers)}"
+            if settings.providers
+            else f"add [providers.{provider}]"
+        )
         raise errors.ArgumentError(f'No provider "{provider}" in {loaded.paths.config_file}; {hint}.')
     name = next(iter(names_offered(settings)), "") if provider is None else f"{provider}/"
     return None if name == OFFLINE else target_of(name, settings)
@@ -184,7 +189,7 @@ def _check_configuration(loaded: Loaded) -> Finding:
 
 
 def _check_hooks(loaded: Loaded) -> Iterator[Finding]:
-    """Yield a finding for each hook, in the order in which the hooks run. The hooks are not run here."""
+    """Yield a finding for each hook, in the order in which hooks run. No hook is run for this check."""
     for hook in adapters.configured_hooks(loaded):
         limits = {"tools": hook.tools, "does": hook.does, "paths": hook.paths, "workspaces": hook.workspaces}
         words = [f"{name}: {', '.join(values)}" for name, values in limits.items() if values]
@@ -226,7 +231,8 @@ async def _check_database(loaded: Loaded, report: Report) -> Store | None:
 
 
 async def _report_importable(store: Store | None, report: Report) -> None:
-    """Report which other tools have sessions to import. Leave out a tool if any of its sessions was imported before."""
+    """Report the other tools that have sessions to import. If any session of a tool was imported before, leave out the
+    tool."""
     known = () if store is None else await adapters.open_admin(store).ids()
     for one in await anyio.to_thread.run_sync(importable, known):
         words = f"{one.tool} has {_count(one.sessions, 'session', 'sessions')} in {one.path}"
@@ -273,7 +279,8 @@ async def _check_model(loaded: Loaded, store: Store | None, report: Report) -> N
 
 
 async def _check_endpoint(model: adapters.EndpointModel, target: Target, report: Report) -> bool:
-    """Check the endpoint and its list of models. Return whether it makes sense to ask the model."""
+    """Check the endpoint and its list of models. Return False if the model cannot be asked, because the endpoint does
+    not answer or rejects the key."""
     try:
         names = [each.name for each in await model.models()]
     except errors.AuthError as error:
@@ -300,7 +307,8 @@ async def _check_endpoint(model: adapters.EndpointModel, target: Target, report:
 async def _check_answers(model: Model, report: Report, *, key: str = "", learned: LearnedWindow | None = None) -> None:
     """Check streaming, token counts, the context window and tool calls.
 
-    `key` is a sentence to report about the key when the model has answered. If it is empty, nothing is reported.
+    `key` is the text to report about the key after the model has answered. If `key` is empty, nothing is reported about
+    the key.
     """
     try:
         answer, pieces, first_s = await _ask(model, _TEXT_PROMPT)
@@ -331,8 +339,8 @@ def _window_finding(model: Model, learned: LearnedWindow | None) -> Finding:
     check, window = "context window", model.info.context_window
     if learned is not None and learned.times and not model.info.is_window_configured:
         advice = (
-            "Because of it, crow may compact earlier, but refuses nothing. To forget it, use /context forget in a "
-            "session, or set context_window in [model] or [models.NAME]."
+            "Because of this window, crow may compact earlier, but refuses nothing. To forget it, use /context forget "
+            "in a session, or set context_window in [model] or [models.NAME]."
         )
         return Finding(check, "warning", describe_window(learned, is_own=False), advice)
     if window is None:
@@ -374,7 +382,8 @@ async def _try_tool_call(model: Model) -> Finding:
 
 
 async def _ask(model: Model, prompt: str, *tools: ToolSpec) -> tuple[Answer, int, float]:
-    """Send a prompt. Return the answer, the number of its text pieces, and the seconds until the first piece.
+    """Send a prompt. Return the answer, the number of pieces in which its text arrived, and the seconds until the first
+    piece.
 
     :raises CrowError: the model did not answer.
     """
@@ -414,13 +423,17 @@ async def _check_tools(loaded: Loaded, servers: Sequence[McpServer], report: Rep
         if server.state == "ready":
             report(Finding(check, "ok", _count(server.tools, "tool", "tools")))
         else:
-            advice = "Run its command by hand. Is it installed, and does it need environment variables or the network?"
+            advice = (
+                "Run the server's command by hand. Is it installed, and does it need environment variables or the "
+                "network?"
+            )
             advice = "" if "crow mcp login" in server.detail else advice
             report(Finding(check, "failed", server.detail or "it does not answer", advice))
 
 
 async def check_confinement(loaded: Loaded, report: Report) -> None:
-    """Report which sandbox confines commands, then try it out in a scratch directory."""
+    """Report which sandbox confines commands. Then, in a temporary directory, run commands that try to break out of
+    it."""
     if loaded.problem is not None:
         report(Finding("confinement", "skipped", "not tried, because the configuration is not valid"))
         return
@@ -435,10 +448,10 @@ async def check_confinement(loaded: Loaded, report: Report) -> None:
 
 
 async def try_to_escape(workspace: Workspace, paths: Paths, report: Report, *, has_network: bool) -> None:
-    """Run commands that try to do more than their access allows, and report whether one succeeded.
+    """Run commands that try to do more than their access allows, and report for each attempt whether it succeeded.
 
-    Where possible, this is checked from outside, because the output of a command cannot be trusted. `has_network` means
-    that commands with the access `write` may use the network.
+    Where possible, this process checks the effect itself, because the output of a command cannot be trusted.
+    `has_network` means that commands with the access `write` may use the network.
     """
     attempts = _Attempts(workspace, paths)
     for attempt in (attempts.read, attempts.write, attempts.secrets, attempts.processes):
@@ -453,7 +466,7 @@ def _scratch_directory() -> Iterator[Path]:
 
 
 def _home(paths: Paths) -> Path:
-    """Return the user's home directory, or crow's own directory if the user has no home."""
+    """Return the user's home directory, or crow's data directory if the user has no home directory."""
     try:
         return Path.home()
     except RuntimeError:
@@ -513,7 +526,8 @@ def sandbox_advice(root: Path = Path("/"), *, has_bubblewrap: bool | None = None
 
 
 class _Attempts:
-    """Runs commands that try to do more than their access allows. Each method returns the finding of one attempt."""
+    """Runs commands that try to do more than their access allows. Each public method makes one attempt and returns a
+    finding about it."""
 
     def __init__(self, workspace: Workspace, paths: Paths) -> None:
         self._workspace = workspace
@@ -537,7 +551,8 @@ class _Attempts:
         return _verdict("read access", escaped, "a read command", "change the workspace")
 
     async def write(self) -> Finding:
-        """Write into the workspace with a `write` command, which must work, and try to write elsewhere."""
+        """Write into the workspace with a `write` command, which has to work, and also try to write outside of the
+        workspace."""
         inside, name = self._folder / "inside.txt", f".crow-doctor-{secrets.token_hex(8)}"
         targets = [self._home / name, self._paths.data_dir / name]
         command = "; ".join(f"echo made > {shlex.quote(str(target))}" for target in targets)
@@ -551,7 +566,8 @@ class _Attempts:
         return _verdict("write access", bool(escaped), "a write command", "write outside of the workspace")
 
     async def secrets(self) -> Finding:
-        """Try to read crow's database with a `write` command, and to list ~/.ssh if there is one."""
+        """Run a `write` command that tries to read crow's database and to list ~/.ssh. If there is no ~/.ssh, only the
+        database counts."""
         keys = self._home / ".ssh"
         try:
             names = os.listdir(keys)
@@ -564,7 +580,8 @@ class _Attempts:
         return _verdict("secrets", escaped, "a write command", f"read {places}")
 
     async def processes(self) -> Finding:
-        """Try to send this process a signal with a `write` command. By default, the signal is ignored."""
+        """Run a `write` command that tries to send this process a signal. The signal is one that processes ignore by
+        default."""
         arrived, loop = asyncio.Event(), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGURG, arrived.set)
         try:
@@ -574,9 +591,9 @@ class _Attempts:
         return _verdict("processes", arrived.is_set(), "a write command", "send signals to other processes")
 
     async def network(self, access: CommandAccess) -> Finding:
-        """Try to connect to a port of this process with a command that has no network access.
+        """Run a command without network access that tries to connect to a port of this process.
 
-        Before that, an unconfined command shows that the port can be reached.
+        Before that, a command that is not confined connects to the port, which shows that the port can be reached.
         """
         check = "network"
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:

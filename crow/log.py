@@ -1,6 +1,5 @@
-"""Writes crow's log to a file, because the protocol uses stdout, and editors show stderr to the user.
-
-Only `crow serve` writes its log to stderr.
+"""Writes crow's log to a file. It is not written to stdout, because the protocol uses stdout, nor to stderr, because
+editors show stderr to the user. Only `crow serve` may write its log to stderr.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _MAX_ADDED = 200
 
 
 def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
-    """Start the log in `file`. It has crow's records at `level` and above, and warnings and errors of libraries.
+    """Start the log in `file`. It contains crow's records at `level` and above, and warnings and errors of libraries.
 
     The text of `secrets` is masked. The file has mode 0600 and is rotated at 2 MB. If the file cannot be written,
-    logging stops silently, because it must never break a session. An earlier log ends. But if `log_as_json` was called
-    before, its log continues, and only the level and the secrets change.
+    logging stops silently, because it must never break a session. An earlier log ends. But if an earlier call of
+    `log_as_json` started the log, that log continues, and only the level and the secrets change.
     """
     handlers = logging.getLogger().handlers
     json_log = next((each for each in handlers if isinstance(each.formatter, _JsonFormatter)), None)
@@ -41,7 +40,8 @@ def start_logging(file: Path, level: str, secrets: Iterable[str] = ()) -> None:
 
 
 def log_as_json(file: Path | None, level: str, secrets: Iterable[str] = ()) -> None:
-    """Start the log as JSON, one object per line, in `file`, or on stderr if `file` is None. See `start_logging`.
+    """Start the log as JSON, one object per line. It is written to `file`, or to stderr if `file` is None. See
+    `start_logging`.
 
     The file is rotated at 50 MB.
     """
@@ -62,33 +62,34 @@ def _install(handler: logging.Handler, formatter: logging.Formatter, level: str)
 
 
 def mask_in_log(secrets: Iterable[str]) -> None:
-    """Mask more secrets from now on, such as the token of a login."""
+    """From now on, also mask these secrets in the log, such as the token of a login."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, _MaskingFormatter):
             handler.formatter.add(secrets)
 
 
 class _StderrLog(logging.StreamHandler[TextIO]):
-    """Logs to stderr. It never raises, because a closed stderr must not break a session."""
+    """Logs to stderr. Errors while writing are ignored, because a closed stderr must not break a session."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the base class names it
         """Do nothing."""
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file that is created with the first record. A process that logs nothing creates no file."""
+    """A log file that is created when the first record is written. A process that logs nothing creates no file."""
 
     def __init__(self, file: Path, *, max_bytes: int = _MAX_BYTES) -> None:
         super().__init__(file, maxBytes=max_bytes, backupCount=_OLD_FILES, delay=True)
         self._is_broken = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, unless an earlier one failed to open the file."""
+        """Write a record. If the file could not be opened for an earlier record, do nothing."""
         if not self._is_broken:
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - the base class names it
-        """Print nothing. If the disk is full, the base class would print a traceback, and editors would show it."""
+        """Print nothing. The base class would print a traceback, for example if the disk is full, and editors would
+        show it."""
         self._is_broken = self.stream is None
 
     def _open(self) -> TextIOWrapper:
@@ -108,7 +109,8 @@ class _MaskingFormatter(logging.Formatter):
         self._mask = SecretMask(self._secrets)
 
     def add(self, secrets: Iterable[str]) -> None:
-        """Mask more secrets. Only the newest secrets are kept, because tokens are renewed all the time."""
+        """Mask more secrets. Of all secrets added in this way, only the newest are masked, because tokens are renewed
+        all the time."""
         self._added = (*self._added, *secrets)[-_MAX_ADDED:]
         self._mask = SecretMask((*self._secrets, *self._added))
 

@@ -1,7 +1,7 @@
 """`crow login`: asks the user for an endpoint, a key and a model, tests them and saves them.
 
-They are saved only if the model answers a test request, or the user insists. Editors run this command in a terminal to
-log in, so the exit code says whether it succeeded.
+They are saved if the model answers a test request, or if the user wants to save them anyway. Editors run this command
+in a terminal to let the user log in, and read from the exit code whether that succeeded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODELS_SHOWN = 20
 
 
 async def log_in(loaded: Loaded) -> int:
-    """Ask the user on stdin and stdout. Return 0 if the settings were saved, else another exit code.
+    """Ask the user on stdin and stdout. Return 0 if the answers were saved, otherwise another exit code.
 
     :raises ConfigError: an answer is not valid for its setting, or the settings file cannot be written.
     """

@@ -47,11 +47,12 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A stored session. Its attributes show the state when it was read, but its methods read the current state.
+    """A stored session. The attributes show the state at the time when this object was read. The methods read the
+    current state.
 
     `message_count` is the number of prompts and answers. `cost` is in US dollars. Tokens and cost include sub-agents.
-    Times are in UTC. `parent_id` is the id of the session for which a sub-agent works. `forked_from` is the id of the
-    session from which this session was forked.
+    Times are in UTC. If this is the session of a sub-agent, `parent_id` is the id of the session for which the
+    sub-agent works. If this session is a fork, `forked_from` is the id of the original session.
     """
 
     id: str
@@ -82,8 +83,8 @@ class Session:
     async def messages(self) -> list[dict[str, Any]]:
         """Return the whole conversation as messages of OpenAI's chat completions API. Compactions are ignored.
 
-        The first message is the system message. Thoughts are left out. If a call has no result, a result is added that
-        says so.
+        The first message is the system message. Thoughts are left out. If a tool call has no result, a result is added
+        which says that there is none.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -91,8 +92,8 @@ class Session:
         return await _openai_messages([one async for one in self.entries() if not isinstance(one.body, compactions)])
 
     async def context(self) -> list[dict[str, Any]]:
-        """Return the messages that the model would get now. After a compaction, these are the summary and all later
-        messages.
+        """Return the messages that the model would get now. After a compaction, the summary replaces the messages that
+        were compacted.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -108,15 +109,15 @@ class Session:
                 yield entry
 
     def export(self) -> AsyncIterator[bytes]:
-        """Yield the session as a file for `crow sessions import`, in parts. The file contains all branches, sub-agents,
-        images, and the earlier contents of changed files.
+        """Yield the parts of a file from which `crow sessions import` can import this session. The file contains all
+        branches, sub-agents, images, and the earlier contents of changed files.
 
         :raises ~crow.domain.errors.StoreUnavailable: the session was deleted meanwhile.
         """
         return self._admin.export([self.id])
 
     async def markdown(self) -> AsyncIterator[str]:
-        """Yield the session, in parts, as a Markdown transcript with thoughts, diffs and whole results.
+        """Yield the parts of a Markdown transcript of the session, with thoughts, diffs and whole results.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -143,7 +144,7 @@ class Sessions:
         :raises ~crow.domain.errors.StoreUnavailable: there is no such database, it cannot be read, it is not a database
             of crow, or an older crow wrote it.
         :raises ~crow.domain.errors.StoreTooNew: a newer crow wrote it.
-        :raises ~crow.domain.errors.ArgumentError: the URL is not valid, or the driver for it is not installed.
+        :raises ~crow.domain.errors.ArgumentError: the URL is not valid, or the driver for PostgreSQL is not installed.
         """
         from crow import adapters  # this import takes longer than all others here
 
@@ -160,7 +161,7 @@ class Sessions:
         """Return the sessions that have at least one prompt, newest first, without sub-agents.
 
         With `workspace`, only sessions that work in this directory are returned. With `archived`, only archived
-        sessions are returned, and without it only the others.
+        sessions are returned. Without `archived`, they are left out.
 
         :raises ~crow.domain.errors.ArgumentError: `limit` is below 1.
         """
@@ -177,9 +178,10 @@ class Sessions:
                 return tuple(found)
 
     async def get(self, name: str) -> Session:
-        """Return the session with this id or alias. The start of an id is enough if only one id begins with it.
+        """Return the session with this id or alias. `name` may also be the first characters of an id, if only one id
+        begins with them.
 
-        :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
+        :raises ~crow.domain.errors.ArgumentError: `name` matches no session, or several.
         """
         row = await self._store.session(await self._admin.find(name))
         return (await self._sessions([row]))[0]
@@ -194,11 +196,12 @@ class Sessions:
         until: datetime | None = None,
         limit: int = 20,
     ) -> tuple[SearchHit, ...]:
-        """Search titles, prompts and answers. All words of `query` must match. Titles come first, then the newest
-        entries.
+        """Search titles, prompts and answers for all words of `query`. Titles come first, then entries, the newest
+        first.
 
-        `model` is a part of the name of the session's model. Matches must not be older than `since`, and must be older
-        than `until`. A time without a time zone is local time.
+        With `model`, only sessions whose model has a name that contains `model` are searched. With `since`, matches
+        before that time are left out. With `until`, matches at or after that time are left out. A time without a time
+        zone is local time.
         """
         scope = Scope(
             cwd=_directory(workspace),
@@ -219,7 +222,8 @@ class Sessions:
         )
 
     def export(self) -> AsyncIterator[bytes]:
-        """Yield all listed and archived sessions as one file for `crow sessions import`, in parts."""
+        """Yield the parts of one file from which `crow sessions import` can import all sessions, including archived
+        ones."""
         return self._admin.export(None)
 
     async def _sessions(self, rows: Sequence[SessionRow]) -> tuple[Session, ...]:
@@ -251,7 +255,7 @@ class Sessions:
 
 
 async def _openai_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Render entries in a thread, since a long session takes a while."""
+    """Return entries as messages. A thread makes the messages, because that may take long for a long session."""
 
     def render() -> list[dict[str, Any]]:
         sent = Encoder().messages(for_model(entries).messages, endpoint="", dialect=_PLAIN)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:  # circular at run time: the two modules import `Client` from 
 class PermissionQuestion:
     """A question to the user: may an announced call run?
 
-    `always` and `never` say what the answers "always allow" and "always reject" would cover. An answer is not offered
-    if its text is empty. `offers_writes` means that the user may also allow all commands that are confined to `write`
-    access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a rule that
-    would allow the call if the user added it to the settings, or empty if there is none.
+    `always` and `never` say what the answers "always allow" and "always reject" would cover. If one of the two texts is
+    empty, that answer is not offered. `offers_writes` means that the user may also allow all commands that are confined
+    to `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a
+    rule that would allow the call if the user added that rule to the settings; it is empty if no rule would.
     """
 
     call: CallRef
@@ -68,8 +68,8 @@ class Client(Protocol):
         """Send an event and return when it has been written. Raises no error if the editor has disconnected."""
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """Ask the user. Return `reject_once` for an invalid answer, `cannot_ask` if the editor fails, and `unanswered`
-        after a timeout."""
+        """Ask the user and return the answer. If the answer is invalid, return `reject_once`. If the editor fails,
+        return `cannot_ask`. After a timeout, return `unanswered`."""
 
     @property
     def takes_notices(self) -> bool:
@@ -80,7 +80,7 @@ class Client(Protocol):
         """The kinds of questions that `elicit` supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user, without a time limit. If the editor fails or its answer is invalid, return `cancel`."""
+        """Ask the user, without a time limit. If the editor fails or sends an invalid answer, return `cancel`."""
 
     async def finish_question(self, question_id: str) -> None:
         """Tell the editor that the page of a `UrlQuestion` is no longer needed."""
@@ -101,12 +101,12 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
     """A toolbox whose MCP servers start in the background."""
 
     async def wait_ready(self, timeout_s: float, *, beside: Callable[[], None] | None = None) -> None:
-        """Wait until every server is ready or has failed, but at most `timeout_s` seconds. Meanwhile, run `beside` in a
-        thread."""
+        """Wait until every server is ready or has failed, but no longer than `timeout_s` seconds. During the wait, run
+        `beside` in a thread."""
 
 
 class OpenToolbox(Protocol):
-    """Opens a session's tools. The context manager is entered and left in the session's task.
+    """Opens a session's tools. Returns a context manager, which is entered and left in the session's task.
 
     Calls `on_change` when a server becomes ready, fails, or changes what it offers.
     """
@@ -123,8 +123,8 @@ class OpenToolbox(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """The settings that concern sessions. `title_model` is empty if the user has set none. The costs are in USD; None
-    means no limit."""
+    """The settings that concern sessions. `title_model` is empty if the user has set no model for titles.
+    `cost_per_turn` and `cost_per_session` are limits in USD; None means no limit."""
 
     steps_per_turn: int
     compaction: CompactionPolicy
@@ -140,11 +140,11 @@ class Adapters:
 
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
     AuthError or ConfigError; `info` describes a model without loading anything. `fallback` returns the name of the
-    model that answers while the given model's endpoint is down, or an empty string. `models` holds the names to choose
-    from. `default_model` returns an empty string if the user has set no default. `settings`, `default_model` and
-    `models` are read again for each turn because the user may change them. `user_instructions` is the path of the
-    user's own AGENTS.md, which need not exist. `node` is the name of this machine, or empty if no other machine uses
-    the store.
+    model that answers while the given model's endpoint is down; the name is empty if there is no such model. `models`
+    holds the names to choose from. `default_model` returns an empty string if the user has set no default. `settings`,
+    `default_model` and `models` are read again for each turn because the user may change them. `user_instructions` is
+    the path of the user's own AGENTS.md, which need not exist. `node` is the name of this machine, or empty if no other
+    machine uses the store.
     """
 
     store: Store
@@ -166,11 +166,12 @@ SUBAGENT_ROLE = (
     "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
 )
-"""The end of a sub-agent's system message, unless a client has opened the sub-agent as a session of its own."""
+"""The text that ends a sub-agent's system message. It is left out if a client has opened the sub-agent as a session of
+its own."""
 
 
 def config_of_own(config: JsonObject) -> JsonObject:
-    """Return the configuration of a sub-agent that a client opens as a session of its own."""
+    """Return the configuration that a sub-agent gets when a client opens it as a session of its own."""
     append = config.get("system_prompt_append")
     before, role, after = append.rpartition(SUBAGENT_ROLE) if isinstance(append, str) else ("", "", "")
     if not role:
@@ -182,15 +183,15 @@ def config_of_own(config: JsonObject) -> JsonObject:
 
 
 def new_session_id() -> str:
-    """A random id for a session."""
+    """Return a random id for a session."""
     return f"crow-{secrets.token_hex(12)}"
 
 
 def new_message_id() -> str:
-    """A random id for a message. Replaying a session sends the same id again."""
+    """Return a random id for a message. When a session is replayed, its messages keep their ids."""
     return f"msg_{secrets.token_hex(12)}"
 
 
 def new_remark(text: str) -> NewEntry:
-    """A history entry with a remark by crow. The user sees the remark; the model does not."""
+    """Return a history entry with a remark by crow. The user sees the remark; the model does not."""
     return NewEntry(body=Remark(text=text, message_id=new_message_id()))

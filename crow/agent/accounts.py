@@ -1,4 +1,4 @@
-"""Counts what each request to a model used, and stops turns that cost too much."""
+"""Counts the tokens and the cost of each request to a model, and stops turns that cost too much."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from crow.llm import Attempt, Model, ModelInfo, Request, Stream, cost_of
 
 
 def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
-    """Fill in the counts that the endpoint did not report, with estimates in tokens: `sent` for the input, `made` for
-    the output."""
+    """Replace counts that the endpoint did not report with estimates in tokens. `sent` replaces a missing count of the
+    input, and `made` a missing count of the output."""
     usage = usage or Usage()
     if usage.input_tokens is not None and usage.output_tokens is not None:
         return usage
@@ -53,8 +53,9 @@ def request_entry(
 
 @asynccontextmanager
 async def summary_stream(branch: Branch, model: Model, request: Request, *, sent: int) -> AsyncIterator[Stream]:
-    """Like `model.stream(request)`, but also record the request's usage, even if the request fails or is cancelled. The
-    usage is stored together with the branch's next entries. `sent` is the estimated size of the request in tokens."""
+    """Do the same as `model.stream(request)`, and also record the request's usage, even if the request fails or is
+    cancelled. The usage is stored together with the branch's next entries. `sent` is the estimated size of the request
+    in tokens."""
     async with model.stream(request) as stream:
         try:
             yield stream
@@ -65,11 +66,11 @@ async def summary_stream(branch: Branch, model: Model, request: Request, *, sent
 
 
 class Budget:
-    """Compares the costs of a session and its turns with the user's limits. Sub-agents share the budget of their
-    session.
+    """Compares the cost of a session, and the cost of each turn, with the user's limits. Sub-agents share the budget of
+    their session.
 
-    After the session has reached its limit, the next turn may spend the same amount again. The same holds for a session
-    that was above its limit when it was opened.
+    After the session has reached its limit, it may spend the same amount again from the next turn on. The same holds if
+    the session was above its limit when it was opened.
     """
 
     def __init__(
@@ -93,8 +94,8 @@ class Budget:
             self._session_start, self._has_reached_session_limit = self._branch.row.cost, False
 
     async def why_stop(self, branch: Branch, info: ModelInfo) -> str:
-        """Return a sentence for the user if the turn has to stop before its next request, or an empty string. `branch`
-        is the branch of the session or of a sub-agent, and `info` describes its model."""
+        """If the turn has to stop before its next request, return a sentence that tells the user why. Otherwise return
+        an empty string. `branch` is the branch of the session or of a sub-agent, and `info` describes its model."""
         settings = self._settings()
         per_turn, per_session = settings.cost_per_turn, settings.cost_per_session
         if per_turn is None and per_session is None:
@@ -113,15 +114,15 @@ class Budget:
         return ""
 
     def is_spent(self) -> bool:
-        """Whether the session or its last turn has reached its limit. If so, crow makes no request until the next
-        prompt."""
+        """Whether the session, or its last turn, has reached the limit of its cost. If so, crow makes no request until
+        the next prompt."""
         per_turn = self._settings().cost_per_turn
         if per_turn is not None and self._branch.row.cost - self._turn_start >= per_turn:
             return True
         return self._has_reached_session_limit or self._is_session_spent()
 
     async def end_turn(self) -> None:
-        """Tell the user if the last request of the turn brought the session to its limit."""
+        """If the last request of the turn brought the session to its limit, tell the user."""
         if not self._has_reached_session_limit and (words := self._session_words()):
             await self._report("Cost limit reached", words[0].upper() + words[1:])
 
@@ -144,7 +145,8 @@ class Budget:
         )
 
     async def _tell_unknown_prices(self, branch: Branch, info: ModelInfo) -> None:
-        """Tell the user once per session that requests to a model without prices do not count towards the limits."""
+        """Tell the user, once per session, that requests to a model with unknown prices do not count towards the
+        limits."""
         if self._has_told_unknown_prices or (info.input_price is not None and info.output_price is not None):
             return
         # The prices may become known with the first answer, because crow then reads the endpoint's list of models.
@@ -152,8 +154,8 @@ class Budget:
             self._has_told_unknown_prices = True
             await self._report(
                 f"The prices of {info.name} are unknown",
-                "Its requests do not count towards limits.cost_per_turn and limits.cost_per_session. Set input_price "
-                "and output_price in [model] or [models.NAME].",
+                "Requests to this model do not count towards limits.cost_per_turn and limits.cost_per_session. Set "
+                "input_price and output_price in [model] or [models.NAME].",
             )
 
 

@@ -16,7 +16,7 @@ from crow.domain.rendering import code
 from crow.tools import AGENT_MODES, AgentKind, Task
 
 CONFIG_KEY = "agent"
-"""The key under which the configuration of a sub-agent stores the sub-agent's kind."""
+"""The key of the sub-agent's kind in the sub-agent's configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Speciality:
 
     @classmethod
     def stored(cls, config: JsonObject) -> Speciality:
-        """Read the speciality from a sub-agent's configuration. A damaged value is ignored, except that a damaged list
-        of tools allows no tool."""
+        """Read the speciality from a sub-agent's configuration. A damaged value is ignored, with one exception: a
+        damaged list of tools allows no tool."""
         match config.get(CONFIG_KEY):
             case {"name": str(name), "instructions": str(instructions), **rest}:
                 tools, model, mode = rest.get("tools"), rest.get("model"), rest.get("mode")
@@ -81,11 +81,11 @@ class Speciality:
         return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
-        """Return the sub-agent's mode if the session has the mode `mode`."""
+        """Return the mode that the sub-agent has while its session has the mode `mode`."""
         return narrower_mode(mode, self.mode) if self.mode else mode
 
     def permissions(self, permissions: Permissions) -> Permissions:
-        """Return the sub-agent's permissions if the session has `permissions`."""
+        """Return the session's `permissions`, limited to the mode of the kind if the kind sets one."""
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
@@ -103,7 +103,8 @@ class Speciality:
 
 
 def describe_agents(kinds: Sequence[AgentKind], models: Iterable[str]) -> str:
-    """The paragraph of `/context` about kinds of sub-agents, as Markdown; empty if there are none."""
+    """Return the paragraph of `/context` about kinds of sub-agents, as Markdown. Return an empty string if there are no
+    kinds."""
     lines = []
     for kind in kinds:
         line = f"- {code(kind.name)} ({code(kind.source)})"

@@ -25,7 +25,7 @@ class BackgroundTask:
         self._scope.cancel()
 
     async def wait(self) -> None:
-        """Wait until the work is done. :raises Exception: what `work` raised."""
+        """Wait until the work is done. :raises Exception: the exception that `work` raised."""
         if not self._done.is_set():
             await self._done.wait()
         if self._failure is not None:
@@ -48,8 +48,8 @@ async def after_delay(
     """Start `work` if the block takes longer than `after_s` seconds. If `again` is true, start `work` again every
     `after_s` seconds. If `work` is still running at the end of the block, wait for it.
 
-    A short block costs one timer and no task. The timer runs `work` in an asyncio task because anyio's primitives do
-    not work in callbacks.
+    A short block costs one timer and no task. The timer's callback starts an asyncio task for `work`, because anyio's
+    primitives do not work in callbacks.
     """
     loop = asyncio.get_running_loop()
     task: asyncio.Task[None] | None = None

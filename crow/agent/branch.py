@@ -28,7 +28,8 @@ END_S = 5.0
 TITLE_CHARS = 80
 
 Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
-"""Values of the options that are restored when the user goes back. Each change of an option is stored as an entry."""
+"""The options that are restored when the user goes back in the conversation, with their values. Each change of such an
+option is stored as an entry."""
 
 
 class Branch:
@@ -77,7 +78,7 @@ class Branch:
         return self.projection.entries
 
     def entries_after(self, entry_id: int) -> Sequence[Entry]:
-        """The entries of the projection that are newer than this one, oldest first."""
+        """Return the entries of the projection that are newer than the entry `entry_id`, oldest first."""
         return tuple(reversed(list(takewhile(lambda entry: entry.id > entry_id, reversed(self.entries)))))
 
     def context(self) -> Context:
@@ -101,13 +102,13 @@ class Branch:
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def watch_parts(self, info: ModelInfo) -> None:
-        """Remember which parts of messages are left out for this endpoint, for `changed_parts` to compare with. Nothing
-        changes if that is already remembered."""
+        """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can compare. If they
+        are remembered already, do nothing."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))
 
     def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
-        """Return the parts of messages that are newly left out for this endpoint, or no longer left out, since the
-        previous call (or since `watch_parts`)."""
+        """Compare the parts of messages that are left out for this endpoint now with those at the previous call, or at
+        `watch_parts`. Return the parts that are left out only now, and those that were left out only then."""
         known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
         self._left_out[info.endpoint] = now
         return tuple(sorted(known ^ now))
@@ -240,12 +241,13 @@ class Branch:
             return not (is_behind and all(isinstance(entry.body, Note | ModelRequest) for entry in added))
 
     def be_followed(self) -> None:
-        """Called before `follow` is called for the first time."""
+        """Prepare for `follow`. Call this before the first call of `follow`."""
         self._own = set()
 
     async def follow(self, news: News) -> tuple[tuple[Entry, ...], SessionRow]:
-        """Add the changes that other processes have stored. `news` comes from :class:`crow.store.watching.Watcher`, in
-        order. Return the entries that another process has stored, and the session's row before these changes.
+        """Take over what other processes have changed. The caller passes every `News` of
+        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that another process has stored,
+        and the session's row from before the call.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -266,7 +268,7 @@ class Branch:
         return foreign, before
 
     async def _advance(self, entries: Sequence[Entry]) -> None:
-        """Move this branch to the session's leaf. `entries` are the new entries so far; more may follow."""
+        """Move to the session's current leaf. `entries` are new entries; more new entries may come later."""
         for entry in entries:
             if entry.parent != self.leaf:
                 break
@@ -300,8 +302,8 @@ class Branch:
             await self.settle()
 
     async def reject_prompt(self, message_id: str) -> None:
-        """Remove a prompt from the inbox because its sender got an error. If that is not possible now, `settle` does it
-        later."""
+        """Remove a prompt from the inbox because its sender got an error. If the prompt cannot be removed now, `settle`
+        removes it later."""
         self._rejected_prompts.append(message_id)
         if not self._pending_end:
             await self.try_to_settle()
@@ -314,7 +316,7 @@ class Branch:
     async def settle(self) -> None:
         """Store the pending end of the turn, and release the turn.
 
-        :raises ~crow.domain.errors.StoreError: the store still refuses; everything stays pending.
+        :raises ~crow.domain.errors.StoreError: the store could not store everything. The rest stays pending.
         """
         stored: Sequence[Entry] = ()
         async with self._lock:
@@ -373,8 +375,8 @@ class Branch:
             self.row = await self._store.update_session(self.row.id, changes)
 
     async def merge_metadata(self, patch: JsonObject) -> None:
-        """Merge `patch` into the session's metadata; null removes a member. :raises ArgumentError: the result is too
-        large or too deep."""
+        """Merge `patch` into the session's metadata. A member that is null in `patch` is removed. :raises
+        ArgumentError: the result is too large or too deep."""
         row = await self._store.merge_metadata(self.row.id, patch)
         self.row = replace(self.row, metadata=row.metadata)
 
@@ -392,7 +394,7 @@ class Branch:
         await self.publish(OptionsChanged())
 
     async def set_option(self, name: str, value: str | bool) -> None:
-        """Change an entry of the session's configuration, starting with the next turn."""
+        """Change an option in the session's configuration, starting with the next turn."""
         if self.row.config.get(name) != value:
             changes = SessionChanges(config={**self.row.config, name: value})
             if name == "thought_level":
@@ -405,8 +407,8 @@ class Branch:
     async def _change_option(self, note: Note, changes: SessionChanges) -> None:
         """Change the row and store the note together.
 
-        In two cases only the row changes: if the session has no entries, because there is no place to go back to; and
-        if another process has added entries or is running a turn.
+        Only the row changes in two cases. First, a session without entries needs no note, because it has no place to go
+        back to. Second, no note is stored if another process has added entries or is running a turn.
         """
         if self.leaf is not None:
             try:
@@ -418,9 +420,9 @@ class Branch:
         await self.change(changes)
 
     async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the `options` that applied at the new place, and return them. Skip unusable values, such as
-        a model that is not among the `offered` ones. With `keep`, skip every option. Store a note for each skipped
-        option."""
+        """After a move, set the `options` that applied at the new place. Skip unusable values, such as a model that is
+        not among the `offered` ones. If `keep` is true, skip every option. Store a note for each skipped option. Return
+        the options that were set."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
             await self.change(option_changes(self.row, adopted))
@@ -444,7 +446,7 @@ class Branch:
             await self.publish(TitleChanged(title=self.row.title))
 
     async def move(self, to: int | None, reason: str) -> None:
-        """Move the leaf to another entry of the conversation, or before the first entry if `to` is None. `reason` is
+        """Move the leaf to the entry `to` of the conversation, or before the first entry if `to` is None. `reason` is
         recorded."""
         async with self._lock:
             with anyio.CancelScope(shield=True):  # the leaf in memory must match the database
@@ -459,15 +461,15 @@ class Branch:
 
 
 def default_title(prompt: User) -> str:
-    """Return the first line of a prompt, shortened, or an empty string if it has no text."""
+    """Return the first line of a prompt, shortened. Return an empty string if the prompt has no text."""
     text = "\n".join(part.text for part in prompt.parts if isinstance(part, Text))
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= TITLE_CHARS else line[: TITLE_CHARS - 1].rstrip() + "…"
 
 
 async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | None) -> Options:
-    """Return the options whose values at the entry `to` differ from the session's values at `leaf`. The returned values
-    are those at `to`."""
+    """For each option whose value at the entry `to` differs from the session's value at `leaf`, return the value at
+    `to`."""
     found: dict[Literal["model", "thought_level"], str] = {}
     for entry in await store.left_behind(leaf, to, ("note",)):
         match entry.body:
@@ -481,8 +483,8 @@ async def options_at(store: Store, row: SessionRow, leaf: int | None, to: int | 
 
 
 def usable_options(options: Options, offered: Collection[str]) -> Options:
-    """Return the options that can be set now: the model must be offered, and the thought level must exist. The options
-    may come from an imported file, and the user's settings may have changed."""
+    """Return those of `options` that can be set now: the model if it is offered, and the thought level if it exists.
+    Both are checked because the options may come from an imported file, and the user's settings may have changed."""
     valid = {"model": offered, "thought_level": ("", *THOUGHT_LEVELS)}
     return {about: value for about, value in options.items() if value in valid[about]}
 
@@ -498,7 +500,7 @@ def option_changes(row: SessionRow, options: Options) -> SessionChanges:
 
 
 def _settings_of(row: SessionRow) -> tuple[object, ...]:
-    """Return the options that users set in a session."""
+    """Return the parts of a session's row that users set."""
     return row.title, row.mode, row.model, row.config, row.metadata, row.permissions, row.alias, row.archived
 
 

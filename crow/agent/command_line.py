@@ -1,4 +1,4 @@
-"""Reads command lines: the words of a plain command, and the commands that any line runs.
+"""Reads command lines: finds the words of a plain command, and the commands that any line runs.
 
 An allow rule uses `simple_words`, which accepts too little rather than too much. A deny rule uses `runs`, which finds
 the commands in a line as bash would. Values that exist only while a line runs, such as those of variables, are unknown
@@ -21,7 +21,7 @@ ONE, MANY = "\0", "\1"
 MAX_DEPTH = 12
 MAX_COMMANDS = 1_000
 MAX_CHARS = 32_000
-"""Crow does not read a longer line, so the commands in that line are unknown."""
+"""Crow does not read lines with more characters than this. The commands in such a line are unknown."""
 MAX_WORDS = 256
 """If a wrapper such as `env` runs a command, at most this many words of that command are examined."""
 
@@ -31,8 +31,8 @@ PIECE = re.compile(rf"""(?P<blank>[ \t]+)|'(?P<single>[^'\n\0]*)'|"(?P<double>[^
 
 
 def simple_words(line: str) -> Words | None:
-    """The words of a single plain command, with quotes removed. None if the line contains anything else that a shell
-    could act on: operators, substitutions, redirections, expansions or further lines."""
+    """Return the words of a single plain command, with quotes removed. Return None if the line contains anything else
+    that a shell could act on: operators, substitutions, redirections, expansions or further lines."""
     words: list[str] = []
     pieces: list[str] = []
     at = 0
@@ -51,7 +51,7 @@ def simple_words(line: str) -> Words | None:
 
 class CommandList:
     """The commands of a line, in the order in which they end. `files` are the targets of redirections. `is_clear` is
-    false if a part of the line could not be read, or runs computed text."""
+    false if a part of the line could not be read, or if the line runs text that it computes."""
 
     def __init__(self) -> None:
         self.commands: list[Words] = []
@@ -61,7 +61,8 @@ class CommandList:
 
 @lru_cache(maxsize=16)
 def read_commands(line: str) -> CommandList:
-    """The commands that a line runs, including those in substitutions, in `sh -c` and after wrappers such as `env`."""
+    """Return the commands that a line runs, including those in substitutions, in `sh -c` and after wrappers such as
+    `env`."""
     found = CommandList()
     if len(line) > MAX_CHARS:
         found.is_clear = False
@@ -348,8 +349,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "watch": ("n", 0),
     "xargs": ("aEeIiLlnPsd", 0),
 }
-"""Programs that run another program. Each maps to the letters of its options that take a value, and to the number of
-operands that come before the other program."""
+"""Programs that run another program. Each maps to two values: the letters of its options with a value, and the number
+of operands that come before the other program."""
 
 RUNNERS = frozenset(
     (
@@ -369,7 +370,7 @@ def program_of(word: str) -> str:
 
 
 def without_assignments(words: Words) -> Words:
-    """The words of a command without the keywords and assignments before it."""
+    """Return the words of a command, without the keywords and assignments in front of them."""
     at = 0
     while at < len(words) and (words[at] in KEYWORDS or ASSIGNMENT.fullmatch(words[at])):
         at += 1
@@ -414,7 +415,8 @@ def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bo
 
 
 def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
-    """Add what a shell runs: the text after `-c`, else a script, else its input, which is unknown."""
+    """Add what a shell runs. With `-c`, the shell runs the text after that option. Without `-c`, it runs a script if
+    one is named. With neither, it runs its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
     if runs_text:
@@ -436,7 +438,7 @@ def add_text(text: str, found: CommandList, depth: int) -> None:
 
 
 def named_files(line: str) -> Iterator[str]:
-    """The words of a line that may be paths, including those in options such as `--file=PATH`."""
+    """Return the words of a line that may be paths, including the paths in options such as `--file=PATH`."""
     found = read_commands(line)
     for word in (*(word for command in found.commands for word in command), *found.files):
         yield word
@@ -473,11 +475,12 @@ subcommand. The value of such an option is the next word."""
 
 
 def runs(line: str, pattern: str) -> Certainty:
-    """Whether a line runs a command that begins with the words of `pattern`.
+    """Whether a line runs a command that `pattern` covers.
 
-    Options of the pattern may stand anywhere in the command, in any order. The pattern's other words must be operands
-    of the command, in the same order. If the program has subcommands, the first of these words must be the first
-    operand. Words may be globs. Returns "maybe" if the answer depends on something that the line computes.
+    A pattern is a program with options and operands, which may be globs. It covers each command that runs this program
+    with all of them. The options may be at any place and in any order, and the operands are in the order of the
+    pattern. If the program has subcommands, the first operand of the pattern is also the first operand of the command.
+    Returns "maybe" if the answer depends on something that the line computes.
     """
     wanted = pattern_words(pattern)
     if wanted is None:
@@ -492,7 +495,7 @@ def runs(line: str, pattern: str) -> Certainty:
 
 
 def pattern_words(pattern: str) -> Words | None:
-    """The words of a rule's pattern, without a `*` at its end. They may be globs.
+    """Return the words of a rule's pattern, without a `*` at its end. The words may be globs.
 
     Returns None if the pattern is not a plain command.
     """
@@ -504,7 +507,7 @@ def pattern_words(pattern: str) -> Words | None:
 
 
 def matches(command: Words, wanted: Words) -> Certainty:
-    """Whether a command begins with the wanted words; see `runs`."""
+    """Whether a pattern with the wanted words covers a command; see `runs`."""
     program = command[0]
     if ONE in program or MANY in program:
         return "maybe"

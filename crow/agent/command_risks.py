@@ -1,7 +1,7 @@
 """Finds words that make a command run another program or write to another place.
 
 An allow rule that ends with `*` does not cover such words, unless the user wrote them into the rule. The tables hold
-what is known to be dangerous; they cannot be complete. Confinement stops the rest.
+the words that are known to be dangerous. They cannot be complete; confinement stops the dangers that they miss.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ VERSIONED |= {"pip3": "pip", "py.test": "pytest", "podman": "docker", "gfind": "
 
 
 def find_risk(words: Words, fixed: int) -> str | None:
-    """Return the first word that is known to make a command run another program or write to another place; None if
-    there is none. The first `fixed` words are not examined, because the user wrote them into the rule."""
+    """Return the first word that is known to make a command run another program or write to another place. Return None
+    if there is no such word. The first `fixed` words are not examined, because the user wrote them into the rule."""
     if words and ASSIGNMENT.fullmatch(words[0]):
         return words[0] if fixed < 1 else find_risk(words[1:], fixed - 1)
     if fixed < 1:
@@ -245,8 +245,8 @@ def find_risk(words: Words, fixed: int) -> str | None:
 
 
 def git_options(words: Words, fixed: int) -> Iterator[str]:
-    """Yield the options between `git` and its subcommand, except harmless ones and those among the first `fixed` words.
-    Such options can name programs to run."""
+    """Yield the options between `git` and its subcommand, because they can name programs to run. Harmless options, and
+    options among the first `fixed` words, are left out."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         if at >= fixed and words[at] not in GIT_SAFE:
@@ -284,7 +284,7 @@ def is_risky(word: str, risks: Risks) -> bool:
 
 
 def wrapped_start(words: Words) -> int | None:
-    """The index of the program that a wrapper runs; None if it is unknown."""
+    """Return the index of the program that a wrapper runs among the wrapper's words, or None if it is unknown."""
     letters, operands = WRAPPERS[program_of(words[0])]
     at = 1
     while at < len(words):

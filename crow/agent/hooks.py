@@ -40,17 +40,17 @@ TIMEOUT_S = 10.0
 REASON_CHARS = 300
 DENIAL_CHARS = 2_000
 TEXT_CHARS = 20_000
-"""Longer texts of a hook are cut."""
+"""A text from a hook is cut to this many characters."""
 RESULT_CHARS = 100_000
 """A hook gets at most this many characters of a tool's result."""
 ANSWER_BYTES = 1_000_000
 MAX_ENTRIES = 20
 MAX_DEPTH = 64
-"""How many levels of objects and lists an answer may have."""
+"""The objects and lists of an answer may be nested at most this many levels deep."""
 MAX_PROMPTS = 3
 """Hooks may send at most this many prompts in one turn."""
 DENIED = 2
-"""A command denies by exiting with this code."""
+"""A hook that is a command denies by exiting with this code."""
 
 HookEvent: TypeAlias = Literal[
     "session_start",
@@ -76,7 +76,7 @@ KEYS: Mapping[HookEvent, frozenset[str]] = {
     "before_compact": ANYWHERE | {"deny", "summary"},
     "turn_end": ANYWHERE | {"prompt"},
 }
-"""The keys that an answer may have."""
+"""The keys that a hook's answer may have, by event."""
 
 ENTRY_KEYS = frozenset({"namespace", "text", "show", "model", "data"})
 NAMESPACE = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -85,7 +85,7 @@ NamedHook: TypeAlias = tuple[str, Callable[[], Callable[..., object]]]
 """The name of a Python hook, and the function that loads it."""
 
 OnFailure: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called for each hook that is skipped, with a sentence for the user."""
+"""A function that is called for each skipped hook, with a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ class Hook:
     def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
         """Whether the hook gets this call, which has the effects `does`.
 
-        For a command, a search, an MCP tool or a file with hard links, crow does not know in advance all paths that
-        the call may touch. Such a call matches any `paths`.
+        For some calls, crow does not know in advance all paths that they may touch: commands, searches, MCP tools, and
+        files with hard links. Such a call matches any `paths`.
         """
         names = {call.name, plan.rule_tool or call.name}
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
@@ -150,7 +150,7 @@ class HookAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denial:
-    """A sentence that names the hook that denied something, and gives its reason."""
+    """A denial by a hook. `words` is a sentence that names the hook and gives the hook's reason."""
 
     words: str
 
@@ -161,7 +161,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionAdvice:
-    """The combined answers of the hooks of `before_compact`: the first denial, the first summary, and all contexts
+    """The answers of the hooks of `before_compact`, combined: the first denial, the first summary, and all contexts
     joined."""
 
     deny: str = ""
@@ -171,7 +171,7 @@ class CompactionAdvice:
 
 class Hooks:
     """The hooks of this process. `configured` returns the hooks that the user's file contains now. `find` returns the
-    Python hooks of each event and is called once. `has_network` tells whether commands with write access can use the
+    Python hooks of each event and is called once. `has_network` returns whether commands with write access can use the
     network."""
 
     def __init__(
@@ -254,8 +254,8 @@ class BranchHooks:
     ) -> tuple[ToolCall, PlannedCall] | Denial:
         """Call the hooks of `before_tool` that match. Return a denial, or the resulting call and its plan.
 
-        After each hook, the call is planned again, and the new plan decides which hook is next. So a change of
-        arguments cannot avoid a hook.
+        After each hook, the call is planned again, and the new plan decides which hook is called next. So a hook that
+        changes the arguments cannot make the call avoid another hook.
         """
         waiting = list(await self._of("before_tool"))
         while waiting and plan.fault is None:
@@ -273,7 +273,7 @@ class BranchHooks:
         return call, plan
 
     async def _change(self, hook: Hook, call_id: str, call: ToolCall, arguments: JsonObject) -> ToolCall:
-        """Store the new arguments for the model, and return the call with them."""
+        """Store an entry that tells the model the new arguments. Return the call with these arguments."""
         text = json.dumps(arguments, ensure_ascii=False)
         words = f"{hook} changed the arguments of this {call.name} call to: {bounded(text, TEXT_CHARS)}"
         data = {"event": hook.event, "call_id": call_id, "arguments": arguments}
@@ -329,7 +329,7 @@ class BranchHooks:
         await self._call("after_compact", **facts)
 
     async def turn_end(self, stop: StopReason, *, steps: int) -> bool:
-        """Call the hooks of `turn_end`. If they send another prompt, store it and return True."""
+        """Call the hooks of `turn_end`. If a hook sends another prompt, store that prompt and return True."""
         if not await self._of("turn_end"):
             return False
         newest = next(
@@ -358,7 +358,7 @@ class BranchHooks:
         return self._by_event.get(event, ())
 
     async def _call(self, event: HookEvent, **facts: object) -> list[tuple[Hook, HookAnswer]]:
-        """Call the hooks of an event in order, until one denies. Return their answers."""
+        """Call the hooks of an event in order, until one denies. Return the answers of the hooks that were called."""
         answers = []
         for hook in await self._of(event):
             answer = await self._ask(hook, facts)
@@ -369,7 +369,8 @@ class BranchHooks:
         return answers
 
     async def _ask(self, hook: Hook, facts: Mapping[str, object]) -> HookAnswer | None:
-        """Call one hook, and store what it adds. Return its answer, or None if it gave none or was skipped."""
+        """Call one hook, and store what it adds. Return its answer, or None if the hook gave no answer or was
+        skipped."""
         row = self._branch.row
         request = {
             "event": hook.event,
@@ -449,8 +450,8 @@ class BranchHooks:
 
 
 def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
-    """Return the kinds of effects that a call may have. A command may have all effects that its access allows. An MCP
-    tool may have any effect, unless the user declared it read-only."""
+    """Return what a call may do. A command may do all that its access allows. An MCP tool may do anything, unless the
+    user declared the tool read-only."""
     found: set[Effect] = set()
     match plan.access:
         case "execute":
@@ -471,9 +472,9 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """Return the facts about a call that a hook gets. `rule_tool` is the tool whose permission rules apply. It differs
-    from `tool` if `tool` only passes the call on to a tool of a server. `paths` are absolute. There are none if they
-    are not known in advance."""
+    """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. This is `tool`
+    itself or, if `tool` only calls a server's tool, that server's tool. `paths` has absolute paths, or none if the
+    paths are not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -490,7 +491,7 @@ def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection
 
 
 def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
-    """The denial among the answers, if there is one."""
+    """Return the denial among the answers, or None if no hook denied."""
     return next((Denial.by(hook, answer) for hook, answer in answers if answer.deny), None)
 
 
@@ -518,8 +519,8 @@ def children_of(value: object) -> Collection[object]:
 
 
 def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check the answer of a hook. Return the answer, and a problem with it or "". The answer can be used despite such a
-    problem. The problem is worded as the end of a sentence that begins with the hook's name.
+    """Check what a hook answered. Return the answer and a warning. The answer can be used despite the warning, which is
+    empty if the answer has no problem. The warning is worded as the end of a sentence that begins with the hook's name.
 
     :raises ValueError: the answer cannot be used. The message continues a sentence that begins with the hook's name and
     ends with "and is skipped."
@@ -547,7 +548,7 @@ def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
 
 
 def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
-    """The custom entries of an answer. :raises ValueError: the entries cannot be used."""
+    """Return the custom entries of an answer. :raises ValueError: the entries cannot be used."""
     given = typed(value, "entries", list, "a list") or []
     if len(given) > MAX_ENTRIES:
         raise ValueError(f"answered with {len(given)} entries instead of at most {MAX_ENTRIES}")
@@ -576,7 +577,8 @@ def entries_in(value: Mapping[str, object], hook: Hook) -> tuple[Custom, ...]:
 
 
 def typed(value: Mapping[str, object], key: str, kind: type, words: str) -> Any:
-    """The value of a key, or None. :raises ValueError: the value has another type."""
+    """Return the value of a key, or None if there is no value. :raises ValueError: the value has another type than
+    `kind`."""
     found = value.get(key)
     if found is not None and not isinstance(found, kind):
         raise ValueError(f"answered with {key} = {json.dumps(found, default=str):.80} instead of {words}")

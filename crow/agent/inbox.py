@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "crow"
 TEXT_CHARS = 20_000
-"""A text that tells the model what has ended is cut to about this many characters."""
+"""The text that tells the model what has ended is shortened to about this many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Ended:
     """Something that ended in the background. The model gets `text`.
 
     `remark` tells the user that the model was told; it may be empty. `is_known` is called before the model is told. If
-    it returns true, the model already knows and is not told again.
+    `is_known` returns true, the model already knows and is not told again.
     """
 
     message_id: str
@@ -59,7 +59,8 @@ class Inbox:
         tasks: Callable[[], anyio.abc.TaskGroup],
         has_turn: Callable[[], bool],
     ) -> None:
-        """`waiting` is what ended before the session was opened. Commands are watched in the task group `tasks()`."""
+        """`waiting` are the inbox entries about work that ended before the session was opened. Commands are watched in
+        the task group that `tasks()` returns."""
         self._branch = branch
         self._store = store
         self._tasks = tasks
@@ -73,8 +74,8 @@ class Inbox:
         return any(not each.is_known() for each in self._ended)
 
     async def expect(self, call_id: str, if_killed: str) -> None:
-        """Record in the store that something runs in the background. If crow dies before `add`, the model gets the text
-        `if_killed`.
+        """Record in the store that something runs in the background. If crow dies before `add` is called, the model
+        gets the text `if_killed`.
 
         :raises ~crow.domain.errors.StoreError: the record could not be stored.
         """
@@ -88,7 +89,7 @@ class Inbox:
     async def add(
         self, call_id: str, text: str, *, title: str, remark: str = "", is_known: Callable[[], bool] = lambda: False
     ) -> None:
-        """Store that something has ended. If no turn is running, tell the user."""
+        """Store that something in the background has ended. If no turn is running, tell the user."""
         ended = Ended(message_id=f"{WAKE}{call_id}", text=shorten(text), remark=remark, is_known=is_known)
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
@@ -147,7 +148,7 @@ def waiting_end(queued: QueuedPrompt) -> Ended:
 
 
 def shorten(text: str) -> str:
-    """A text of at most about `TEXT_CHARS` characters: its beginning and its end."""
+    """Shorten a text to about `TEXT_CHARS` characters. The beginning and the end remain."""
     if len(text) <= TEXT_CHARS:
         return text
     half = TEXT_CHARS // 2

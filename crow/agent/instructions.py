@@ -26,7 +26,7 @@ TOTAL_BYTES = 128 * 1024
 MAX_DEPTH = 5
 MAX_INCLUDES = 50
 MAX_NAMES = 500
-"""In each file, only the first `MAX_NAMES` `@path` mentions are looked up."""
+"""In each file, crow looks up only this many `@path` mentions, from the start of the file."""
 
 INCLUDE = re.compile(r"(?<!\S)@([^\s@`]+)")
 CODE_SPAN = re.compile(r"`[^`]*`")
@@ -39,8 +39,8 @@ TOO_MUCH = f"crow reads at most {TOTAL_BYTES // 1024} KiB of instructions"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSource:
-    """An instruction file. `size` is the number of bytes that the model gets. If the model gets none, `left_out` is the
-    reason. If another file includes this file, `included_by` is the path of the other file."""
+    """An instruction file. `size` is the number of bytes that the model gets. If the file is left out, `left_out` is
+    the reason. If another file includes this file, `included_by` is the path of the including file."""
 
     path: str
     size: int = 0
@@ -71,8 +71,8 @@ def read_instructions(
     """Read the user's file and the files of the workspace. Blocks.
 
     If a file is not trusted, the text contains the reason instead of the file's content. `may_read` and `contains` take
-    a resolved path. `may_read` tells whether the rules let the model read that path, and `contains` whether the path is
-    inside the workspace.
+    a resolved path. `may_read` returns whether the rules let the model read that path, and `contains` returns whether
+    the path is inside the workspace.
     """
     root = Path(os.path.realpath(cwd))
     reader = InstructionReader(cwd, may_read, contains or (lambda path: path.is_relative_to(root)))
@@ -149,7 +149,7 @@ class InstructionReader:
 
     def _add(self, file: Path, path: Path, reason: str, *, note: str = "", included_by: str = "") -> str:
         """Add one file, and return its text. `path` is the resolved path of `file`. If the file is to be left out,
-        `reason` says why; otherwise it is empty.
+        `reason` says why; otherwise `reason` is empty.
 
         :raises OSError: the file cannot be read.
         """
@@ -212,8 +212,8 @@ def included_names(text: str) -> Iterator[str]:
 def distrust(path: Path, directory: Path, cwd: Path, may_read: Callable[[Path], bool]) -> str:
     """Return why the instruction file at `path` must not go to the model, or "" if it may. `path` is resolved.
 
-    The file must belong to the user, to root or to the owner of the workspace, and nobody else may be able to write to
-    it or to its directory. `may_read` tells whether the rules let the model read it.
+    A file is trusted if it belongs to the user, to root or to the owner of the workspace, and if neither the file nor
+    its directory is writable for all users. `may_read` returns whether the rules let the model read the file.
 
     :raises OSError: the status of the file or of a directory cannot be read.
     """
@@ -234,7 +234,7 @@ def stays_in_folder(path: Path) -> bool:
 
 
 def file_size(path: Path) -> int:
-    """The size of a regular file in bytes; 0 for anything else."""
+    """Return the size of a regular file in bytes. Return 0 for anything else."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Attaches small text files of the workspace that a prompt links to.
 
 Files are read as the editor has them, including unsaved text. A file that a deny rule forbids is not attached. All
-other links stay unchanged, and the model can open them with its tools. A file that cannot be read never makes a prompt
-fail, and the time for reading is limited.
+other links stay unchanged, and the model can open them with its tools. If a file cannot be read, the prompt does not
+fail. The time for reading is limited.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def with_content(link: Link, workspace: Workspace, rules: Sequence[Permiss
 
 
 def path_of(uri: str) -> str | None:
-    """The path in a file URI or plain path, without line numbers; None for anything else."""
+    """Return the path in a file URI or in a plain path, without line numbers. Return None for anything else."""
     if DRIVE.match(uri):
         return uri.partition("#")[0]
     try:

@@ -21,7 +21,7 @@ MENTION = re.compile(r"(?<![^\s(\[\"'`])@([^\s@:]{1,64}):([A-Za-z][A-Za-z0-9+.-]
 CLOSING = {")": "(", "]": "[", "}": "{"}
 
 Refusal = Callable[[ToolCall, PlannedCall], Awaitable[str]]
-"""Returns why a call may not run, or an empty string if it may."""
+"""A function that returns why a call may not run, or an empty string if it may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,8 @@ class Mention:
 
 
 def find_mentions(parts: Sequence[Part], servers: Collection[str]) -> tuple[Mention, ...]:
-    """The resources that a prompt mentions, without repetitions. `servers` are the names of the session's servers."""
+    """Return the resources that a prompt mentions, without repetitions. `servers` are the names of the session's
+    servers."""
     names = {alias for name in servers for alias in (name, re.sub(r"[^A-Za-z0-9_-]", "_", name))}
     texts = (part.text for part in parts if isinstance(part, Text) and "@" in part.text)
     mentions = (
@@ -49,7 +50,7 @@ def find_mentions(parts: Sequence[Part], servers: Collection[str]) -> tuple[Ment
 
 
 def without_punctuation(uri: str) -> str:
-    """The URI without the punctuation of the sentence around it."""
+    """Return the URI without the punctuation of the sentence around it."""
     while uri[-1] in ".,;:!?\"'`>" or (uri[-1] in CLOSING and uri.count(uri[-1]) > uri.count(CLOSING[uri[-1]])):
         uri = uri[:-1]
     return uri
@@ -58,8 +59,8 @@ def without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Return the parts of a prompt, followed by the mentioned resources. If a resource cannot be read,
-    the parts say so to the model, and an additional text tells the user why."""
+    """Return the parts of a prompt, followed by the mentioned resources, and a list of texts for the user. If a
+    resource cannot be read, the parts say so to the model, and one of the texts tells the user why."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(READ_S):
@@ -78,8 +79,8 @@ async def attach_resources(
 async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
     """Return the content of a resource, or a text that says why it could not be read.
 
-    The user has asked for it, so no permission is needed. But deny rules still apply, and plan mode allows the call
-    only if the user's settings declare `read_resource` read-only.
+    The user has mentioned the resource, so reading it needs no permission. But deny rules still apply, and plan mode
+    allows reading only if the user's settings declare `read_resource` read-only.
     """
     arguments = json.dumps({"server": mention.server, "uri": mention.uri}, ensure_ascii=False)
     call = ToolCall(id="", name="read_resource", arguments=arguments)
@@ -88,7 +89,7 @@ async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> 
         return words
 
     async def nothing(_output: str) -> None:
-        """Nobody watches the progress."""
+        """Ignore the progress, because nobody watches it."""
 
     outcome = await toolbox.run(call, "", nothing, planned=plan)
     if outcome.is_error:

@@ -36,12 +36,12 @@ PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
 SEARCHES = ("grep", "list_files")
 ASKED_BY_CONTENT = ("skill", "task")
-"""Tools that use a file of the workspace only after the user has allowed it. If its content changes, the user is asked
-again."""
+"""Tools that use a file of the workspace only after the user has allowed the use. If the file's content changes, the
+user is asked again."""
 
 
 def narrower_mode(first: str, second: str) -> str:
-    """The mode that allows less. An unknown mode is treated as `ask`."""
+    """Return the one of the two modes that allows less. An unknown mode is treated as `ask`."""
     return min(first, second, key=lambda mode: AGENT_MODES.index(mode if mode in AGENT_MODES else "ask"))
 
 
@@ -53,9 +53,9 @@ class PermissionRule:
     argument of the call or, if `is_pattern` is true, a command line, a glob of paths, or a glob of other arguments; see
     `allows` and `forbids`. `is_users` means that the rule comes from the user's file and not from the session.
 
-    `access` is the highest access that an allowed command may have; None means no limit. `cwd` is the only directory in
-    which an allow rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older
-    version of crow stored.
+    `access` limits what an allowed command may do; None means no limit. `cwd` is the only directory in which an allow
+    rule of a session applies. `cwd` is None in rules of the user's file, and in rules that an older version of crow
+    stored.
     """
 
     tool: str
@@ -76,7 +76,8 @@ class PermissionRule:
         """Whether this is an allow rule that covers the call.
 
         A rule covers no protected path. Outside the workspace, it covers only paths that an absolute pattern names. A
-        command must have exactly the pattern's words, or begin with them if the pattern ends with `*`.
+        command pattern covers a command that has exactly its words. If the pattern ends with `*`, the command may have
+        more words after these.
         """
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
@@ -120,22 +121,22 @@ class PermissionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
-    """The call may run. `why` is stored with the call."""
+    """The decision that the call may run. `why` is stored with the call."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """The user has to decide. If a deny rule may cover the call, `doubtful` is that rule, and the answer is not stored
-    as a rule."""
+    """The decision to ask the user. If it is unclear whether a deny rule covers the call, `doubtful` is that rule, and
+    the user's answer is not stored as a rule."""
 
     doubtful: PermissionRule | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """The call may not run. `words` tells the model why."""
+    """The decision that the call may not run. `words` tells the model why."""
 
     words: str
 
@@ -148,8 +149,8 @@ def decide(
 ) -> Decision:
     """Decide whether a call of tool `name` may run. An unknown mode is as strict as `ask`.
 
-    With `is_bounded`, those who answer crow's questions do not own this machine. Then a call that leaves the workspace
-    or the sandbox is refused, unless a rule in config.toml allows it.
+    `is_bounded` means that the people who answer crow's questions do not own this machine. In that case, a call that
+    leaves the workspace or the sandbox is refused if no rule in config.toml allows it.
     """
     name = call.rule_tool or name
     doubtful = None
@@ -164,7 +165,7 @@ def decide(
     is_read_command = call.access == "execute" and call.command_access == "read"
     if is_bounded and not users:
         if call.is_outside:
-            return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow it.")
+            return Refuse(words=f"{name}: on this server, calls cannot leave the workspace, and nobody can allow this.")
         if call.access == "execute" and call.command_access not in ("read", "write"):
             return Refuse(words=NOT_CONFINED)
     if mode == "plan" and (reason := refusal_in_plan(name, call, is_allowed=users)):
@@ -189,16 +190,16 @@ def decide(
 
 
 NOT_CONFINED = (
-    "On this server, commands run only if the sandbox confines them, and nobody can allow others. Ask for read or "
-    "write access, or do it without this command."
+    "On this server, commands run only if the sandbox confines them, and nobody can allow other commands. Ask for "
+    "read or write access, or do it without this command."
 )
 
 
 def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    Searches, skills and sub-agents may not read a file that `read_file` may not read. For a command that names such a
-    file, the result is "maybe".
+    A rule that denies a file to `read_file` also denies it to searches, skills and sub-agents. For a command that names
+    such a file, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
     reads_too = name in ASKED_BY_CONTENT or (name in SEARCHES and rule.argument is not None)
@@ -218,7 +219,8 @@ def is_path_rule(rule: PermissionRule, *tools: str) -> bool:
 
 
 def named_places(rules: Iterable[PermissionRule]) -> tuple[str, ...]:
-    """The paths in deny rules, up to the first part with a wildcard. They are absolute or relative to cwd."""
+    """Return the paths in deny rules. Each path ends before its first part with a wildcard, and is absolute or relative
+    to cwd."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(place for pattern in patterns if (place := re.split(r"[^/]*[*?]", pattern)[0]))
 
@@ -266,7 +268,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """The files that a search must leave out, and that a confined command cannot read."""
+    """Return the files that a search has to leave out, or that a confined command cannot read."""
     if name not in (*SEARCHES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in SEARCHES else ("read_file",)
@@ -276,12 +278,13 @@ def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
 
 
 def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[PermissionRule, ...]:
-    """The rules that apply in a session: those of the user's file, then those stored with the session."""
+    """Return the rules that apply in a session: first the rules of the user's file, then the rules stored with the
+    session."""
     return (*users, *rules_at(row.permissions, row.cwd))
 
 
 def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]) -> bool:
-    """Whether crow may give the model a file without a call. `path` is resolved. Blocks."""
+    """Whether crow may give the model a file without a tool call. `path` is a resolved path. Blocks."""
     if workspace.read_protection(path) != "none":
         return False
     root = workspace.resolve(".")
@@ -306,8 +309,9 @@ def may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other
 def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
     """Whether an allow rule covers a command line. Only a single plain command is ever covered.
 
-    A pattern that does not end with `*` must match the whole command. If it ends with `*`, more words may follow. But
-    if the command can change something, `find_risk` must find no risk among these additional words.
+    A pattern that does not end with `*` covers only a command with exactly its words. After the words of a pattern that
+    ends with `*`, the command may have more words. But if the command can change something, it is covered only if
+    `find_risk` finds no risk among these additional words.
     """
     wanted, words = first_words(pattern), simple_words(line)
     if not wanted or words is None:
@@ -325,7 +329,8 @@ def has_star(pattern: str) -> bool:
 
 
 def first_words(pattern: str) -> tuple[str, ...] | None:
-    """The words that a command line must begin with. A `*` at the end of the pattern is ignored."""
+    """Return the words with which a command line begins if `pattern` covers it. A `*` at the end of the pattern is left
+    out."""
     pattern = pattern.rstrip()
     return simple_words(pattern[:-2] if has_star(pattern) else pattern)
 
@@ -347,11 +352,11 @@ GLOB_MEANINGS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 @lru_cache(maxsize=256)
 def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
-    """A glob of paths as a regular expression.
+    """Convert a glob of paths to a regular expression.
 
     A pattern without a slash matches names in any directory. `**` matches across directories. A pattern that ends with
-    a slash matches everything below that directory. A deny rule ignores case, as some file systems do. Unicode is
-    compared in its composed form (NFC).
+    a slash matches everything below that directory. Deny rules ignore case, because some file systems do. Unicode text
+    is compared in its composed form (NFC).
     """
     pattern = normalize("NFC", os.path.expanduser(pattern))
     if pattern.endswith("/"):
@@ -362,7 +367,7 @@ def path_matcher(pattern: str, *, ignore_case: bool) -> re.Pattern[str]:
 
 
 def user_rules(allow: Sequence[str], deny: Sequence[str]) -> tuple[PermissionRule, ...]:
-    """The rules of the user's file, such as `grep`, `shell(git status)` or `edit_file(docs/**)`."""
+    """Parse the rules of the user's file, such as `grep`, `shell(git status)` or `edit_file(docs/**)`."""
     return tuple(
         PermissionRule(tool=found[1], argument=found[2], allow=allows, is_pattern=found[2] is not None, is_users=True)
         for texts, allows in ((deny, False), (allow, True))
@@ -410,7 +415,7 @@ def typed_rule(text: str, *, allow: bool, cwd: str) -> PermissionRule:
 
 
 def rule_text(rule: PermissionRule) -> str:
-    """The rule as the user would type it. A rule about one exact argument is described in words."""
+    """Return the rule as the user would type it. A rule about one exact argument is described in words."""
     if rule.argument is None:
         return f"`{rule.tool}{f' --access {rule.access}' if rule.access else ''}`"
     argument = " ".join(rule.argument.split())
@@ -432,7 +437,7 @@ def scope_text(rule: PermissionRule, cwd: str) -> str:
 
 
 def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> PermissionRule:
-    """The rule to store when the user answers "always" for this call.
+    """Return the rule to store when the user answers "always" for this call.
 
     For a file outside the workspace, the rule covers only that file. For a command, it covers only the same command
     line with at most the same access. An allow rule applies only in `cwd`.
@@ -451,13 +456,14 @@ def rule_for(name: str, call: PlannedCall, *, allow: bool, cwd: str) -> Permissi
 
 
 def rule_for_writes(cwd: str) -> PermissionRule:
-    """The rule to store when the user allows all commands that are confined to `write` access. The rule applies only in
-    `cwd`."""
+    """Return the rule to store when the user allows all commands that are confined to `write` access. The rule applies
+    only in `cwd`."""
     return PermissionRule(tool="shell", argument=None, allow=True, access="write", cwd=normal_cwd(cwd))
 
 
 def allowing_rule(name: str, call: PlannedCall) -> str:
-    """The narrowest rule that would allow this call if it were in the user's settings; "" if there is none."""
+    """Return the narrowest rule that would allow this call if the user's settings contained that rule. Return "" if no
+    rule would."""
     name = call.rule_tool or name
     arguments = (*reversed(call.rule_paths), call.argument)
     for text in (*(f"{name}({argument})" for argument in arguments if argument), name):
@@ -471,7 +477,7 @@ def normal_cwd(cwd: str) -> str:
 
 
 def rule_words(rule: PermissionRule) -> str:
-    """Return in words which calls the rule covers, for the label of the option that the user picks."""
+    """Describe what the rule covers, for the label of the option that the user picks."""
     place = "in this session" if rule.cwd is None else "in this directory and session"
     if rule.argument is None:
         return f"every {rule.tool} call {place}"
@@ -489,16 +495,16 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[PermissionRule, ...]:
 
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[PermissionRule, ...]:
-    """The rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow rule
-    without a directory applies too, because `bind_rules` gives it a directory before the session moves to another
-    one."""
+    """Return the rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow
+    rule without a directory applies too: before the session moves to another directory, `bind_rules` binds the rule to
+    the old one."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 
 
 def bind_rules(values: Sequence[JsonObject], cwd: str) -> tuple[JsonObject, ...]:
-    """The rules to store when a session moves from `cwd` to another directory. Allow rules without a directory, which
-    an older version of crow stored, apply only in `cwd` from then on."""
+    """Return the rules to store when a session moves from `cwd` to another directory. Allow rules without a directory,
+    which an older version of crow stored, apply only in `cwd` from then on."""
     return tuple(
         {**value, "cwd": normal_cwd(cwd)} if value.get("allow") is True and not value.get("cwd") else value
         for value in values

@@ -1,8 +1,8 @@
 """Builds the system message, and the reminders that report later changes.
 
 The system message is stored as a `prompt` entry. Every request repeats it byte for byte until a new prompt entry is
-written. Later changes are reported in reminders. Each subject (date, instructions, mode, servers, skills) has its own
-tagged section, so that its newest text can be found again after a session is loaded.
+written. Later changes are reported in reminders. Each subject (date, instructions, mode, servers, skills) has a tagged
+section of its own. The tags let crow find the newest text of each subject again after a session is loaded.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def one_line(text: str) -> str:
 
 
 async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mapping[str, str]) -> Prompt:
-    """Return the prompt entry of a session, without the mode and the servers: reminders report these."""
+    """Return the prompt entry of a session. It does not contain the mode and the servers, because reminders report
+    these."""
     lines = [
         f"Working directory: {row.cwd}",
         *(f"Additional directory: {directory}" for directory in row.additional_directories),
@@ -111,8 +112,8 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Whether `prompt` still contains the system prompt that the client has set for the session. True if the client set
-    none."""
+    """Whether `prompt` still contains the system prompt that the client has set for the session. Also true if the
+    client has set none."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
     return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
@@ -121,7 +122,8 @@ def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
 
 
 def reason_for_prompt(old: Prompt | None, row: SessionRow, tools: Sequence[ToolSpec]) -> str:
-    """Tell the user why the prompt entry `old` is out of date. Return an empty string if it is not."""
+    """Return, in words for the user, why the prompt entry `old` is out of date. Return an empty string if it is up to
+    date."""
     if old is None:
         return "the session began"
     if not old.recorded_here:
@@ -251,8 +253,8 @@ class Briefing:
         self.look_back()
 
     def look_back(self) -> None:
-        """Find in the entries which facts the model already has. Must be called after the branch was loaded or its leaf
-        was moved."""
+        """Search the entries for what the model was told. Call this after the branch was loaded or its leaf was
+        moved."""
         self._projection = self._branch.projection
         self._checkpoint = self._projection.checkpoint
         self._told = facts_told(self._branch.entries)
@@ -263,7 +265,7 @@ class Briefing:
         return self._instructions.sources
 
     def read(self, may_read: Callable[[Path], bool]) -> None:
-        """Read the instruction files. Called before each turn. Blocks. `may_read` takes a resolved path and tells
+        """Read the instruction files. Called before each turn. Blocks. `may_read` takes a resolved path and returns
         whether the model may get that file."""
         self._may_read = may_read
         self._instructions = read_instructions(
@@ -301,7 +303,7 @@ class Briefing:
         return await build_prompt(self._branch.row, self._tools, self._facts)
 
     def reminder(self) -> tuple[str, list[NewEntry]] | None:
-        """Return the reminder that is due, as its text and the `Note` entries to store with it. Return None if the
+        """Return the reminder that is due: its text, and the `Note` entries to store with the text. Return None if the
         model already has every fact.
 
         The caller stores the text and the entries before its next request.

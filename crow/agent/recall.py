@@ -44,7 +44,8 @@ class BranchLog:
         self._others: dict[int, Branch] = {}
 
     def adopt(self, assistant: int, branch: Branch) -> None:
-        """From now on, file changes by the answer `assistant` are recorded on `branch`, a sub-agent's branch."""
+        """From now on, record file changes by the calls of the answer `assistant` on `branch`, which is a sub-agent's
+        branch."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
@@ -72,8 +73,8 @@ class BranchLog:
         return as_data(f"{describe(row)}\n{shown}")
 
     async def _read(self, session_id: str, query: RecallQuery, limit: int) -> str:
-        """If the query names an entry, return the matches in it, or its whole text if the query has no words. If the
-        query names none, return the matches in the session."""
+        """If the query names an entry, return the matches in that entry or, if the query has no words, the whole text
+        of the entry. If the query names no entry, return the matches in the session."""
         if query.entry is None:
             return await self._search_path(session_id, query, limit)
         found = await self._store.entry(query.entry, session_id=session_id)
@@ -127,7 +128,7 @@ class BranchLog:
         return f"{as_data(chr(10).join(found))}\n{more}"
 
     async def _session(self, session_id: str, scope: RecallScope) -> SessionRow | None:
-        """Return a session's row; None if it does not exist or is not in the scope."""
+        """Return a session's row, or None if the session does not exist or is not in the scope."""
         try:
             row = await self._store.session(session_id)
         except NoSuchSession:
@@ -167,8 +168,8 @@ def quoted(query: str) -> str:
 
 
 def matches_in(text: str, query: str, limit: int) -> list[str]:
-    """Return the places in `text` where a word of `query` occurs, in order, each with its position and the text around
-    it."""
+    """Find the places in `text` where a word of `query` occurs. Return, for each place in order, its position and the
+    text around it."""
     words = "|".join(re.escape(word) for word in query.split())
     matches: list[str] = []
     end = 0

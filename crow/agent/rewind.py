@@ -1,10 +1,10 @@
 """Restores files that the built-in tools changed on a branch that the user leaves.
 
-File entries record the content of each file before a change, and the hash of what was written. A restore sets a file
-back to its first recorded content. It leaves a file alone if somebody else changed it, either after crow's last edit or
-between two of crow's edits. Imported entries are never used: with them, a session file made by others could write any
-content anywhere. A restore is announced and stored like any other edit. Because the content that it replaces is stored
-too, the restore itself can be undone. Version control is never touched.
+File entries record the content of each file before a change, and the hash of what was written. A restore gives a file
+its first recorded content back. It does not touch a file that somebody else changed after crow's last edit or between
+two of crow's edits. Imported entries are never used, because a session file made by others could use them to write any
+content anywhere. A restore is announced and stored like any other edit. The content that the restore replaces is stored
+too, so the restore itself can be undone. Version control is never touched.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CANCEL_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorableFile:
-    """A changed file: its content `now`, and the content `then` that a restore gives back. None means that the file
-    does not exist.
+    """A changed file. `now` is the content that the file has, and `then` is the content that a restore gives it. None
+    means that the file does not exist.
 
-    `fault` says why the file cannot be restored, as the rest of a sentence that begins with the file's name. It is
-    empty if the file can be restored.
+    `fault` says why the file cannot be restored, as the rest of a sentence that begins with the file's name. If the
+    file can be restored, `fault` is empty.
     """
 
     path: Path
@@ -55,8 +55,8 @@ class RestoreResult:
 
 
 async def find_restorable_files(workspace: Workspace, changes: Sequence[Entry]) -> tuple[RestorableFile, ...]:
-    """Find the files whose content differs from their content before `changes` (file entries and results, oldest
-    first)."""
+    """Find the files whose content differs from the content that they had before `changes`. The changes are file
+    entries and results, oldest first."""
     by_path, results = group_by_path(changes)
     found = [await inspect_file(workspace, path, files, results) for path, files in by_path.items()]
     return tuple(file for file in found if file.fault or file.now != file.then)
@@ -171,9 +171,11 @@ async def restore_files(
 
 
 async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile, call: CallRef) -> RestorableFile:
-    """Store the file's current content, then restore the file. Returns the file, with the fault if there was one.
+    """Store the file's current content, then restore the file. Returns the file, with `fault` set if it could not be
+    restored.
 
-    The file is checked again first, because the user may have edited it before answering.
+    Before anything is stored, the file is checked again, because the user may have edited it before answering crow's
+    question.
     """
     try:
         if workspace.resolve(str(file.path)) != file.path or await content_of(workspace, file.path) != file.now:
@@ -188,8 +190,8 @@ async def write_file(branch: Branch, workspace: Workspace, file: RestorableFile,
 
 
 def result_of(call: CallRef, announcement: Announcement, files: Sequence[RestorableFile]) -> list[NewEntry]:
-    """Return the result with the diffs of the restored files. Also return a remark about the files without a diff,
-    because a client that shows diffs does not show the result's text."""
+    """Return the result with the diffs of the restored files, and a remark about the files without a diff. The remark
+    is needed because a client that shows diffs does not show the result's text."""
     files = sorted(files, key=lambda file: bool(file.fault))
     shown = tuple(diffs([file for file in files if not file.fault]))
     result = ToolResult(
@@ -230,14 +232,15 @@ async def content_of(workspace: Workspace, path: Path) -> bytes | None:
 
 
 def digests_after(change: File, results: Mapping[CallRef, ToolResult]) -> set[str]:
-    """Return the digests of all contents that the file may have after `change`: the written content, the earlier
-    content in case the write failed, and the content that the result reports, because an editor may format on save."""
+    """Return the digests of all contents that the file may have after `change`. These are the written content, the
+    earlier content (in case the write failed), and the content that the result reports (in case the editor formats
+    files when it saves them)."""
     shown = results[change.call].announcement.diffs if change.call in results else ()
     return {change.after_hash, digest(change.before), *(digest(diff.new_text) for diff in shown)}
 
 
 def digest(content: bytes | str | None) -> str:
-    """Return the sha256 (hex), or `ABSENT` if there is no content."""
+    """Return the sha256 (hex) of a content, or `ABSENT` if there is none."""
     if content is None:
         return ABSENT
     return hashlib.sha256(content.encode(errors="replace") if isinstance(content, str) else content).hexdigest()

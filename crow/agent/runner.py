@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
 """While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
-changed. This is much less than `Session.rest_s`, so two processes never write a summary of one session at once."""
+changed. If so, crow stops writing. Another process writes a summary only after a turn and a rest of `Session.rest_s`,
+which is much longer than this interval. So two processes never write a summary of one session at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -121,7 +122,7 @@ class TurnRunner:
         self.tools = Toolset(session, ports)
 
     async def run(self, prompt: PendingPrompt) -> StopReason:
-        """Run a claimed prompt or command until it ends, and return its stop reason."""
+        """Run a claimed prompt or command until its turn ends, and return the stop reason."""
         if prompt.command is not None:
             return await self._run_command(prompt, prompt.command)
         if prompt.called is not None:
@@ -131,7 +132,7 @@ class TurnRunner:
         return await self._run_turn()
 
     async def end_turn(self, end: TurnEnd) -> None:
-        """Store what the turn has not stored yet, together with its end."""
+        """Store the end of the turn, together with everything that the turn has not stored yet."""
         if self._prefetch is not None:
             self._prefetch.cancel()
             self._prefetch = None
@@ -177,7 +178,8 @@ class TurnRunner:
         return stop
 
     async def _run_user(self, user: User, unread: Sequence[str] = ()) -> StopReason:
-        """Store the prompt and answer it. `unread` says which resources could not be attached."""
+        """Store the prompt and answer it. `unread` has texts for the user about resources that could not be
+        attached."""
         await self._branch.record([NewEntry(body=user, model=self._branch.row.model)])
         await self._branch.set_default_title()
         for words in unread:
@@ -185,8 +187,8 @@ class TurnRunner:
         return await self._run_turn()
 
     async def _run_server_prompt(self, prompt: PendingPrompt, typed: ParsedCommand) -> StopReason:
-        """Run `/server:prompt`. The model gets the text that the server returns for it. If no server has that prompt,
-        the model gets what the user typed."""
+        """Run `/server:prompt`. The model gets the text that the server returns for this prompt. If no server has the
+        prompt, the model gets what the user typed."""
         user = User(parts=tuple(prompt.parts), message_id=prompt.message_id)
         try:
             parts = await fill_prompt(await self.tools.toolbox(), typed, prompt.parts)
@@ -245,7 +247,7 @@ class TurnRunner:
         return "end_turn" if context.follow_up is None else await context.follow_up(entry)
 
     def prepare_checkpoint(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start to write the summary for the next prompt, if the session has become large enough for it.
+        """Start to write the summary that the next prompt may need, if the session has become large enough.
 
         Call this after a turn. Only the process that ran the newest turn writes a summary.
         """
@@ -294,14 +296,14 @@ class TurnRunner:
             logger.exception("Session %s: no summary could be written early", self._branch.row.id)
 
     async def _watch(self, model: str, scope: anyio.CancelScope) -> None:
-        """Cancel `scope` as soon as the summary would not be used any more."""
+        """Cancel `scope` as soon as the session has changed, because the summary would then not be used."""
         while not await self._has_changed(model):  # noqa: ASYNC110  # other processes set no event here
             await anyio.sleep(WATCH_S)
         scope.cancel()
 
     async def _has_changed(self, model: str) -> bool:
-        """Whether another process runs a turn or has added entries, or the user has chosen another model than `model`.
-        Also true if the store cannot be read."""
+        """Whether another process runs a turn, another process has added entries, or the user has chosen another model
+        than `model`. Also true if the store cannot be read."""
         try:
             row = await self._adapters.store.session(self._branch.row.id)
         except StoreError:
@@ -309,11 +311,12 @@ class TurnRunner:
         return row.state != "idle" or row.leaf != self._branch.leaf or row.model != model
 
     def prefetch(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start to look up what the next turn needs, while the store is still writing that turn's prompt."""
+        """Start to look up what the next turn needs. This runs while the store is still writing that turn's prompt."""
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
-        """After the session's first turn, let a small model write the title, if the user has set a model for titles."""
+        """If this was the session's first turn and the user has set a model for titles, start to let that model write
+        the title."""
         name = "" if self._budget.is_spent() else self._adapters.settings().title_model
         prompt = untitled_prompt(self._branch) if name else None
         if prompt is not None and prompt.message_id != self._titled:
@@ -370,8 +373,8 @@ class TurnRunner:
         return Compactor(gauge, model, helpers)
 
     async def _read_file(self, path: str) -> str | None:
-        """Return what the tool `read_file` would return for a text file, or None if the file cannot be read or if
-        reading it needs the user's permission."""
+        """Return the text that the tool `read_file` would return for a text file. Return None if the file cannot be
+        read, or if reading it needs the user's permission."""
         workspace = self._session.workspace
         try:
             resolved = workspace.resolve(path)
@@ -401,7 +404,7 @@ class CurrentPlan:
 
 
 class Toolset:
-    """The session's tools. They are opened in a task of their own when they are first needed.
+    """The session's tools. They are opened when they are first needed, in a task of their own.
 
     That task is a child of the session's task and not of a turn: the tools outlive the turn, so a turn's cancel scope
     must not enclose them.
@@ -445,7 +448,7 @@ class Toolset:
         self._scope.cancel()
 
     async def toolbox(self) -> WaitableToolbox:
-        """The open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
+        """Return the open tools. :raises ~crow.domain.errors.CrowError: they could not be opened."""
         if not self._opened.is_set():
             self._session.tools_wanted.set()
             await self._opened.wait()
@@ -454,7 +457,7 @@ class Toolset:
         return self._toolbox
 
     async def report_failures(self, servers: Sequence[ServerStatus]) -> None:
-        """Report each failure of a server once, even if the server has recovered meanwhile."""
+        """Tell the user about each failure of a server once, even if the server has recovered meanwhile."""
         for index, server in enumerate(servers):
             was_failed, losses = self._reported.get(index, (False, 0))
             is_failed = server.state == "failed" or (server.state == "starting" and was_failed)

@@ -141,7 +141,8 @@ class ModelSampler:
 
 
 def question_text(request: SamplingRequest) -> str:
-    """Return the text that the model would get. It is shown to the user, who decides whether to allow the request."""
+    """Return the text that would be sent to the model. The user sees this text and decides whether to allow the
+    request."""
     lines = [f"At most {request.max_tokens:,} tokens.", *([f"system: {request.system}"] if request.system else [])]
     for message in request.messages:
         if isinstance(message, UserMessage):
@@ -153,7 +154,7 @@ def question_text(request: SamplingRequest) -> str:
 
 
 def cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
-    """The answer, cut before the first of the `stops` that it contains, or a refusal if the model refused."""
+    """Return the answer, cut before the first stop text of `stops` in it. Return a refusal if the model refused."""
     places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]
     if places:
         return SamplingAnswer(text=answer.text[: min(places)], model=model, stop="stop_sequence")

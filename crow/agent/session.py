@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = TurnEnd(stop="cancelled")
 HEAD_START_S = 0.0005
-"""When the user cancels a turn, crow starts to store the turn's end. It waits this many seconds before it cancels the
-running work, to give the store a head start."""
+"""When the user cancels a turn, crow starts to store the turn's end, waits this many seconds, and then cancels the
+running work. The wait lets the store begin first."""
 RENEW_S = 20.0
 RETRY_S = 5.0
 RESTORING_MOVES = ("undo", "redo", "rewind")
 """Moves that restore the model and the thought level that were in use at the target entry. Other moves, such as
-`/retry`, do not change them."""
+`/retry`, change neither of the two."""
 REST_S = 2.0
 TELL_S = 2.0
 SMALL_CHARS = 2_000
@@ -60,12 +60,13 @@ SMALL_CHARS = 2_000
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingPrompt:
-    """A prompt from its submission to the end of its turn.
+    """A submitted prompt, and the state of its turn.
 
     `command` is set if the prompt is a slash command. `called` is set if the text may name a prompt of an MCP server.
     `mentions` are the resources of servers that the text mentions. `ready` is set when the parts are complete.
     `in_inbox` means that the prompt is in the store's inbox under `message_id`, for example because it waits for an
-    earlier turn. `usage` is what the turn used, set at its end; None if the turn made no request.
+    earlier turn. `usage` is what the turn used. It is set at the end of the turn, and stays None if the turn made no
+    request.
     """
 
     parts: Sequence[Part]
@@ -86,32 +87,32 @@ class PendingPrompt:
 
     @property
     def needs_servers(self) -> bool:
-        """Whether MCP servers add to the prompt. If so, the prompt is stored only after they have done that."""
+        """Whether MCP servers add content to the prompt. If so, the prompt is stored only after they have added the
+        content."""
         return self.called is not None or bool(self.mentions)
 
     @property
     def is_only_in_memory(self) -> bool:
-        """Whether the prompt is still only in memory. It is stored when its turn is claimed."""
+        """Whether the prompt is complete but still only in memory. Such a prompt is stored when its turn is claimed."""
         return self.ready.is_set() and self.command is None and not self.in_inbox
 
 
 class TurnListener(Protocol):
-    """Learns when turns begin and end. The session's task calls it before the first event and after the last event of a
-    turn."""
+    """Is told when turns begin and end. The session's task calls the methods, between the events of the turns."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
         """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
         server's prompt."""
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """Called when the turn has ended, or could not begin. `stop` and `error` of the prompt are set."""
+        """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
 
 
 class SessionFollower(Protocol):
     """Takes over what other processes do with the session."""
 
     async def until_free(self) -> None:
-        """Wait until no other process runs a turn. May return early."""
+        """Wait until no other process runs a turn of the session. May return before that."""
 
     async def reached(self, entry_id: int) -> None:
         """Wait until everything up to this entry was published."""
@@ -167,12 +168,12 @@ class Session:
 
     @property
     def is_running(self) -> bool:
-        """Whether a turn runs here or in another process, or its end is not stored yet."""
+        """Whether a turn runs here or in another process, or the end of the last turn is not stored yet."""
         return self.has_turn or self.owes or self.runs_elsewhere
 
     @property
     def waiting_prompts(self) -> int:
-        """How many prompts wait for the end of the running one."""
+        """How many prompts wait until the turn of the running prompt ends."""
         return max(0, len(self._queue) - 1)
 
     @property
@@ -259,7 +260,8 @@ class Session:
         return prompt.stop
 
     async def files_elsewhere(self) -> FilesElsewhere | None:
-        """An error if the session's directory does not exist here, and another machine has run the session."""
+        """Return an error if another machine has run the session and the session's directory does not exist on this
+        machine. Otherwise return None."""
         node, cwd = node_of(self.branch.row), self._place[0]
         if not self.adapters.node or node in ("", self.adapters.node):
             return None
@@ -287,10 +289,10 @@ class Session:
         return prompt.parts
 
     async def steer(self, parts: Sequence[Part], message_id: str | None = None) -> bool:
-        """Give the running turn another prompt, which the model sees at its next step. Returns False if no turn runs.
+        """Add a prompt to the running turn. The model sees the prompt at its next step. Returns False if no turn runs.
 
-        The prompt is in the inbox when this returns. If the turn ends before that step, the prompt still goes
-        into the history.
+        When this returns, the prompt is in the inbox. Even if the turn ends before that step, the prompt goes into the
+        history.
         """
         if self._turn is None:
             return False
@@ -314,7 +316,8 @@ class Session:
 
     @property
     def running_calls(self) -> Mapping[str, anyio.CancelScope]:
-        """The running calls of the turn by id, without those of sub-agents. Cancelling a scope ends only that call."""
+        """The cancel scopes of the turn's running calls, by the id of the call, without the calls of sub-agents.
+        Cancelling a scope ends only the call that it belongs to."""
         return self._turn.running_calls if self._turn is not None else {}
 
     def withdraw(self, prompt: PendingPrompt) -> None:
@@ -327,9 +330,11 @@ class Session:
             prompt.done.set()
 
     def revoke(self, prompt: PendingPrompt) -> bool:
-        """Take back a prompt that waits for an earlier turn. Returns False if its own turn is next or has begun.
+        """Take back a prompt that waits for an earlier turn. Returns False if the prompt's own turn is next or has
+        begun.
 
-        The prompt may already be in the store's inbox; when `answer` has returned, the caller removes it from there.
+        The prompt may already be in the store's inbox. In that case, the caller removes it from there when `answer` has
+        returned.
         """
         if prompt not in self._queue or self._queue[0] is prompt:
             return False
@@ -355,12 +360,12 @@ class Session:
         if self._queue:
             self._queue[0].error = LeafMoved(
                 f"Another process took over session {self.id}, or the database stored something without confirming it. "
-                "The rest of the turn is lost; prompt again."
+                "The rest of the turn is lost; send the prompt again."
             )
             self._cancel(self._queue[0])
 
     async def cancel_elsewhere(self) -> None:
-        """Ask the process that runs a turn of this session to cancel it."""
+        """Ask the process that runs a turn of this session to cancel that turn."""
         try:
             await self.adapters.store.cancel_turn(self.id)
         except StoreError as error:
@@ -385,19 +390,18 @@ class Session:
         return self._runner is not None and task_id in self._runner.subagents.running
 
     def remark_later(self, notice: NoticeShown) -> None:
-        """Add this notice to the history when the next turn begins. Used if the editor shows no notices."""
+        """Add this notice to the history when the next turn begins. Call this if the editor shows no notices."""
         self._remarks.append(f"{notice.title}. {notice.description}".strip())
 
     async def report(self, title: str, detail: str = "") -> None:
-        """Notify the user, or write it into the history if the editor shows no notices."""
+        """Show the user a notice. If the editor shows no notices, write the notice into the history."""
         if self.client.takes_notices:
             await self.client.publish(NoticeShown(severity="warning", title=title, description=detail))
         else:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Prepare for the first prompt: start the MCP servers. All packages that the prompt needs are imported
-        already."""
+        """Record that everything that the first prompt needs is imported. Start the MCP servers."""
         self._is_warm = True
         if self.servers:
             self.tools_wanted.set()
@@ -539,7 +543,7 @@ class Session:
         await self._end_turn(TurnEnd(stop=prompt.stop))
 
     async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
-        """Claim the turn (see `_claim`). If another process runs one, wait for its end."""
+        """Claim the turn (see `_claim`). If another process runs a turn, wait until that turn ends."""
         follower = self.follower
         while True:
             with anyio.CancelScope(shield=True):  # the prompt is stored even if the user cancels at once
@@ -634,8 +638,8 @@ class Session:
     async def move(self, to: int | None, reason: str) -> str:
         """Move to another entry (see :meth:`Branch.move`). Send the client the plan and context size at that entry.
 
-        Undo, redo and rewind also restore the model and the thought level that the session had at that entry. Returns
-        what was restored, in words for the user, or an empty string.
+        Undo, redo and rewind also restore the model and the thought level that the session had at that entry. Returns,
+        in words for the user, which of them were restored, or an empty string.
         """
         branch = self.branch
         plan, options = branch.plan, await options_at(self.adapters.store, branch.row, branch.leaf, to)
@@ -650,7 +654,7 @@ class Session:
         return " ".join(words)
 
     async def _publish_place(self, known_plan: tuple[PlanItem, ...]) -> None:
-        """Tell the client how full the context is. Before that, send the plan if it differs from `known_plan`."""
+        """Send the plan if it differs from `known_plan`. Then tell the client how full the context is."""
         if self.branch.plan != known_plan:
             await self.branch.publish(PlanChanged(plan=self.branch.plan))
         try:

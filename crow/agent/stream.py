@@ -25,8 +25,8 @@ BUFFER_CHARS = 512 * 1024
 
 
 class AnswerDraft:
-    """The part of an answer that the client has been shown so far. `before` is the text that a resumed answer
-    continues.
+    """The part of an answer that the client has been shown so far. If a resumed answer continues an earlier text,
+    `before` is that text.
 
     The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
     and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
@@ -176,8 +176,8 @@ class AnswerDraft:
         return (self._saved_texts, self._saved_thoughts) != (len(self._texts), len(self._thoughts))
 
     def _save_if_due(self) -> None:
-        """Start a save if one is due. Otherwise make `_show_gathered` wake up when the next save is due. After the
-        stream has ended nothing is saved, because the whole answer is stored instead."""
+        """Start a save if a save is due. Otherwise make `_show_gathered` wake up when the next save is due. After the
+        end of the stream, no save is started, because the whole answer is stored instead."""
         if self._has_ended or self._tasks is None or self._saving is not None or not self._is_unsaved():
             return
         due = self._saved_at + SAVE_EVERY_S
@@ -211,18 +211,20 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
 MIN_CHARS = 3
 """A repetition shorter than this is treated as new text."""
 SURE_CHARS = 8
-"""A repetition of at least this length may begin within a word, or after blanks that the old text does not have."""
+"""A repetition of at least this length counts even if it begins within a word, or after white space that the old text
+does not have."""
 MAX_CHARS = 64_000
-"""How many characters at the end of the old text are searched."""
+"""Repetitions are searched for in this many characters at the end of the old text."""
 
 
 class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Call `feed` with each piece of the new text; it returns the text that is certainly new. As long as the old text
-    contains all of the new text, the new text may still turn out to repeat the old text's end. So the new text is held
-    back until a character rules this out. Short matches are ignored, because they may be accidental: "hel" and "lo"
-    share a letter and mean "hello". The result does not depend on how the text is split into pieces.
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. If the old text contains all
+    of the new text so far, a longer new text may turn out to repeat the old text's end. So the new text is held back
+    until it contains something that rules this out. Short matches are ignored, because they may be accidental: if "hel"
+    is continued by "lo", both have an "l", but "hello" is meant. The result does not depend on how the text is split
+    into pieces.
     """
 
     def __init__(self, before: str) -> None:
@@ -242,7 +244,7 @@ class Overlap:
         return self.finish()
 
     def finish(self) -> str:
-        """Decide whether the held-back text repeats earlier text. Return the part that does not."""
+        """Decide which part of the held-back text repeats the old text. Return the rest."""
         self._is_decided = True
         held, self._held = self._held, ""
         return held[repeated_chars(self._before, held) :]
@@ -265,8 +267,8 @@ def repeated_chars(before: str, text: str) -> int:
 
 
 def longest_repetition(before: str, text: str, min_chars: int) -> int:
-    """Return the length of the longest repetition that contains a letter or digit. A short one must also begin where a
-    word begins."""
+    """Return the length of the longest repetition that contains a letter or digit. A short repetition counts only if it
+    begins where a word begins."""
     first_word_end = next((at for at, character in enumerate(text) if character.isalnum()), len(text)) + 1
     for length in range(min(len(before), len(text)), max(min_chars, first_word_end) - 1, -1):
         if before.endswith(text[:length]):

@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Limits how many sub-agents run at the same time, in the whole process and for each session. A session is identified
-by its branch."""
+"""Limits how many sub-agents run at the same time in the whole process, and how many of each session. A session is
+identified by its branch."""
 
 MAX_BACKGROUND = 8
 """At most this many sub-agents of a session work in the background at the same time."""
@@ -119,7 +119,7 @@ class SubAgents:
             return await self._delegate(call_id, task, toolbox, on_output)
 
     def cancel(self, task_id: str) -> bool:
-        """Cancel the work of one sub-agent. Returns False if it is not running."""
+        """Cancel the work of one sub-agent. Returns False if the sub-agent is not running."""
         running = self.running.get(task_id)
         if running is not None:
             running.scope.cancel()
@@ -222,8 +222,8 @@ class SubAgents:
             running.ended.set()
 
     async def _count(self, branch: Branch) -> None:
-        """Add the usage of a task to the turn that started the task. The store has already added it to the session's
-        row."""
+        """Add the usage of a task to the turn that started the task. The store has already added this usage to the
+        session's row."""
         if branch.turn_usage is not None:
             self.parent.add_usage(branch.turn_usage)
             with anyio.CancelScope(shield=True), suppress(StoreError):
@@ -231,7 +231,7 @@ class SubAgents:
 
     async def _kind(self, task: Task) -> Speciality:
         """Return the settings that a task gets from its kind. A resumed task keeps its kind. If the task to resume does
-        not exist, `_open` raises the error later."""
+        not exist, `_open` raises the error."""
         if task.resume is None:
             return Speciality.of(task, self.adapters.models)
         try:
@@ -240,8 +240,8 @@ class SubAgents:
             return Speciality()
 
     def _tools(self, task: Task, kind: Speciality, toolbox: Toolbox) -> ToolSubset:
-        """The tools of a task. If the session was itself opened as a sub-agent of a kind, the session's own limits
-        apply, too."""
+        """Return the tools of a task. If the session is itself a sub-agent with a kind, the limits of that kind apply,
+        too."""
         own = Speciality.stored(self.parent.row.config)
         return ToolSubset(toolbox, allowed_specs(kind.specs(own.specs(toolbox.specs())), task.tools))
 
@@ -336,7 +336,7 @@ class SubAgents:
 
 
 class ToolSubset:
-    """Some of the tools of a toolbox."""
+    """A toolbox with some of the tools of another toolbox."""
 
     def __init__(self, toolbox: Toolbox, specs: Sequence[ToolSpec]) -> None:
         self._toolbox = toolbox
@@ -413,7 +413,7 @@ class SubAgentClient:
         await self._client.finish_question(question_id)
 
     def permissions(self, shared: Permissions) -> Permissions:
-        """Return the permissions of the sub-agent. `shared` are the permissions of its session. The session's mode and
+        """Return what the sub-agent may do. `shared` are the permissions of the sub-agent's session, whose mode and
         rules always apply."""
         return shared
 
@@ -465,7 +465,8 @@ class SubAgentClient:
         await self._on_output(text[-PROGRESS_CHARS:])
 
     def result(self, task_id: str, usage: Usage | None, cost: float | None) -> SubagentResult:
-        """The result of the task, for the agent that delegated it. `usage` and `cost` (USD) are for this run only."""
+        """Return the result of the task, for the agent that delegated the task. `usage` and `cost` (USD) are for this
+        run only."""
         text, end = self._answer, self.end
         if end.stop == "error":
             text = f"{text}\n\nThe task failed: {end.detail}".strip()
@@ -560,7 +561,7 @@ class ShownSubAgentClient(SubAgentClient):
             await self._session.publish(event)
 
     async def ask(self, question: PermissionQuestion) -> PermissionAnswer:
-        """See :class:`crow.agent.Client`. Meanwhile, the sub-agent's state is `requires_action`."""
+        """See :class:`crow.agent.Client`. While the user is asked, the sub-agent's state is `requires_action`."""
         assert self._session is not None, "a running sub-agent was announced"
         assert self.branch is not None, "the branch is set before the turn runs"
         session_id = self.branch.row.id
@@ -606,8 +607,8 @@ class ShownSubAgentClient(SubAgentClient):
 
 
 def allowed_specs(specs: Sequence[ToolSpec], names: Sequence[str] | None) -> tuple[ToolSpec, ...]:
-    """The tools that a task may use. :raises ~crow.domain.errors.ArgumentError: `names` contains a tool that tasks
-    cannot use."""
+    """Return the tools that a task may use. :raises ~crow.domain.errors.ArgumentError: `names` contains a tool that
+    tasks cannot use."""
     allowed = {spec.name: spec for spec in specs if spec.name not in ONLY_FOR_THE_SESSION}
     if names is None:
         return tuple(allowed.values())

@@ -34,7 +34,7 @@ class Template:
     text: str
 
     def prompt(self, argument: str) -> str:
-        """The prompt for `/name argument`."""
+        """Return the prompt that `/name argument` stands for."""
         if "$ARGUMENTS" in self.text:
             return self.text.replace("$ARGUMENTS", argument)
         return f"{self.text}\n\n{argument}" if argument else self.text
@@ -72,7 +72,8 @@ def read_template(file: Path) -> Template | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCommand:
-    """A command as the user typed it: a command of crow, or `server:prompt`. There may be no such command."""
+    """A command as the user typed it: the name of a command of crow, or `server:prompt`, and the argument. A command
+    with this name need not exist."""
 
     name: str
     argument: str
@@ -85,7 +86,8 @@ def parse_prompt_call(text: str) -> ParsedCommand | None:
 
 
 async def fill_prompt(source: ServerPrompts, typed: ParsedCommand, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the prompt that the server makes from these `parts`, or `parts` unchanged if no server has the prompt.
+    """Return the prompt that the server makes from these `parts`. If no server has the prompt, return `parts`
+    unchanged.
 
     :raises ArgumentError: a required argument is missing.
     :raises ~crow.domain.errors.ToolServerError: the server failed.
@@ -99,7 +101,7 @@ async def fill_prompt(source: ServerPrompts, typed: ParsedCommand, parts: Sequen
 
 
 def hint_of(prompt: ServerPrompt) -> str:
-    """Format the arguments of a server's prompt for a client. Optional ones are in brackets."""
+    """Format the arguments of a server's prompt for a client. Optional arguments are in brackets."""
     return " ".join(one.name if one.required else f"[{one.name}]" for one in prompt.arguments)
 
 

@@ -46,8 +46,8 @@ from crow.tools import Outcome, PlannedCall, SamplingRequest, Toolbox, Workspace
 CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
 SOON_S = 0.05
-"""The `started` entry of a call that only reads is stored together with its result. If the call still runs after this
-delay (in seconds), the entry is stored without waiting."""
+"""If a call only reads, its `started` entry is stored together with the result. If the call still runs after this delay
+(in seconds), the entry is stored without the result."""
 REJECTED = (
     "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
     "change their mind, they can allow the call when you ask again, or with /permissions."
@@ -283,7 +283,7 @@ class Permissions:
     """Decides whether calls of one session may run, and asks the user where needed.
 
     The mode and the rules are read for each call, so a change applies from the next call on. A sub-agent uses its
-    session's instance, or an instance that allows less. `rules` are those of the user's file.
+    session's instance, or an instance that allows less. `rules` are the rules of the user's file.
     """
 
     def __init__(
@@ -319,8 +319,8 @@ class Permissions:
         return narrower_mode(mode, self._limit) if self._limit else mode
 
     def may_read(self) -> Callable[[Path], bool]:
-        """Return a function that tells whether crow may give the model a file of the workspace without a tool call.
-        That function blocks."""
+        """Return a function that returns whether crow may give the model a file of the workspace without a tool call.
+        The returned function blocks."""
         return partial(may_attach, workspace=self._workspace, rules=current_rules(self._whole.rules, self._branch.row))
 
     async def complete(self, call: ToolCall, plan: PlannedCall) -> PlannedCall:
@@ -339,8 +339,8 @@ class Permissions:
         return replace(plan, excluded=excluded_paths(name, rules))
 
     async def refusal(self, call: ToolCall, plan: PlannedCall) -> str:
-        """Return why a call that the user makes may not run (a deny rule or plan mode), or an empty string if it
-        may."""
+        """Return why a deny rule or plan mode forbids a call that the user makes. Return an empty string if the call
+        may run."""
         row = self._branch.row
         plan = await self.complete(call, plan)
         rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
@@ -348,14 +348,14 @@ class Permissions:
         return decision.words if isinstance(decision, Refuse) else ""
 
     async def judge(self, ref: CallRef, call: ToolCall, plan: PlannedCall) -> Allow | Refuse | None:
-        """Decide whether an announced call may run. None if the user cancelled the turn instead of answering."""
+        """Decide whether an announced call may run. Return None if the user cancelled the turn instead of answering."""
         row = self._branch.row
         rules, is_bounded = current_rules(self._whole.rules, row), self._workspace.is_bounded
         decision = decide(call.name, plan, self._mode, rules, is_bounded=is_bounded)
         return await self._ask(ref, call, plan, decision) if isinstance(decision, Ask) else decision
 
     async def judge_sampling(self, request: SamplingRequest, text: str) -> Allow | Refuse | None:
-        """Decide whether the model may answer a server. `text` is what the model would get."""
+        """Decide whether the model may answer a request of a server. `text` is what the model would get."""
         plan = PlannedCall(
             announcement=request.announcement,
             access="external",

@@ -51,18 +51,19 @@ logger = logging.getLogger(__name__)
 
 END_S = 5.0
 THINKS_S = 0.05
-"""If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time the request
-has been sent, so getting the tools ready does not delay it."""
+"""If an answer takes longer than this (in seconds), the tools get ready while the model works. By that time, the
+request has been sent, so the tools do not delay the request."""
 
 PLAN_S = 0.05
 """If the calls of an answer take longer to plan than this (in seconds), the answer is saved as a draft. A plan may take
 long because the editor has to send a file."""
 POINT_OUT = frozenset({3, 10, 20})
-"""After each of these numbers of repetitions, the model is told that it repeats itself."""
+"""When the number of repetitions reaches one of these numbers, the model is told that it repeats itself."""
 GIVE_UP = 30
 """After this number of repetitions, the turn ends."""
 MAX_CONTINUED = 3
-"""If answers break off, at most this many in a row are continued. If the next answer breaks off too, the turn ends."""
+"""If one answer after another breaks off, at most this many of them are continued. If the next answer breaks off too,
+the turn ends."""
 CONTINUE = (
     "<reminder>Your last answer was cut off by a broken connection. The user has seen it as it stands. Continue "
     "exactly where it stopped, without repeating anything and without a preamble.</reminder>"
@@ -85,8 +86,9 @@ REPEATED = (
 
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
-    `bounded_by` says where the limit of steps comes from; the message to the user quotes it. If the endpoint is down,
-    the model that `standby` returns answers for the rest of the turn. The model is told what is in `inbox`."""
+    `bounded_by` is a text that says which setting limits the steps; the message to the user contains this text. If the
+    endpoint is down, the model that `standby` returns answers for the rest of the turn. The model that answers is told
+    what is in `inbox`."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class Turn:
         return bool(self._steered) or (self._inbox is not None and self._inbox.has_news)
 
     async def _run_steps(self) -> StopReason:
-        """Work until the model calls no tool, or the turn has no steps or no money left."""
+        """Work until the model calls no tool, or until the turn has reached its limit of steps or of cost."""
         while self._steps_taken < self._steps:
             if self._budget is not None and (words := await self._budget.why_stop(self._branch, self._model.info)):
                 return await self._stop(words)
@@ -188,18 +190,19 @@ class Turn:
 
     @property
     def running_calls(self) -> Mapping[str, anyio.CancelScope]:
-        """The running calls by id. Cancelling a scope ends only that call; the turn goes on."""
+        """The cancel scopes of the running calls, by the id of the call. Cancelling a scope ends only that call; the
+        turn goes on."""
         return self._calls.running
 
     def steer(self, prompt: User) -> None:
-        """Add another prompt of the user to the turn. The model sees the prompt at its next step."""
+        """Add another prompt by the user, which the model sees at its next step."""
         self._steered.append(prompt)
 
     def mute(self) -> bool:
         """Stop showing the answer that the model is giving. Return False if the model is not giving an answer.
 
-        If this returns True, the turn does nothing until it is cancelled, and the caller has to cancel it. This way the
-        turn's end can be stored while the connection is still being closed.
+        If this returns True, the turn does nothing until it is cancelled, and the caller has to cancel it. In this way,
+        the turn's end can be stored while the connection to the model is still being closed.
         """
         if self._draft is None or not self._is_listening:
             return False
@@ -258,10 +261,10 @@ class Turn:
     async def _ask(self) -> tuple[int, Assistant, Sequence[PlannedCall]]:
         """Get one answer, store it and show it. Returns its entry id, the answer, and the plans of its calls.
 
-        If a stream breaks after text was shown, the model is asked once to continue. It is not asked if each of the
-        last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
-        request failed and its length is or may be the reason, it is sent again after a compaction.
-        If the endpoint is down, the request is sent to another model, if the user has named one.
+        If a stream breaks after text was shown, the model is asked once to continue. The model is not asked if each of
+        the last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
+        request failed, and its length is or may be the reason, the request is sent again after a compaction. If the
+        endpoint is down and the user has named a fallback model, the request is sent to the fallback model.
         """
         is_continued = False
         before = ""
@@ -297,7 +300,8 @@ class Turn:
                 return asked
 
     async def _fall_back(self, error: errors.ModelError) -> bool:
-        """Use another model for the rest of the turn if the endpoint is down. Return whether there is one."""
+        """If the endpoint is down, use another model for the rest of the turn. Return whether another model is used
+        from now on."""
         if self._standby is None or not isinstance(error, DOWN):
             return False
         model = await self._standby.next(error)
@@ -349,8 +353,8 @@ class Turn:
                 await self._draft.save()
 
     async def _store_answer(self, new: NewEntry) -> Entry:
-        """Store the answer that was shown, then publish it. If publishing is cancelled, the answer must not be stored
-        again."""
+        """Store the answer that was shown, then publish it. If only the publishing is cancelled, the answer is not
+        stored again."""
         (entry,) = await self._branch.store_only([new])
         self._draft = self._answer = self._stream = None
         await self._branch.publish(EntryStored(entry=entry))
@@ -393,8 +397,7 @@ class Turn:
 class Standby:
     """Finds the model that answers for the rest of a turn while the endpoint of the branch's model is down.
 
-    `down` has the names of the models that crow has reported to the user as down. All turns of a session share this
-    set.
+    `down` has the names of the models that the user was told are down. All turns of a session share this set.
     """
 
     def __init__(
@@ -411,8 +414,8 @@ class Standby:
         self._is_subagent = branch.row.parent_id is not None
 
     async def next(self, error: errors.ModelError) -> Model | None:
-        """Return the fallback of the model that failed with `error`, and tell the user. Return None if that model has
-        no usable fallback."""
+        """Return the fallback of the model that failed with `error`, and tell the user about the change. Return None if
+        the failed model has no usable fallback."""
         name = self._adapters.fallback(self._name)
         if not name:
             return None

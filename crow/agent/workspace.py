@@ -36,9 +36,9 @@ TRY = "`crow doctor` says what would help."
 class WorkspaceContents:
     """The contents of a workspace that matter to an agent.
 
-    `instructions` are the files that go to the model as text, with their sizes in bytes. `left_out` are the instruction
-    files that the model does not get, with the reason. `skills` and `agents` are the numbers of skills and agent files.
-    `ignored` are names of files and folders that crow does not read.
+    `instructions` are the files that the model gets as text, with their sizes in bytes. `left_out` are the instruction
+    files that the model does not get, each with the reason. `skills` and `agents` are the numbers of skills and agent
+    files. `ignored` are names of files and folders that crow does not read.
     """
 
     cwd: str
@@ -50,7 +50,7 @@ class WorkspaceContents:
 
     @property
     def concerns_agents(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether the workspace contains anything that matters to an agent."""
         return bool(self.instructions or self.left_out or self.skills or self.agents or self.ignored)
 
 
@@ -58,7 +58,7 @@ def inspect_workspace(cwd: str, may_read: Callable[[Path], bool]) -> WorkspaceCo
     """Find the files of a workspace that matter to an agent, except those included with `@path`. Opens no file and
     never walks the tree. Blocks.
 
-    `may_read` takes a resolved path and tells whether the model may get that file without a tool call.
+    `may_read` takes a resolved path and returns whether the model may get that file without a tool call.
     """
     folder = Path(cwd)
     instructions, left_out = [], []
@@ -108,7 +108,7 @@ def agent_files(folder: Path) -> Iterator[Path]:
 
 
 def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
-    """The notice about a workspace in which the user has not worked yet."""
+    """Return the notice about a workspace in which the user has not worked yet."""
     sentences = []
     if contents.instructions:
         names = and_more([f"{code(path)} ({size:,} bytes)" for path, size in contents.instructions], 2)
@@ -132,8 +132,8 @@ def notice_of_workspace(contents: WorkspaceContents) -> NoticeShown:
 
 
 def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
-    """The warning that nothing confines commands, or that some of the settings cannot be used. None if all is well, or
-    if the user has turned confinement off."""
+    """Return a warning if nothing confines commands, or if some of the settings for confinement cannot be used. Return
+    None if all is well, or if the user has turned confinement off."""
     if status.setting == "off" or (status.name and not status.problem):
         return None
     if status.name:
@@ -147,7 +147,7 @@ def notice_of_sandbox(status: SandboxStatus) -> NoticeShown | None:
 
 
 def describe_sandbox(status: SandboxStatus) -> list[str]:
-    """The lines of Markdown in `/permissions` that say what commands may do."""
+    """Return the part of `/permissions` that says what commands may do, as lines of Markdown."""
     setting = f'`[sandbox]` in config.toml changes this: `enabled` is "{status.setting}"'
     if not status.name:
         if status.setting == "required":
@@ -183,8 +183,8 @@ def added(status: SandboxStatus) -> Iterable[tuple[str, tuple[str, ...]]]:
 def describe_workspace(
     contents: WorkspaceContents, skills: Iterable[SkillInfo], agents: Iterable[AgentKind] = (), *, is_known: bool
 ) -> list[str]:
-    """Return the section of `/permissions` about the workspace, as lines of Markdown. `skills` are all skills of the
-    session, and `agents` all its kinds of sub-agents."""
+    """Return the part of `/permissions` about the workspace, as lines of Markdown. `skills` are all skills of the
+    session, and `agents` are all its kinds of sub-agents."""
     own = [skill for skill in skills if skill.is_from_workspace]
     lines = [f"- {code(path)} ({size:,} bytes): the model gets it as text" for path, size in contents.instructions]
     lines += [f"- {code(path)}: left out, because {reason}" for path, reason in contents.left_out]

@@ -1,6 +1,7 @@
 """`crow acp --connect`: connects an editor on stdin and stdout to a server that is already running.
 
-This package must start as fast as Python itself. So it imports only itself and few modules of the standard library.
+This package must take hardly longer to start than Python itself. So its modules import only each other and few modules
+of the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["connect_editor", "connect_to_resident", "run_if_asked", "run_with_resident", "start_resident"]
 
 FAILED, USERS_FAULT = 1, 2
-"""Exit codes. `USERS_FAULT` means that the user can correct the cause."""
+"""The exit codes after an error. `USERS_FAULT` means that the user can correct the cause."""
 
 MAX_TOKEN_BYTES = 4096
 
@@ -45,7 +46,8 @@ def run_if_asked(arguments: Sequence[str]) -> int | None:
 def run_with_resident(arguments: Sequence[str]) -> int | None:
     """Run `acp` with the resident server if `serve.autostart` is true and a server of this version is running.
 
-    Return the exit code, or None if `acp` must run without it. In that case, nothing has been read from stdin.
+    Return the exit code, or None if `acp` must run without the server. If None is returned, nothing has been read from
+    stdin.
     """
     from crow.bridge.resident import OWN_PROCESS, running_socket, wants_autostart
 
@@ -77,7 +79,8 @@ def connect_to_resident(path: str) -> int | None:
 
 
 def start_resident() -> str:
-    """Start the resident server unless it is running. Return why that failed, or an empty string if it is running."""
+    """Start the resident server if it is not running. Return an empty string if the server now runs, else the reason
+    why it did not start."""
     import subprocess  # takes 10 ms, and is needed only if the server has ended
 
     # -P: the editor may have started crow in a workspace, and Python must not import anything from there.
@@ -106,7 +109,7 @@ def connect_editor(address: str, token_file: str | None) -> int:
 
 
 def _run(bridge: Bridge) -> int:
-    """Run the bridge to its end, and say on stderr what ended it. Returns the exit code."""
+    """Run the bridge to its end, and return the exit code. If an error ended the bridge, print the error to stderr."""
     exit_code = bridge.run()
     if exit_code:
         _fail(bridge.problem)

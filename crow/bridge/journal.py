@@ -1,8 +1,8 @@
-"""Remembers which messages passed the bridge, so that the editor notices no lost connection. Does no I/O.
+"""Remembers which messages passed the bridge, so that the editor does not notice a lost connection. Does no I/O.
 
-On the first connection, every message passes unchanged. When a connection is lost, the journal initializes the next
-one, resumes the open sessions from their cursors, and repeats the requests that have no response. A repeated prompt
-keeps its id, so the server recognises it and does not run it again.
+On the first connection, every message passes unchanged. After a connection is lost, the journal initializes the next
+connection, resumes the open sessions from their cursors, and repeats the requests that have no response. A repeated
+prompt keeps its id, so the server recognises the prompt and does not run it again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ REPEATABLE = CLOSING | {
     *("session/new", "session/load", "session/resume", "session/status", "session/set_title", "session/unarchive"),
     *("session/set_mode", "session/set_config_option", "providers/list", "providers/set", "providers/disable"),
 }
-"""Requests that may be sent twice, because the second has no further effect. A second `session/new` only leaves an
-empty session, which no list shows."""
+"""Requests that may be sent twice, because sending them again does no harm. A second `session/new` only leaves an empty
+session, which no list shows."""
 
 SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_chunk", "tool_call", "plan"})
 """Updates that an editor shows. If such an update arrives twice, the editor shows it twice."""
@@ -51,10 +51,12 @@ SHOWN = frozenset({"agent_message_chunk", "agent_thought_chunk", "user_message_c
 MAX_KEPT_ANSWERS = 32
 
 KEPT = ("cwd", "mcpServers", "additionalDirectories", "systemPrompt", "_meta")
-"""The parameters that the bridge keeps when the editor opens a session. It resumes the session with the same ones."""
+"""The parameters that the bridge keeps when the editor opens a session. The bridge resumes the session with the same
+parameters."""
 
 LOGIN = frozenset({"authenticate", "logout", "auth/login", "auth/logout"})
-"""Requests whose effect ends with the connection. On a new connection, the newest successful one is repeated."""
+"""Requests whose effect ends with the connection. On a new connection, the last of these requests that succeeded is
+repeated."""
 
 GAP = (
     "[The connection to crow was lost, and the messages that crow sent meanwhile are missing here. Load the session "
@@ -63,7 +65,8 @@ GAP = (
 
 
 class Pending:
-    """A request from the editor that has no response yet. `cancels` holds the editor's notifications that cancel it."""
+    """A request from the editor that has no response yet. `cancels` holds the notifications with which the editor has
+    cancelled the request."""
 
     __slots__ = ("cancels", "is_received", "is_repeated", "line", "message", "number")
 
@@ -80,16 +83,18 @@ class Pending:
 
     @property
     def is_load(self) -> bool:
-        """Whether the request asks for the whole history. In version 2, `session/resume` can do that."""
+        """Whether the request asks for the whole history. In version 2 of the protocol, `session/resume` can ask for
+        the whole history too."""
         method, params = self.message["method"], _object(self.message.get("params"))
         return method == "session/load" or (method == "session/resume" and params.get("replayFrom") is not None)
 
 
 class EditorQuestion:
-    """A request from the server to the editor. It is kept until the server has certainly received the answer.
+    """A request from the server to the editor. The journal keeps the request until the server has certainly received
+    the answer.
 
-    The editor knows it by `editor_id`. The server knows it by `server_id`, on the connection with the number
-    `generation`.
+    In messages to the editor, the request has the id `editor_id`. In messages to the server, it has the id `server_id`,
+    on the connection with the number `generation`.
     """
 
     __slots__ = ("answer", "editor_id", "generation", "is_withdrawn", "key", "number", "params", "server_id")
@@ -143,7 +148,7 @@ class Journal:
 
     @property
     def number(self) -> int:
-        """The number of the editor's messages that have been sent so far, over all connections."""
+        """How many of the editor's messages have been sent so far, counted over all connections."""
         return self._number
 
     def editor_sent(self, line: bytes) -> None:
@@ -157,8 +162,8 @@ class Journal:
             self.to_server.append(sent)
 
     def _note(self, line: bytes) -> bytes | None:
-        """Remember a line from the editor before it is sent. Return the bytes to send in its place, or None to send
-        nothing."""
+        """Remember a line from the editor before it is sent. Return the bytes to send instead of the line, or None if
+        nothing must be sent."""
         self._number += 1
         message = _parse(line)
         method, message_id = message.get("method"), message.get("id")
@@ -191,8 +196,8 @@ class Journal:
             self.to_editor.append(text)
 
     def connected(self, *, is_known: bool) -> None:
-        """Begin to restore a new connection. `is_known` means that the server remembers the earlier connection, so it
-        recognises repeated prompts."""
+        """Begin to restore the state on a new connection. `is_known` means that the server remembers the earlier
+        connection, and therefore recognises repeated prompts."""
         self._generation += 1
         self._is_known = is_known
         self._own = {}
@@ -215,7 +220,7 @@ class Journal:
                 del self._asks[ask.editor_id]
 
     def acknowledged(self, number: int) -> None:
-        """Note that the server has read the first `number` messages from the editor."""
+        """Note that the server has read the editor's first `number` messages."""
         self._notices = [notice for notice in self._notices if notice[0] > number]
         for pending in self._pending.values():
             pending.is_received = pending.is_received or pending.number <= number
@@ -344,7 +349,8 @@ class Journal:
         return text
 
     def _drop_answers(self, session: str, call: object = None) -> None:
-        """Forget the answers about a tool call that runs or has ended, because the server will not ask about it again.
+        """Forget the user's answers about a tool call that runs or has ended, because the server will not ask about
+        that call again.
 
         Without `call`, forget the answers about all calls of the session, because the turn has ended.
         """
@@ -450,7 +456,8 @@ class Journal:
             self._note_cursor(session, _object(message.get("result")))
 
     def _go_live(self) -> None:
-        """Repeat the requests that have no response, then send the editor's messages that arrived meanwhile."""
+        """Repeat the requests that have no response. Then send the editor's messages that arrived while there was no
+        connection."""
         self.is_live = True
         for request_id, pending in tuple(self._pending.items()):
             method = pending.message["method"]
@@ -469,7 +476,8 @@ class Journal:
             self.editor_sent(line)
 
     def _repeated(self, pending: Pending) -> bytes:
-        """Return the request to repeat. If a part of a `session/load` has been shown, ask only for the rest."""
+        """Return the request to repeat. If the editor already shows a part of the history that the request loads, the
+        returned request asks only for the rest."""
         session = pending.session
         cursor = self._cursors.get(session) if isinstance(session, str) else None
         if not pending.is_load or cursor is None:
@@ -537,7 +545,7 @@ def _object(value: Any) -> Message:
 
 
 def _parse(line: bytes) -> Message:
-    """Return the message in `line`, or an empty dict if it holds none. The receiver refuses such a line."""
+    """Return the message in `line`, or an empty dict if the line is not a message. The receiver refuses such a line."""
     try:
         text = line.decode().strip(_SPACES)
         message, end = _scan(text, 0)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from crow.bridge.journal import Journal
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
-"""The largest message from an editor. It is the same as `crow.frontend.frames.MAX_LINE_BYTES`."""
+"""The size of the largest message that the bridge accepts from an editor. Equal to
+`crow.frontend.frames.MAX_LINE_BYTES`."""
 
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
 """While more bytes than this wait to be sent to one side, the bridge reads nothing from the other side."""
@@ -44,14 +45,15 @@ MAX_HELD_BYTES = 64 * 1024 * 1024
 MAX_COOKIES = 20
 
 TEMPORARY = frozenset({NORMAL, GOING_AWAY, NO_STATUS, 1011, 1012, 1013, 1014})
-"""Close codes after which the bridge connects again. After any other code, a new connection would end too."""
+"""The close codes after which the bridge connects again. If a connection ends with any other code, a new connection
+would end in the same way."""
 
 
 class Times:
     """The time limits of the bridge, in seconds."""
 
     connect = 10.0
-    """The server has this long to accept a connection, and again to answer its HTTP request."""
+    """The server has this long to accept a connection, and then as long again to answer the HTTP request."""
     ping = 20.0
     """After this long without a byte from the server, the bridge sends a ping."""
     pong = 10.0
@@ -82,10 +84,11 @@ class Bridge:
         sink: int = 1,
         handles_signals: bool = False,
     ) -> None:
-        """Prepare the bridge. `wire` is the first connection, if it is already open. `source` and `sink` are the file
-        descriptors of the editor.
+        """Prepare the bridge. `wire` is the first connection, if it is already open. The bridge reads the editor's
+        messages from the file descriptor `source`, and writes messages for the editor to `sink`.
 
-        `start_server` is called when no server listens. It starts one, and returns an empty string or why that failed.
+        `start_server` is called when no server listens. It starts a server, and returns an empty string, or the reason
+        why the server did not start.
         """
         self._address, self._token = address, token
         self._source, self._sink = source, sink
@@ -244,7 +247,8 @@ class Bridge:
             self._unnoted.append((lambda journal, line: journal.editor_sent(line), line))
 
     def _load_journal(self) -> Journal:
-        """Return the journal. It is imported after the editor's first response, because that takes 1 ms."""
+        """Return the journal. The module is imported only after the editor's first response, because the import takes 1
+        ms."""
         if self._journal is None:
             from crow.bridge.journal import Journal
 
@@ -416,7 +420,8 @@ class Bridge:
         self._retry_later()
 
     def _retry_later(self) -> None:
-        """Set the time of the next attempt to connect. The first attempt is immediate, and later ones wait ever longer.
+        """Set the time of the next attempt to connect. The first attempt is immediate. The delay before each later
+        attempt is about twice as long as the one before, up to `longest_delay`.
 
         The delays have a random part, so that many bridges do not all connect at the same moment.
         """
@@ -506,7 +511,8 @@ class Bridge:
 
     @property
     def _next_ping_at(self) -> float | None:
-        """When to send the next ping. A Unix socket needs none, because its end is always noticed."""
+        """The time at which to send the next ping, or None. A Unix socket needs no pings, because its end is always
+        noticed."""
         if self._wire is None or self._address.path or self._pinged_at is not None:
             return None
         return self._heard_at + self.times.ping
@@ -523,7 +529,7 @@ class Bridge:
         return not self._wire.unsent_bytes and not self._journal.waits_for_answers
 
     def _fail(self, problem: str, exit_code: int) -> None:
-        """End the bridge with an error, and answer all open requests with the same error."""
+        """End the bridge with an error, and answer all requests that have no response with the same error."""
         self.problem, self._exit_code = problem, exit_code
         journal = self._load_journal()
         for line in self._early:
@@ -553,7 +559,7 @@ class Bridge:
                 self._write_editor()
 
     def _answer_all(self) -> None:
-        """Answer all open requests with the error that ends the bridge."""
+        """Answer all requests that have no response with the error that ends the bridge."""
         assert self._journal is not None
         self._journal.lost()
         self._journal.fail_all(self.problem)
@@ -561,7 +567,7 @@ class Bridge:
 
 
 def first_headers(token: str) -> list[tuple[str, str]]:
-    """Return the headers for each connection. One makes the server send cursors, which the editor does not ask for."""
+    """Return the headers for each connection. One header asks the server for cursors, because not every editor does."""
     return [("Crow-Cursors", "1"), *([("Authorization", f"Bearer {token}")] if token else [])]
 
 

@@ -1,7 +1,8 @@
 """Finds the user's resident server, `crow serve --user`, in a few milliseconds.
 
-Every `crow acp` runs this module before it imports anything else. So the module reads the one setting that it needs,
-`serve.autostart`, by itself. If it does not understand the file, :mod:`crow.settings` decides later.
+Every `crow acp` runs this module before it imports anything else. To be fast, the module itself reads the one setting
+that it needs, `serve.autostart`. If the module does not understand the configuration file, :mod:`crow.settings` reads
+the file later and decides.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_PROCESS = ("CROW_TRACE",)
-"""If one of these variables is set, `crow acp` does not use the resident server, because the variable concerns one
-process."""
+"""If one of these environment variables is set, `crow acp` does not use the resident server, because each of them
+applies only to the process in which it is set."""
 
 PLACES = ("CROW_HOME", "CROW_CONFIG")
-"""Variables that choose the configuration file and the data directory."""
+"""The environment variables that choose the configuration file and the data directory."""
 
 MAX_CONFIG_BYTES = 1024 * 1024
 
@@ -34,7 +35,7 @@ def socket_path(env: Mapping[str, str]) -> str:
 
 
 def absolute(path: str) -> str:
-    """Make `path` absolute in the same way as `crow.settings` does."""
+    """Return `path` as an absolute path, in the same way as `crow.settings` does."""
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -67,7 +68,7 @@ def running_socket(env: Mapping[str, str]) -> str | None:
 
 
 def config_file(env: Mapping[str, str]) -> str | None:
-    """Return the path of the user's config.toml, or None if only `crow.settings` can find it."""
+    """Return the path of the user's config.toml, or None if finding the file needs `crow.settings`."""
     if env.get("CROW_CONFIG"):
         return absolute(env["CROW_CONFIG"])
     if env.get("CROW_HOME"):
@@ -82,7 +83,8 @@ def config_file(env: Mapping[str, str]) -> str | None:
 
 
 def wants_autostart(env: Mapping[str, str]) -> bool:
-    """Whether the user's file sets `serve.autostart = true`. False if the file is too unusual to be sure."""
+    """Whether the user's configuration file sets `serve.autostart = true`. False if the file is written in a way that
+    this function does not understand."""
     file = config_file(env)
     if file is None:
         return False

@@ -13,17 +13,17 @@ except ImportError:  # hashlib takes 3 ms, because it loads OpenSSL
     from hashlib import sha1 as _sha1
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""The largest message that the bridge accepts from a server."""
+"""The size of the largest message that the bridge accepts from a server."""
 
 MAX_HEAD_BYTES = 32 * 1024
-"""The largest head of an HTTP response."""
+"""The size limit of the status line and headers of an HTTP response."""
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
 NORMAL, GOING_AWAY, PROTOCOL_ERROR, NOT_UTF8, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
 
 NO_STATUS = 1005
-"""The code for a close frame that has no code. It is never sent."""
+"""The code that stands for a close frame without a code. This code is never sent."""
 
 _MAX_CONTROL_BYTES = 125
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -35,7 +35,8 @@ def short_hash(data: bytes) -> str:
 
 
 class WebSocketError(Exception):
-    """The server violated the WebSocket protocol. `code` is the close code to send to the server."""
+    """The error for a violation of the WebSocket protocol by the server. `code` is the close code to send to the
+    server."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -50,7 +51,7 @@ class Address:
     """The address of a server: the path of a Unix socket, or a host and a port, with or without TLS."""
 
     def __init__(self, text: str) -> None:
-        """Parse `text`. :raises BadAddress: it is neither a ws:// or wss:// URL nor the path of a socket."""
+        """Parse `text`. :raises BadAddress: `text` is neither a ws:// or wss:// URL nor the path of a socket."""
         self.text = text
         self.path = ""
         """The path of the Unix socket, or an empty string if the address is a host."""
@@ -63,13 +64,13 @@ class Address:
                 raise BadAddress(f"{text!r} is not an address: expected a ws:// or wss:// URL or the path of a socket.")
             return
         if scheme not in ("ws", "wss"):
-            raise BadAddress(f"{text!r} starts with {scheme}://, but expected ws://, wss:// or the path of a socket.")
+            raise BadAddress(f"{text!r} starts with {scheme}://; expected ws://, wss:// or the path of a socket.")
         self.is_tls = scheme == "wss"
         end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
         place, resource = rest[:end], rest[end:].partition("#")[0]
         if "@" in place:
             raise BadAddress(
-                "The URL contains a user name or password. Remove it; a token goes into CROW_TOKEN or --token-file."
+                "The URL contains a user name or password. Remove them and put a token into CROW_TOKEN or --token-file."
             )
         if not all("!" <= character <= "~" for character in rest):
             raise BadAddress(f"{text!r} contains a character that is not allowed in a URL. Write the character as %XX.")
@@ -79,7 +80,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the server is on this machine, so that messages do not travel over a network."""
+        """Whether the server is on this machine. If so, messages do not travel over a network."""
         is_127 = self.host.startswith("127.") and self.host.replace(".", "").isdigit()
         return bool(self.path) or self.host in ("localhost", "::1") or is_127
 
@@ -127,7 +128,7 @@ class Response:
     """
 
     def __init__(self, head: bytes) -> None:
-        """Parse the part of a response before its body. :raises WebSocketError: `head` is not HTTP."""
+        """Parse `head`, the part of an HTTP response before the body. :raises WebSocketError: `head` is not HTTP."""
         first, *lines = head.decode("latin-1").split("\r\n")
         version, _, status = first.partition(" ")
         if not version.startswith("HTTP/1.") or not status[:3].isdigit():
@@ -140,7 +141,8 @@ class Response:
             self.headers[name] = f"{self.headers[name]}\n{value}" if name in self.headers else value
 
     def check_upgrade(self, key: bytes) -> None:
-        """Check that the server accepted the request with this key. :raises WebSocketError: it did not."""
+        """Check that the server accepted the request with this key. :raises WebSocketError: the server did not accept
+        it."""
         wanted = _sha1(binascii.b2a_base64(key, newline=False) + _GUID).digest()  # noqa: S324  the protocol says so
         accepted = self.headers.get("sec-websocket-accept", "")
         tokens = [token.strip().lower() for token in self.headers.get("connection", "").split(",")]
@@ -168,7 +170,8 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 def mask(data: bytes, key: bytes) -> bytes:
-    """Combine `data` with the four bytes of `key`, repeated, by XOR. The same call on the result gives `data` again."""
+    """Return `data` after XOR with the four bytes of `key`, repeated. Masking the result with the same key gives `data`
+    again."""
     size = len(data)
     keys = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(data, "little") ^ int.from_bytes(keys, "little")).to_bytes(size, "little")
@@ -193,7 +196,8 @@ _CODES = frozenset((1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 
 
 
 class Decoder:
-    """Decodes the bytes from a server into messages. It never holds more than one incomplete message and one chunk."""
+    """Decodes the bytes from a server into messages. Never holds more than one incomplete message and one chunk of
+    bytes."""
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
         self._limit = limit
@@ -203,7 +207,8 @@ class Decoder:
         self._opcode = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Add `data`, and return each message or control frame that is now complete, as opcode and payload.
+        """Add `data`, and return the messages and control frames that are now complete, each as a pair of opcode and
+        payload.
 
         :raises WebSocketError: the server violated the protocol, or sent a message over the limit.
         """
@@ -238,8 +243,9 @@ class Decoder:
         return message
 
     def _frame(self, at: int) -> tuple[bool, int, int, int] | None:
-        """Read the frame at the offset `at`. Return None if the frame is not complete, else four values: whether it is
-        the last frame of its message, its opcode, and the offsets of the start and the end of its payload."""
+        """Read the frame at the offset `at`. Return None if the frame is not complete. Otherwise return four values:
+        whether the frame is the last one of its message, the opcode, and the offsets at which the payload starts and
+        ends."""
         data, have = self._data, len(self._data) - at
         if have < 2:
             return None

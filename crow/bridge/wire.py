@@ -26,7 +26,7 @@ CHUNK_BYTES = 256 * 1024
 
 
 class NotConnected(Exception):
-    """The connection could not be opened. If `exit_code` is not 0, another attempt would fail too."""
+    """The error for a connection that could not be opened. If `exit_code` is not 0, another attempt would fail too."""
 
     def __init__(self, message: str, exit_code: int = 0, *, is_absent: bool = False) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class WebSocket:
 
     @property
     def is_readable(self) -> bool:
-        """Whether there are received bytes that `poll` does not report."""
+        """Whether `read` has bytes to return that `poll` does not report."""
         pending = getattr(self._socket, "pending", None)
         return bool(self._unread) or (pending is not None and pending() > 0)
 
@@ -90,7 +90,7 @@ class WebSocket:
 
     @property
     def belongs_to_this_user(self) -> bool:
-        """Whether the process at the other end of a Unix socket does. True where the system cannot tell."""
+        """Whether the process at the other end of a Unix socket runs as this user. True if the system cannot tell."""
         owner = peer(self._socket)
         return owner is None or owner[1] == os.getuid()
 
@@ -100,7 +100,8 @@ class WebSocket:
 
 
 def peer(socket: _socket.socket | SSLSocket) -> tuple[int, int] | None:
-    """Return the process id and the user id at the other end of a Unix socket, or None if the system cannot tell."""
+    """Return the process id and the user id of the program at the other end of a Unix socket, or None if the system
+    cannot tell."""
     option = getattr(_socket, "SO_PEERCRED", None)  # Linux
     if option is None:
         return None
@@ -116,7 +117,8 @@ def _is_not_ready(error: OSError) -> bool:
 
 
 def connect(address: Address, headers: list[tuple[str, str]], timeout_s: float) -> WebSocket:
-    """Open a WebSocket. Blocks for at most about `timeout_s` at each step. :raises NotConnected: it was not opened."""
+    """Open a WebSocket. Each step blocks for at most about `timeout_s`. :raises NotConnected: no WebSocket was
+    opened."""
     try:
         socket = _open_socket(address, timeout_s)
     except OSError as error:
@@ -182,7 +184,8 @@ def _encrypted(address: Address, plain: _socket.socket, timeout_s: float) -> SSL
 
 
 def _read_head(socket: _socket.socket | SSLSocket) -> tuple[bytes, bytes]:
-    """Read the status line and headers of an HTTP response. Return them, and the bytes that followed them."""
+    """Read the status line and headers of an HTTP response. Return these as bytes, and then the bytes that came after
+    the headers."""
     data = b""
     while b"\r\n\r\n" not in data:
         if len(data) > MAX_HEAD_BYTES:

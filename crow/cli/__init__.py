@@ -1,8 +1,8 @@
-"""The command line: runs the command that the arguments name.
+"""The command line of crow: runs the command that the arguments name.
 
-Each command imports only what it needs, because importing the protocol's SDK alone takes 300 ms, openai and mcp 700 ms,
-asyncio 30 ms, rich 20 ms. A failure prints one sentence on stderr. The exit code is 2 if the user can correct the
-cause, else 1; `crow run` also uses other exit codes.
+Each command imports only the packages that it needs, because imports take long: the protocol's SDK 300 ms, openai and
+mcp 700 ms, asyncio 30 ms, rich 20 ms. If a command fails, one sentence is printed on stderr. The exit code is then 2 if
+the user can correct the cause, and 1 otherwise. `crow run` also uses other exit codes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """The parser with the arguments of every command."""
+    """Return the parser with the arguments of every command."""
     return command_parser(tuple(_COMMANDS), _COMMANDS)
 
 
@@ -121,8 +121,8 @@ def _acp(options: argparse.Namespace) -> int:
 
 
 def _with_resident(options: argparse.Namespace) -> int | None:
-    """Start the resident server unless it is running, and connect the editor to it. Return the exit code, or None if
-    this process must serve by itself."""
+    """Connect the editor to the resident server (`crow serve --user`), which is started if it does not run. Return the
+    exit code. Return None if this process has to serve the editor by itself."""
     import logging
 
     from crow.bridge import connect_to_resident, start_resident
@@ -147,14 +147,16 @@ def _with_resident(options: argparse.Namespace) -> int | None:
 
 
 def _connect(options: argparse.Namespace) -> int:
-    """Run `crow acp --connect` with unusual arguments. `crow.bridge.run_if_asked` runs it with the usual ones, and
-    needs no parser."""
+    """Run `crow acp --connect`. The usual form of this command does not come here: `crow.bridge.run_if_asked` runs it
+    without a parser."""
     from crow.bridge import connect_editor
 
     for name in ("model", "base_url", "mode", "log_level", "experimental_v2"):
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
-            raise ArgumentError(f"{flag} has no effect with --connect: the settings of the server apply. Leave it out.")
+            raise ArgumentError(
+                f"{flag} has no effect with --connect: the settings of the server apply. Leave out {flag}."
+            )
     return connect_editor(options.connect, options.token_file)
 
 
@@ -166,7 +168,7 @@ def _serve(options: argparse.Namespace) -> int:
 
         return _run_async(run_token_command(_load(options), options))
     if options.action and not options.user:
-        raise ArgumentError(f"--{options.action} needs --user: crow serve --user --{options.action}")
+        raise ArgumentError(f"--{options.action} works only with --user: crow serve --user --{options.action}")
     if options.user:
         from crow.serve import resident
 
@@ -207,7 +209,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _resident(options: argparse.Namespace) -> int:
-    """`crow serve --user --start`, `--stop` and `--status`."""
+    """Run `crow serve --user` with `--start`, `--stop` or `--status`."""
     from crow.serve import resident
 
     if options.action == "start":
@@ -321,7 +323,7 @@ def _completion(options: argparse.Namespace) -> None:
 
 
 async def _session_names() -> list[tuple[str, str | None, str]]:
-    """The id, alias and title of the newest sessions."""
+    """Return the id, alias and title of each of the newest sessions."""
     from crow.adapters import open_store_to_read
     from crow.cli.reference import MAX_SESSIONS
     from crow.domain.rendering import title_line
@@ -342,7 +344,7 @@ def _man(_options: argparse.Namespace) -> None:
 
 
 def _config(options: argparse.Namespace) -> None:
-    """Print the settings as TOML with masked secrets; a comment says where each value comes from."""
+    """Print the settings as TOML with masked secrets. A comment beside each value says where the value comes from."""
     loaded = _load(options)
     if loaded.problem is not None:
         raise loaded.problem

@@ -1,4 +1,5 @@
-"""The commands of `crow sessions` that write to files or to the database, such as export, import, rename and delete."""
+"""The commands of `crow sessions` that write files or change the database: export, import, archive, rename, tag, delete
+and others."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _MEGABYTE = 1024 * 1024
 
 
 async def import_sessions(context: SessionsContext) -> None:
-    """`crow sessions import`."""
+    """Run `crow sessions import`."""
     from crow.cli import imports  # takes 30 ms, and no other command needs it
 
     await imports.import_sessions(context)
@@ -50,7 +51,7 @@ async def export(context: SessionsContext) -> None:
     lines: AsyncIterator[bytes]
     if options.format == "jsonl":
         if options.redact:
-            raise ArgumentError("--redact works with --format html and markdown; jsonl is always complete.")
+            raise ArgumentError("--redact works only with --format html or markdown, because jsonl is always complete.")
         lines = context.admin.export(ids)
     elif options.format == "markdown":
         lines = _markdown(context, ids)
@@ -84,7 +85,7 @@ async def view(context: SessionsContext) -> None:
 
 
 async def import_file(context: SessionsContext) -> None:
-    """`crow sessions import` of a file that crow exported. Sessions that already exist are not changed."""
+    """`crow sessions import` for a file that crow exported. Sessions that the database already has are not changed."""
     for one in await context.admin.import_file(Path(context.options.file), import_defaults(context)):
         result = f"imported with {count(one.entries, 'entry')}" if one.is_new else "exists already; left unchanged"
         values = {"sessions": one.sessions, "entries": one.entries, "imported": one.is_new, "cleaned": one.cleaned}
@@ -93,7 +94,7 @@ async def import_file(context: SessionsContext) -> None:
 
 
 def import_defaults(context: SessionsContext) -> ImportDefaults:
-    """The model and mode of imported sessions."""
+    """Return the default model and mode of imported sessions."""
     settings = context.loaded.settings
     return ImportDefaults(model=settings.model.name or "", mode=settings.permissions.mode)
 
@@ -132,7 +133,8 @@ async def rename(context: SessionsContext) -> None:
 
 
 async def tag(context: SessionsContext) -> None:
-    """`crow sessions tag`: add and remove tags, or show them. Without a session, list the tags of all sessions."""
+    """`crow sessions tag`: add and remove tags of a session, or show its tags. Without a session, list the tags of all
+    sessions."""
     options = context.options
     if not options.ids:
         return await _list_tags(context)
@@ -164,7 +166,7 @@ def _hashed(tags: Sequence[str]) -> str:
 
 
 async def delete(context: SessionsContext) -> None:
-    """`crow sessions delete`: delete all of the named sessions, or none."""
+    """`crow sessions delete`: delete either all of the named sessions or none."""
     rows = [await context.store.session(name) for name in await context.find_ids()]
     await context.admin.remove([row.id for row in rows])
     for row in rows:
@@ -194,12 +196,13 @@ async def prune(context: SessionsContext) -> None:
 
 
 async def vacuum(context: SessionsContext) -> None:
-    """`crow sessions vacuum`: free the space of removed sessions. Other processes may use the database meanwhile."""
+    """`crow sessions vacuum`: free the disk space of removed sessions. Other processes may use the database at the same
+    time."""
     before = await context.admin.size()
     if before is None:
         raise ArgumentError(
-            "PostgreSQL frees the space of removed sessions by itself (autovacuum). To give it back to the file system,"
-            " run VACUUM FULL there while nobody uses crow."
+            "PostgreSQL frees the space of removed sessions by itself (autovacuum). To give this space back to the file"
+            " system, run VACUUM FULL in PostgreSQL while nobody uses crow."
         )
     await context.store.tidy()
     after = await context.admin.size() or 0
@@ -208,7 +211,8 @@ async def vacuum(context: SessionsContext) -> None:
 
 
 async def back_up(context: SessionsContext) -> None:
-    """`crow sessions backup`: copy the database to a new file, or to a new file in a directory."""
+    """`crow sessions backup`: copy the database to a new file. If the given path is a directory, crow names the
+    file."""
     done = await context.admin.back_up(_backup_path(Path(context.options.path)))
     size = f"{done.bytes / _MEGABYTE:.1f} MB, {count(done.sessions, 'session')}"
     _report(context, [asdict(done)], f"Wrote {done.path} ({size}); it passes the integrity check.")
@@ -245,7 +249,8 @@ async def copy(options: argparse.Namespace, loaded: Loaded) -> None:
 
 
 def _place(loaded: Loaded, place: str | None) -> str:
-    """Return the URL or the resolved path of a database; None stands for the one in use."""
+    """Return the URL of a database, or its resolved path. If `place` is None, the database is the one that crow
+    uses."""
     url = loaded.settings.database.url
     place = place or (str(loaded.paths.database) if url is None else url.get_secret_value())
     return place if "://" in place else str(Path(place).expanduser().resolve())
@@ -253,7 +258,7 @@ def _place(loaded: Loaded, place: str | None) -> str:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Create a file that only its owner can read. The file appears when it is complete, or not at all.
+    """Create a file that only its owner can read. The file appears only when it is complete.
 
     :raises ArgumentError: `path` exists, or cannot be written.
     """

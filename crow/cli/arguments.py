@@ -10,14 +10,15 @@ from typing import TypeAlias
 from crow import __version__
 
 Command: TypeAlias = "Callable[[argparse.Namespace], int | None]"
-"""Runs a command and returns its exit code; None means 0."""
+"""A function that runs a command and returns the exit code. None means 0."""
 
 
 def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Build the parser of a command line. `commands` maps the name of each command to the function that runs it.
+    """Build the parser of a command line. `commands` maps the name of each command to the function that runs the
+    command.
 
-    If the arguments of a command can only be added by importing its module, they are left out unless `arguments` name
-    the command.
+    If adding the arguments of a command would import other modules, they are added only if `arguments` names the
+    command.
     """
     parser = argparse.ArgumentParser(
         prog="crow",
@@ -56,17 +57,19 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
     # Editors append this option to the command that starts crow. This command may or may not end with `acp`.
     acp.add_argument("--setup", action="store_true", default=argparse.SUPPRESS, help="the same as crow login")
     acp.add_argument(
-        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+        "--experimental-v2",
+        action="store_true",
+        help="also serve the draft of protocol version 2 to clients that ask for it",
     )
     acp.add_argument(
         "--connect",
         metavar="ADDRESS",
-        help="connect the editor to a running crow serve: a ws:// or wss:// URL, or the path of its Unix socket",
+        help="connect the editor to the crow serve at ADDRESS: a ws:// or wss:// URL, or the path of a Unix socket",
     )
     acp.add_argument(
         "--token-file",
         metavar="FILE",
-        help="the file with the token for --connect, readable only by you (default: CROW_TOKEN)",
+        help="the file with the token for --connect; only you may read it (default: the token in CROW_TOKEN)",
     )
     if arguments[:1] == ["acp"]:
         return parser  # an editor waits, and the parsers of the other commands would take 3 ms
@@ -83,12 +86,12 @@ def command_parser(arguments: Sequence[str], commands: Mapping[str, Command]) ->
         "--mcp", metavar="COMMAND", action="append", default=[], help="also try the MCP server that COMMAND starts"
     )
     doctor.add_argument(
-        "--repair", action="store_true", help="rebuild a damaged database, and keep a copy of the damaged file"
+        "--repair", action="store_true", help="rebuild a damaged database; the damaged file is kept as a copy"
     )
     _add_json(doctor)
     models = add("models", "list the models that an endpoint offers", [settings])
     models.add_argument(
-        "provider", nargs="?", help="the NAME of a table [providers.NAME]; default: the endpoint in use"
+        "provider", nargs="?", help="the NAME of a table [providers.NAME] in config.toml (default: the endpoint in use)"
     )
     models.add_argument(
         "--refresh", action="store_true", help="also store the context windows and prices of the models in use"
@@ -134,13 +137,17 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--listen", metavar="ADDRESS", help="HOST:PORT, or the path of a Unix socket (default: 127.0.0.1:7431)"
+        "--listen",
+        metavar="ADDRESS",
+        help="listen on HOST:PORT, or on the Unix socket with this path (default: 127.0.0.1:7431)",
     )
     parser.add_argument("--tls-cert", metavar="FILE", help="the certificate for TLS, with its chain, as PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of the certificate, as PEM")
     parser.add_argument("--log-file", metavar="FILE", help="the file for the log, as JSON lines (default: stderr)")
     parser.add_argument(
-        "--experimental-v2", action="store_true", help="also serve the draft of version 2 to clients that ask for it"
+        "--experimental-v2",
+        action="store_true",
+        help="also serve the draft of protocol version 2 to clients that ask for it",
     )
     user = parser.add_argument_group("one server for all editors of this user")
     user.add_argument(
@@ -150,7 +157,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     actions = user.add_mutually_exclusive_group()
     for name, words in (
-        ("start", "with --user: start the server in the background, unless it runs"),
+        ("start", "with --user: start the server in the background if it does not run yet"),
         ("stop", "with --user: let running turns end, then end the server"),
         ("status", "with --user: say whether the server runs, and what it does"),
     ):
@@ -220,18 +227,23 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
             each.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=words)
     show = add("show", sessions.show_session, "show a session as a transcript", "1")
     show.add_argument("--as-model", action="store_true", help="print the messages as the model would get them now")
-    words = "openai prints these messages as a JSON array, as in a Chat Completions request"
+    words = "openai prints the messages of --as-model as the JSON array of a Chat Completions request"
     show.add_argument("--format", choices=("markdown", "openai"), default="markdown", help=words)
     show.add_argument("--full", action="store_true", help="include thoughts, diffs and complete tool results")
     show.add_argument("--call", metavar="CALL", help="print only the whole output of this tool call, such as call_12_0")
     search = add("search", sessions.search, "find words in the sessions")
     search.add_argument("query", metavar="WORD", nargs="+", help="all words must occur; there are no operators")
-    search.add_argument("--limit", metavar="N", type=int, default=20, help="the number of matches (default: 20)")
+    search.add_argument("--limit", metavar="N", type=int, default=20, help="show at most N matches (default: 20)")
     stats = add("stats", sessions.stats, "sum up tokens and cost")
     stats.add_argument(
-        "--by", metavar="GROUPS", default="session", help="session (default), model, day, or several: model,day"
+        "--by",
+        metavar="GROUPS",
+        default="session",
+        help="session (default), model or day, or several of these, such as model,day",
     )
-    stats.add_argument("--disk", action="store_true", help="show instead what takes up space in the database")
+    stats.add_argument(
+        "--disk", action="store_true", help="show what takes up space in the database, instead of tokens and cost"
+    )
     for each in (search, stats):
         add_limits(each)
 
@@ -246,24 +258,30 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     export.add_argument("-o", "--output", metavar="FILE", help="a new file that only you can read; default: stdout")
     view = add("view", admin.view, "show a session in the browser, as one private HTML file", "1")
     for each in (export, view):
-        words = "also hide e-mail addresses, home directories and what looks like a token or password"
+        words = "also hide e-mail addresses, home directories, and text that looks like a token or password"
         each.add_argument("--redact", action="store_true", help=words)
     imported = add(
         "import", admin.import_sessions, "import sessions of other tools, or sessions that crow exported as JSONL"
     )
     imported.add_argument(
-        "file", metavar="PATH", nargs="?", help="a file or a directory; default: where TOOL keeps its sessions"
+        "file",
+        metavar="PATH",
+        nargs="?",
+        help="a file or a directory (default: the place where TOOL keeps its sessions)",
     )
     imported.add_argument(
-        "--from", dest="tool", metavar="TOOL", help="only claude-code, codex, pi, opencode, goose or openai-json"
+        "--from",
+        dest="tool",
+        metavar="TOOL",
+        help="import only from TOOL: claude-code, codex, pi, opencode, goose or openai-json",
     )
     imported.set_defaults(creates_database=True)
     copy = add("copy", admin.copy, "copy all sessions from one database to another, and verify the copy")
     for flag, name, words in (
-        ("--from", "source", "a database: a file, or postgresql://USER@HOST/NAME; nothing is written there"),
-        ("--to", "target", "the other database; sessions that it has already are not changed"),
+        ("--from", "source", "the database to read: a file, or postgresql://USER@HOST/NAME; it is not changed"),
+        ("--to", "target", "the database to copy to; sessions that it already has are not changed"),
     ):
-        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the one in use)")
+        copy.add_argument(flag, dest=name, metavar="URL", help=f"{words} (default: the database in use)")
     copy.set_defaults(opens_databases=True)
     add("archive", partial(admin.set_archived, archived=True), "hide sessions from the list; nothing is removed", "+")
     add("unarchive", partial(admin.set_archived, archived=False), "put archived sessions back on the list", "+")
@@ -273,20 +291,22 @@ def _add_sessions_commands(parser: argparse.ArgumentParser) -> None:
     tag.add_argument("tags", metavar="TAG", nargs="*", help="a tag to add: one word")
     tag.add_argument("--remove", metavar="TAG", action="append", default=[], help="a tag to remove")
     share = add("share", admin.share, "let another principal of crow serve see a session and its sub-agents", "1")
-    unshare = add("unshare", admin.share, "stop sharing a session with a principal", "1")
+    unshare = add("unshare", admin.share, "no longer share a session with another principal", "1")
     for each in (share, unshare):
-        each.add_argument("principal", metavar="PRINCIPAL", help="the user's name, as given to crow serve token add")
+        each.add_argument("principal", metavar="PRINCIPAL", help="the principal, as named in crow serve token add")
         each.set_defaults(access=None)
     accesses = share.add_mutually_exclusive_group(required=True)
-    words = "the other may read it and fork it"
+    words = "PRINCIPAL may read and fork the session"
     accesses.add_argument("--read", dest="access", action="store_const", const="read", help=words)
-    words = "the other may also prompt in it and change its title, model, mode and options"
+    words = "PRINCIPAL may also send prompts, and change title, model, mode and options"
     accesses.add_argument("--write", dest="access", action="store_const", const="write", help=words)
     add("delete", admin.delete, "permanently remove sessions and their sub-agents", "+")
     prune = add("prune", admin.prune, "permanently remove sessions that were not used for a long time")
-    prune.add_argument("--older-than", metavar="AGE", required=True, help="such as 30d, 12h, 8w, 6m, 2y, or a date")
+    prune.add_argument(
+        "--older-than", metavar="AGE", required=True, help="an age such as 30d, 12h, 8w, 6m, 2y, or a date"
+    )
     add_cwd(prune)
-    prune.add_argument("--dry-run", action="store_true", help="only list them")
+    prune.add_argument("--dry-run", action="store_true", help="only list these sessions")
     add("vacuum", admin.vacuum, "free the disk space of removed sessions")
     backup = add("backup", admin.back_up, "copy the database, even while it is in use, and verify the copy")
     backup.add_argument("path", metavar="PATH", help="a new file, or a directory to create one in")
@@ -307,15 +327,17 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
     adding = add("add", "add a server to config.toml")
     adding.epilog = "Example: crow mcp add files -- npx -y some-server --root /srv"
     adding.add_argument("name", metavar="NAME", help="a name for the server")
-    adding.add_argument("target", metavar="URL|COMMAND", help="its URL, or the program to start")
+    adding.add_argument("target", metavar="URL|COMMAND", help="the URL of the server, or the program to start")
     adding.add_argument("args", metavar="ARG", nargs="*", help="the program's arguments; write -- before the program")
     for flag, value, words in (
-        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of yours"),
+        ("--env", "NAME=VALUE", "an environment variable for the program; ${NAME} stands for one of your variables"),
         ("--header", "NAME:VALUE", "an HTTP header for the URL; ${NAME} stands for an environment variable"),
     ):
         adding.add_argument(flag, metavar=value, action="append", default=[], help=words)
     adding.add_argument("--transport", choices=("http", "sse"), help="how to call the URL (default: http)")
-    adding.add_argument("--sandbox", choices=("read", "write"), help="confine the program like a shell command")
+    adding.add_argument(
+        "--sandbox", choices=("read", "write"), help="confine the program like a shell command with this access"
+    )
     adding.add_argument("--replace", action="store_true", help="replace a server with this name")
     add("remove", "remove a server from config.toml").add_argument("name", metavar="NAME", help="the server")
     login = add("login", "log in to a server, in the browser")
@@ -324,9 +346,11 @@ def _add_mcp_commands(parser: argparse.ArgumentParser) -> None:
     )
     logout = add("logout", "revoke and delete the tokens of a login")
     for each in (login, logout):
-        each.add_argument("server", metavar="NAME|URL", help="a server in config.toml, or the URL of another one")
+        each.add_argument(
+            "server", metavar="NAME|URL", help="the name of a server in config.toml, or the URL of any server"
+        )
     test = add("test", "start servers, and show what they list, how long it takes and what is wrong")
-    test.add_argument("names", metavar="NAME", nargs="*", help="the servers (default: all that are enabled)")
+    test.add_argument("names", metavar="NAME", nargs="*", help="the names of servers (default: all enabled servers)")
     _add_json(test, default=argparse.SUPPRESS)
     _add_json(parser, default=argparse.SUPPRESS)
 
@@ -340,7 +364,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         "agent",
         metavar="COMMAND",
         nargs="*",
-        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} in it are replaced",
+        help="the agent's command, after --; {base_url}, {model}, {key}, {workspace} and {home} are replaced",
     )
     parser.add_argument(
         "--endpoint-env",
@@ -354,7 +378,7 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="set an environment variable for the agent; without a value, pass on your own",
+        help="an environment variable for the agent; with NAME alone, the value comes from the current environment",
     )
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=float, default=30.0, help="how long to wait for each answer (default: 30)"
@@ -365,8 +389,8 @@ def _add_acp_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_check_options(parser: argparse.ArgumentParser, when: str) -> None:
     for flag, words in (
-        ("--all", "print all rules, not only those that found something"),
-        ("--strict", "exit with 1 also for rules of severity SHOULD"),
+        ("--all", "print all rules, not only those that failed"),
+        ("--strict", "exit with 1 also if a rule of severity SHOULD failed"),
         ("--json", "print one JSON object for each rule"),
     ):
         parser.add_argument(flag, action="store_true", help=f"{when}{words}")

@@ -20,7 +20,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim
 
 
 async def run_doctor(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow doctor`: print each finding as soon as it is known. Returns 1 if a check failed."""
+    """`crow doctor`: print each finding as soon as it is known. Return 1 if a check failed, otherwise 0."""
     console = Console(highlight=False)
     states = set()
 

@@ -1,4 +1,4 @@
-"""`crow acp-check` and `crow trace check`: check whether an agent keeps the rules of the protocol."""
+"""`crow acp-check` and `crow trace check`: check whether an agent follows the rules of the protocol."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MAX_TIMEOUT_S = 3600
 
 
 def run_acp_check(options: argparse.Namespace) -> int:
-    """`crow acp-check`: drive an agent and print what is found. Returns 1 if a rule found something."""
+    """`crow acp-check`: start an agent, check it and print the findings. Return the exit code, which is 1 if a rule
+    failed."""
     if options.rules:
         for rule in RULES:
             print(rule.id, rule.severity, rule.says, rule.link, sep="\t")
@@ -30,7 +31,7 @@ def run_acp_check(options: argparse.Namespace) -> int:
     if not options.agent:
         raise ArgumentError("crow acp-check needs the command of an agent: crow acp-check -- COMMAND ...")
     if not 0 < options.timeout <= MAX_TIMEOUT_S:
-        raise ArgumentError(f"--timeout {options.timeout:g}: expected seconds from 0.1 to {MAX_TIMEOUT_S}.")
+        raise ArgumentError(f"--timeout {options.timeout:g}: expected a number of seconds from 0.1 to {MAX_TIMEOUT_S}.")
     variables, inherited = {}, []
     for given in options.env:
         name, is_set, value = given.partition("=")
@@ -63,7 +64,7 @@ def run_acp_check(options: argparse.Namespace) -> int:
 
 
 def check_recording(options: argparse.Namespace) -> int:
-    """`crow trace check`: print what is found in a recording. Returns 1 if a rule found something."""
+    """`crow trace check`: check a recording and print the findings. Return 1 if a rule failed, otherwise 0."""
     report = check(read_recording(Path(options.file)))
     _print(report, options, options.file)
     return 1 if report.failed(strict=options.strict) else 0
@@ -98,7 +99,8 @@ def _hints(report: Report) -> list[str]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """Holds back signals that would end crow, so that the agent's processes can be ended first."""
+    """During the block, keep signals that would end crow, so that the agent's processes can be ended first. The yielded
+    function returns the number of the last signal, or 0."""
     arrived = [0]
 
     def keep(number: int, _: object) -> None:

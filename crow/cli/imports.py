@@ -25,8 +25,8 @@ _LISTED = 10
 
 
 async def import_sessions(context: SessionsContext) -> None:
-    """`crow sessions import`: import sessions that crow exported, or those of another tool. Sessions that already exist
-    are not changed."""
+    """`crow sessions import`: import sessions of another tool, or sessions that crow exported. Sessions that the
+    database already has are not changed."""
     options = context.options
     if options.file is not None and options.tool is None and importers.is_crow_export(Path(options.file)):
         return await import_file(context)
@@ -45,7 +45,7 @@ async def import_sessions(context: SessionsContext) -> None:
 
 
 def _nothing_named(tool: str | None) -> str:
-    """Say which path to give. Without `tool`, list what could be imported."""
+    """Return a text that asks for a path. Without `tool`, it also lists the sessions that can be imported."""
     if tool is not None:
         return f"No sessions of {tool} at the usual place; give the PATH of a file or a directory."
     found = [f"{one.tool} ({one.path}, {count(one.sessions, 'session')})" for one in importers.importable()]
@@ -55,7 +55,7 @@ def _nothing_named(tool: str | None) -> str:
 
 
 class ImportRun:
-    """Imports what a scan found, in batches. A batch is imported completely or not at all."""
+    """Imports the sessions that a scan found, in batches. Each batch is imported completely or not at all."""
 
     def __init__(self, context: SessionsContext, scan: importers.SessionScan) -> None:
         self._context = context
@@ -66,7 +66,7 @@ class ImportRun:
         self._empty = 0
 
     async def run(self) -> None:
-        """Import everything that is not in the database yet, and show the progress on a terminal."""
+        """Import all sessions that the database does not have yet, and show the progress if stderr is a terminal."""
         known = frozenset(await self._context.admin.ids())
         new = [group for group in self._scan.groups if not all(one.session_id in known for one in group)]
         for group in self._scan.groups:
@@ -78,7 +78,8 @@ class ImportRun:
                 new = new[await self._import_batch(new, advance, self._scan.problems) :]
 
     def report(self, path: Path) -> None:
-        """Print what was imported and what was not. :raises ArgumentError: there was nothing to import."""
+        """Print which sessions were imported and which were not. :raises ArgumentError: no sessions were found in
+        `path`."""
         problems = self._scan.problems
         if self._context.options.json:
             print_json({"session": name, "tool": tool, "entries": size} for name, tool, size in self._new)
@@ -100,12 +101,12 @@ class ImportRun:
             print(f"{skipped} skipped in all; everything else was imported", file=sys.stderr)
         if not tools:
             expected = self._context.options.tool or ", ".join(importers.TOOLS)
-            raise ArgumentError(f"{path} has no sessions; expected some of {expected}.")
+            raise ArgumentError(f"{path} has no sessions; expected sessions of {expected}.")
 
     async def _import_batch(
         self, groups: Sequence[Sequence[importers.Source]], advance: Callable[[int], None], problems: Problems
     ) -> int:
-        """Import as many of the first groups as fit into a batch. Return how many were taken."""
+        """Import the first groups, as many as fit into a batch. Return the number of these groups."""
         with tempfile.TemporaryDirectory(prefix="crow-") as directory:
             path = Path(directory) / "batch.jsonl"
             with path.open("wb") as file:
@@ -140,8 +141,8 @@ class ImportRun:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar while the block runs, if stderr is a terminal. The yielded function advances the bar by a
-    number of items."""
+    """Show a progress bar during the block if stderr is a terminal. To advance the bar, call the yielded function with
+    a number of items."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

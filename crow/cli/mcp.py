@@ -28,7 +28,7 @@ INPUT_BYTES = 65_536
 
 
 def list_servers(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow mcp list`: print the servers in the user's file, and which of them crow is logged in to."""
+    """`crow mcp list`: print the servers in the user's config.toml, and say to which of them crow is logged in."""
     if loaded.problem is not None:
         raise loaded.problem
     rows = [describe_server(loaded, name) for name in servers_of(loaded)]
@@ -63,7 +63,7 @@ def add_server(loaded: Loaded, options: argparse.Namespace) -> None:
     values: dict[str, Any] = {}
     if "://" in target:
         if args or options.env or options.sandbox:
-            raise ArgumentError(f"{target} is a URL: it takes no arguments, --env or --sandbox.")
+            raise ArgumentError(f"{target} is a URL, which takes no arguments, no --env and no --sandbox.")
         values["url"] = target
         if options.header:
             values["headers"] = dict(pairs(options.header, ":", "--header", "'Authorization: Bearer ${TOKEN}'"))
@@ -93,7 +93,7 @@ def pairs(given: Sequence[str], sign: str, option: str, example: str) -> Iterato
 
 
 def check_values(name: str, values: Mapping[str, Any]) -> None:
-    """Check a server's values. :raises ConfigError: a value is not valid for its setting."""
+    """Check the values for a server's settings. :raises ConfigError: a value is not valid for its setting."""
     try:
         McpServerSettings.model_validate(values)
     except ValueError as error:
@@ -118,10 +118,12 @@ def remove(loaded: Loaded, options: argparse.Namespace) -> None:
 
 
 async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow mcp login`: let the user log in to a server in a browser. Returns 0 if crow is logged in."""
+    """`crow mcp login`: let the user log in to a server in a browser. Return 0 if the server can be used afterwards."""
     server = http_server(loaded, options.server)
     if any(name.casefold() == "authorization" for name, _ in server.headers):
-        raise ArgumentError(f"{server.name} has an Authorization header in the settings; remove it to log in instead.")
+        raise ArgumentError(
+            f"{server.name} has an Authorization header in the settings; to log in instead, remove this header."
+        )
     try:
         old = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
     except ToolServerError:  # a damaged file is useless, so it may be replaced
@@ -141,7 +143,8 @@ async def log_in(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
-    """`crow mcp logout`: revoke the tokens of a login if the authorization server can do that, and delete them."""
+    """`crow mcp logout`: delete the tokens of a login. If the authorization server can revoke tokens, they are revoked
+    too."""
     server = http_server(loaded, options.server)
     try:
         login = await anyio.to_thread.run_sync(adapters.read_login, loaded, server)
@@ -165,7 +168,8 @@ async def log_out(loaded: Loaded, options: argparse.Namespace) -> None:
 
 
 async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
-    """`crow mcp test`: start servers and print what they list, and what is wrong. Returns 1 if any server failed."""
+    """`crow mcp test`: start servers, and print what they list and what is wrong. Return 1 if any server failed,
+    otherwise 0."""
     if loaded.problem is not None:
         raise loaded.problem
     names = options.names or [name for name, each in loaded.settings.mcp_servers.items() if each.enabled]
@@ -184,7 +188,7 @@ async def try_servers(loaded: Loaded, options: argparse.Namespace) -> int:
 
 
 def lines_of(report: ServerReport) -> Iterator[str]:
-    """The lines of a report, for a person."""
+    """Yield the lines of a report for a person to read."""
     if report.problem:
         yield f"{report.name}: failed after {time_text(report.seconds)}: {on_one_line(report.problem)}"
         return
@@ -227,14 +231,14 @@ def server_named(loaded: Loaded, name: str) -> McpServer:
         raise loaded.problem
     settings = loaded.settings.mcp_servers.get(name)
     if settings is None:
-        known = f"; there are {', '.join(servers_of(loaded))}" if servers_of(loaded) else "; there are none"
+        known = f"; the servers are {', '.join(servers_of(loaded))}" if servers_of(loaded) else "; there are none"
         raise ArgumentError(f"There is no MCP server {on_one_line(name)} in {loaded.paths.config_file}{known}.")
     return adapters.mcp_server(name, settings, loaded.paths.config_file.parent)
 
 
 def http_server(loaded: Loaded, given: str) -> HttpServer:
-    """The server with this name in the user's config.toml, or with this URL. Servers of the editor are given by URL,
-    because they are in no file."""
+    """Return the server with this URL, or with this name in the user's config.toml. A server of the editor can be given
+    only by its URL, because it is in no file of crow."""
     if "://" in given and given not in servers_of(loaded):
         return HttpServer(name=urlsplit(given).hostname or given, url=given, oauth=OAuthOptions(login=given))
     server = server_named(loaded, given)
@@ -271,7 +275,7 @@ class TerminalAsker:
         return "accept"
 
     async def _read_addresses(self, question: LoginQuestion) -> None:
-        """Read addresses that the user pastes, until one belongs to this login."""
+        """Read the addresses that the user pastes, until one of them belongs to this login."""
         rest = b""
         while True:
             try:

@@ -1,7 +1,7 @@
 """Prints tables on a terminal, tab-separated lines in a pipe, and JSON on request.
 
-Stored text may contain anything. Control characters are replaced with visible symbols, so that the text cannot control
-the terminal.
+Stored text may contain control characters. They are replaced with visible symbols, so that they cannot control the
+terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _SHORTEST_PREFIX = 8
 
 
 class Column(NamedTuple):
-    """A column of a table. `fixed` cells stay on one line, `text` is wrapped, `number` is aligned to the right."""
+    """A column of a table. The style `fixed` keeps cells on one line, `text` wraps them, and `number` aligns them to
+    the right."""
 
     name: str
     style: Literal["fixed", "text", "number"] = "text"
@@ -34,8 +35,8 @@ class Column(NamedTuple):
 def print_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], *, empty: str, total: Sequence[str] = ()
 ) -> None:
-    """On a terminal, print a table with `total` at its foot, or `empty` if there are no rows. Elsewhere print
-    tab-separated lines."""
+    """If stdout is a terminal, print a table with `total` as its last row, or print `empty` if there are no rows.
+    Otherwise, print tab-separated lines."""
     if not in_terminal():
         for row in rows:
             print(*(on_one_line(cell) for cell in row), sep="\t")
@@ -60,9 +61,10 @@ def print_table(
 
 
 def print_matches(heading: tuple[str, str, str], rows: Sequence[tuple[str, str]], words: Sequence[str]) -> None:
-    """Print matches on a terminal: a heading (id, title, directory), and below it one line for each (label, text).
+    """Print the matches of a search on a terminal: a heading (id, title, directory), and below it one line for each row
+    (label, text).
 
-    A long text is cut so that the first match in it is visible. The words are highlighted in the title and in the
+    A long text is cut so that its first match is visible. The matching words are highlighted in the title and in the
     texts.
     """
     console = Console(highlight=False)
@@ -83,8 +85,8 @@ def print_matches(heading: tuple[str, str, str], rows: Sequence[tuple[str, str]]
 
 
 def _cut(line: str, pattern: re.Pattern[str], room: int) -> Text:
-    """Remove the beginning of a long line so that the first match is visible. This is approximate, because some
-    characters take two cells."""
+    """Cut off the beginning of a long line, so that the first match is visible. The place of the cut is only
+    approximate, because some characters take two columns."""
     place = pattern.search(line)
     start = min(place.start() - room // 3, len(line) - room + 1) if place else 0
     return Text(f"…{line[start:]}" if start > 0 else line)
@@ -122,13 +124,14 @@ def age_text(seconds: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 entry`, `2 entries`, `10,000 sessions`."""
+    """Return a number with its noun: `1 entry`, `2 entries`, `10,000 sessions`."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def unique_prefixes(ids: Sequence[str]) -> dict[str, str]:
-    """Map each of the sorted `ids` to its shortest prefix of at least eight characters that no other id has."""
+    """Map each of the sorted `ids` to a prefix that no other id has: the shortest such prefix with at least eight
+    characters."""
     lengths = dict.fromkeys(ids, _SHORTEST_PREFIX)
     for pair in pairwise(ids):
         differs = (at for at, (one, other) in enumerate(zip(*pair, strict=False)) if one != other)

@@ -12,10 +12,10 @@ from crow import __version__
 
 SHELLS = ("bash", "zsh", "fish")
 MAX_SESSIONS = 200
-"""A completion searches at most this many sessions, the newest ones."""
+"""To complete the name of a session, at most this many sessions are searched, newest first."""
 
 Kind: TypeAlias = Literal["words", "files", "directories", "sessions", "none"]
-"""What the shell offers as the value of an argument."""
+"""The kind of values that the shell offers for an argument."""
 
 _KINDS: Mapping[str, Kind] = {
     "FILE": "files",
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, Kind] = {
     "NAME|ID": "sessions",
     "SESSION": "sessions",
 }
-"""What to offer for each metavar. For any other metavar, the shell has nothing to offer."""
+"""The kind of values to offer for each metavar. For other metavars, the shell offers nothing."""
 
 _WORDS: Mapping[str, Sequence[str]] = {
     "MODE": ("ask", "accept-edits", "plan", "auto"),
@@ -38,8 +38,8 @@ _WORDS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An option with its flags, or a positional argument without flags. `metavar` is empty for an option without a
-    value."""
+    """An argument of a command: an option, or a positional argument, which has no `flags`. `metavar` is empty if an
+    option takes no value."""
 
     flags: tuple[str, ...]
     metavar: str
@@ -53,7 +53,8 @@ class Argument:
 
     @property
     def value(self) -> str:
-        """The value as a synopsis shows it: `FILE`, `[DIR]`, `[ID ...]`; empty if there is none."""
+        """The value as a synopsis shows it, such as `FILE`, `[DIR]` or `[ID ...]`. It is empty if the option takes no
+        value."""
         match self.nargs:
             case "?":
                 return f"[{self.metavar}]"
@@ -67,8 +68,8 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandReference:
-    """A command of the parser. `path` holds its words, such as `("crow", "sessions", "list")`. An alias can replace the
-    last word."""
+    """A command of the parser. `path` contains the words of the command, such as `("crow", "sessions", "list")`. Each
+    of the `aliases` can replace the last word."""
 
     path: tuple[str, ...]
     aliases: tuple[str, ...]
@@ -80,7 +81,7 @@ class CommandReference:
     commands: tuple[CommandReference, ...]
 
     def all(self) -> Iterator[CommandReference]:
-        """Yield this command and those below it, in the order of the help."""
+        """Yield this command and all its sub-commands, in the order of the help."""
         yield self
         for command in self.commands:
             yield from command.all()
@@ -142,8 +143,8 @@ def completion(shell: str, command: CommandReference) -> str:
 
 
 def _table(root: CommandReference) -> str:
-    """Return two shell functions, for bash and zsh. `_crow_step` reads one word before the cursor. `_crow_offer` sets
-    `kind` and `lines` to what the shell can offer at the cursor."""
+    """Return two shell functions that work in bash and in zsh. `_crow_step` reads one of the words before the cursor.
+    `_crow_offer` sets `kind` and `lines`, which say what the shell can offer at the cursor."""
     steps, values, offers = [], [], []
     for command in root.all():
         where = " ".join(command.path)
@@ -285,7 +286,7 @@ def _fish_lines(root: CommandReference) -> Iterator[str]:
 
 
 def _fish_place(command: CommandReference) -> str:
-    """A fish condition: the line contains the words of `command` but none of its sub-commands."""
+    """Return a condition for fish: the command line contains the words of `command`, but no sub-command of it."""
     if not command.path[1:]:
         return "__fish_use_subcommand"
     tests = [f"__fish_seen_subcommand_from {word}" for word in command.path[1:-1]]
@@ -360,8 +361,9 @@ def _roff(text: str) -> str:
 
 
 def matching_sessions(sessions: Sequence[tuple[str, str | None, str]], word: str) -> Iterator[tuple[str, str]]:
-    """Yield the aliases and ids that begin with `word`, each with the title of its session. If there are none, yield
-    the ids and titles of the sessions with `word` in their titles. Each of `sessions` is (id, alias, title).
+    """Yield the aliases and ids that begin with `word`, each with the title of its session. If no alias and no id
+    begins with `word`, yield the ids and titles of the sessions whose titles contain it. Each item of `sessions` is
+    (id, alias, title).
 
     Aliases and ids with characters that a shell would have to quote are left out.
     """

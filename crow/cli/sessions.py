@@ -45,8 +45,7 @@ _PAGE = 200
 
 
 class SessionsContext(NamedTuple):
-    """The open store and the options that a command of `crow sessions` works with. The command does not close the
-    store."""
+    """The objects that a command of `crow sessions` needs. The code that opened `store` closes it."""
 
     options: argparse.Namespace
     loaded: Loaded
@@ -55,7 +54,7 @@ class SessionsContext(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """The directory of `--cwd` as an absolute path, or None without that option."""
+        """The directory of `--cwd` as an absolute path, or None if that option is not given."""
         given: str | None = getattr(self.options, "cwd", None)
         return str(Path(given).resolve()) if given else None
 
@@ -66,8 +65,8 @@ class SessionsContext(NamedTuple):
         return list(dict.fromkeys([await self.admin.find(name) for name in names]))
 
     async def id_shortener(self) -> Callable[[str], str]:
-        """Return a function that shortens an id. For a person, it returns a prefix that no other session has. For a
-        program, it returns the whole id."""
+        """Return a function that shortens the id of a session. If stdout is a terminal, the function returns a prefix
+        that no other id has. Otherwise, it returns the whole id."""
         prefixes = unique_prefixes(await self.admin.ids()) if in_terminal() else {}
         return lambda name: prefixes.get(name, name)
 
@@ -76,7 +75,8 @@ Command: TypeAlias = Callable[[SessionsContext], Awaitable[None]]
 
 
 def run_command(options: argparse.Namespace, loaded: Loaded) -> None:
-    """Run `options.run` on the user's database. If there is no database, there is nothing to do."""
+    """Run `options.run` on the user's database. If there is no database, only say so, unless the command creates
+    one."""
     if getattr(options, "opens_databases", False):
         asyncio.run(options.run(options, loaded))
         return
@@ -123,7 +123,7 @@ async def list_sessions(context: SessionsContext) -> None:
 
 
 async def show_session(context: SessionsContext) -> None:
-    """`crow sessions show`: print a transcript."""
+    """`crow sessions show`: print a transcript, the messages for the model, or the output of one call."""
     (session_id,) = await context.find_ids()
     if context.options.call is not None:
         return await _show_call(context, session_id)
@@ -147,7 +147,7 @@ async def show_session(context: SessionsContext) -> None:
 
 
 async def _show_call(context: SessionsContext, session_id: str) -> None:
-    """Print the whole output of a tool call. A program gets it unchanged."""
+    """Print the whole output of a tool call. If stdout is not a terminal, the output is printed unchanged."""
     call = CallRef.parse(context.options.call)
     if call is None:
         raise ArgumentError(f'--call is "{context.options.call}"; expected the id of a call, such as call_12_0.')
@@ -159,7 +159,7 @@ async def _show_call(context: SessionsContext, session_id: str) -> None:
 
 
 async def _show_context(context: SessionsContext, session_id: str) -> None:
-    """Print the messages that the next request would contain before the new prompt."""
+    """Print the messages that the next request to the model would contain before the new prompt."""
     tail = await context.store.tail(session_id)
     messages = for_model(tail.entries).messages
     if context.options.format == "openai" or context.options.json:
@@ -214,7 +214,8 @@ async def search(context: SessionsContext) -> None:
 
 
 async def stats(context: SessionsContext) -> None:
-    """`crow sessions stats`: print tokens and cost, or with `--disk` what takes the room in the database."""
+    """`crow sessions stats`: print tokens and cost. With `--disk`, print what takes up the space in the database
+    instead."""
     if context.options.disk:
         return await _disk(context)
     groups, scope = _groups(context.options.by), _scope(context)
@@ -271,7 +272,8 @@ def print_sessions(
     *,
     empty: str,
 ) -> None:
-    """Print sessions as (id, Unix ms, number, directory, title). `names` are the headings of the time and number."""
+    """Print a table of sessions. Each row is (id, Unix ms, number, directory, title). `names` are the headings of the
+    columns for the time and the number."""
     cells = [
         (shorten(session_id), show_time(unix_ms), str(number), short_directory(cwd), title or "")
         for session_id, unix_ms, number, cwd, title in rows
@@ -282,20 +284,20 @@ def print_sessions(
 
 
 def short_directory(cwd: str) -> str:
-    """On a terminal, write the home directory as `~`."""
+    """Return a directory for a table. If stdout is a terminal, the home directory is written as `~`."""
     home = os.path.expanduser("~")
     is_at_home = in_terminal() and home != "/" and f"{cwd}/".startswith(f"{home}/")
     return f"~{cwd[len(home) :]}" if is_at_home else cwd
 
 
 def show_time(unix_ms: int) -> str:
-    """Local time. Output for a program includes the UTC offset."""
+    """Return a local time as text. If stdout is not a terminal, the text includes the UTC offset."""
     return time_text(unix_ms)[:16] if in_terminal() else time_text(unix_ms)
 
 
 def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
-    """Return the start of a day, or a given time, in Unix ms. If `text` is only a day, `days_later` days are added.
-    :raises ArgumentError: `text` is neither a day nor a time."""
+    """Convert a date, or a date with a time, to Unix ms. A date without a time stands for the start of the day, and
+    `days_later` days are added to it. :raises ArgumentError: `text` is neither a day nor a time."""
     try:
         moment = datetime.fromisoformat(text).astimezone()
         if len(text) <= len("2026-11-01"):
@@ -307,7 +309,7 @@ def parse_day(option: str, text: str, *, days_later: int = 0) -> int:
 
 def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> int:
     """Convert an age (`12h`, `30d`, `8w`, `6m`, `2y`) or a date (see `parse_day`) to a Unix time in ms. An age is
-    subtracted from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
+    counted back from `now`. :raises ArgumentError: `text` is neither an age nor a date."""
     match = re.fullmatch(r"([0-9]{1,6})([hdwmy])", text)
     try:
         if match is None:
@@ -325,8 +327,8 @@ def parse_age(option: str, text: str, *, now: datetime, days_later: int = 0) -> 
 
 
 def _months_before(now: datetime, months: int) -> datetime:
-    """Return the same day of an earlier month, or the last day of that month if it has no such day. :raises ValueError:
-    the result is before the first year."""
+    """Return the same day of the month `months` months earlier, or the last day of that month if there is no such day.
+    :raises ValueError: the result is before the first year."""
     year, month = divmod(now.year * 12 + now.month - 1 - months, 12)
     return now.replace(year=year, month=month + 1, day=min(now.day, monthrange(year, month + 1)[1]))
 
@@ -365,8 +367,8 @@ async def _chosen(context: SessionsContext) -> SessionFilter:
 
 
 def _directories_of_repository(directory: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the directories in `known` that belong to the same Git repository as `directory`. The linked worktrees of
-    a repository belong to it; a repository inside another one is separate.
+    """Return the directories in `known` that belong to the same Git repository as `directory`. Linked worktrees belong
+    to their repository. A repository inside another repository is separate.
 
     :raises ArgumentError: `directory` is not in a repository.
     """
@@ -401,13 +403,15 @@ def _scope(context: SessionsContext) -> Scope:
 def _groups(text: str) -> tuple[Group, ...]:
     names = [name.strip() for name in text.split(",")]
     if not all(name in GROUPS for name in names):
-        raise ArgumentError(f'--by is "{text}"; expected session, model or day, or several of them: model,day.')
+        raise ArgumentError(
+            f'--by is "{text}"; expected session, model or day, or several of these, such as model,day.'
+        )
     return tuple(group for group in GROUPS if group in names)
 
 
 def _numbers(total: UsageTotal, *, has_estimates: bool) -> Sequence[str]:
-    """Return the cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
-    requests with estimated token counts."""
+    """Return those cells of a row that contain numbers. If `has_estimates` is set, the last cell is the number of
+    requests whose tokens were estimated."""
     show = "{:,}".format if in_terminal() else str
     counts = (total.requests, total.tokens_in, total.tokens_cached, total.tokens_out)
     cost = "" if total.cost is None else f"{total.cost:.4f}"
@@ -423,7 +427,7 @@ def _cells_in_pipe(one: ListedSession) -> Sequence[str]:
 def _cells_on_terminal(
     one: ListedSession, shorten: Callable[[str], str], now_s: float, *, most: int | None
 ) -> Iterator[Sequence[str]]:
-    """Yield the row of a session, and below it the rows of its newest `most` sub-agents."""
+    """Yield the row of a session, and then the rows of its sub-agents: at most the newest `most`."""
 
     def cells(each: ListedSession, prefix: str = "") -> Sequence[str]:
         place = "" if prefix else short_directory(each.row.cwd)
@@ -439,7 +443,7 @@ def _cells_on_terminal(
 
 
 def _titled(row: SessionRow) -> str:
-    """The title and the tags."""
+    """Return the title and the tags of a session as one text."""
     return " ".join([row.title or "", *(f"#{tag}" for tag in tags_of(row.metadata))]).strip()
 
 

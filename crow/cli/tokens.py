@@ -1,4 +1,4 @@
-"""`crow serve token`: adds, lists and revokes the tokens that clients of `crow serve` show."""
+"""`crow serve token`: adds, lists and revokes the tokens with which clients log in to `crow serve`."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ def add_token_commands(parser: argparse.ArgumentParser) -> None:
     adding.add_argument("principal", metavar="PRINCIPAL", help="who the token is for, such as ann")
     adding.add_argument("--label", metavar="TEXT", default="", help="what the token is for, such as laptop")
     adding.add_argument(
-        "--expires", metavar="WHEN", help="when the token expires: after 12h, 90d, 8w or 1y, or on 2027-01-31"
+        "--expires",
+        metavar="WHEN",
+        help="when the token expires: after 12h, 90d, 8w or 1y, or after a day such as 2027-01-31",
     )
     listing = add("list", list_tokens, "list tokens; their secrets are stored nowhere")
     listing.add_argument("--all", action="store_true", help="also list tokens that are revoked or have expired")
     revoking = add("revoke", revoke_tokens, "revoke tokens, and end the connections that use them")
-    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id of a token, as crow serve token list shows it")
+    revoking.add_argument("ids", metavar="ID", nargs="+", help="the id of a token, which crow serve token list shows")
 
 
 async def run_token_command(loaded: Loaded, options: argparse.Namespace) -> int:
-    """Run one of these commands, and return the exit code."""
+    """Run a command of `crow serve token`, and return the exit code."""
     store = await adapters.open_store(loaded)
     try:
         await options.token_command(store, options)
@@ -99,11 +101,13 @@ async def list_tokens(store: Store, options: argparse.Namespace) -> None:
 
 
 async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
-    """`crow serve token revoke`: revoke all of the named tokens, or none."""
+    """`crow serve token revoke`: revoke either all of the named tokens or none."""
     known = {token.id for token in await store.tokens()}
     unknown = [name for name in options.ids if name not in known]
     if unknown:
-        raise ArgumentError(f'There is no token "{unknown[0]}". "crow serve token list --all" shows their ids.')
+        raise ArgumentError(
+            f'There is no token "{unknown[0]}". "crow serve token list --all" shows the ids of all tokens.'
+        )
     for name in options.ids:
         was_valid = await store.revoke_token(name)
         if options.json:
@@ -113,10 +117,8 @@ async def revoke_tokens(store: Store, options: argparse.Namespace) -> None:
 
 
 def parse_expiry(text: str, *, now: datetime) -> int:
-    """Convert a duration from now (`12h`, `90d`, `8w`, `1y`) or a date to a Unix time in ms.
-
-    :raises ArgumentError: `text` is neither.
-    """
+    """Convert a time from now (`12h`, `90d`, `8w`, `1y`) or a date to Unix ms. :raises ArgumentError: `text` is neither
+    of these."""
     match = re.fullmatch(r"([0-9]{1,5})([hdwy])", text)
     if match is None:
         return parse_day("--expires", text, days_later=1)
@@ -136,7 +138,7 @@ def _state(token: Token, now_ms: int) -> str:
 
 
 def _values(token: Token) -> dict[str, object]:
-    """A token for a program: all but the hash."""
+    """Return the values of a token to print as JSON: all except the hash."""
     times = {"created": token.created_ms, "expires": token.expires_ms, "used": token.used_ms}
     return {
         "id": token.id,

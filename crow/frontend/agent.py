@@ -66,17 +66,18 @@ DRAIN_S = 0.5
 """After the end of stdin, unfinished requests may run for this many seconds."""
 
 CHECK_SHARES_S = 2.0
-"""Seconds between checks whether a client may still see its sessions. Until the next check, it still gets updates."""
+"""The number of seconds between two checks whether a client may still see its sessions. A client that may no longer see
+a session gets updates until the next check."""
 
 SHORT_ENTRIES = 30
-"""Closing a session cancels a load of its history only if the history is longer than this many entries. A shorter load
-takes only a moment."""
+"""A request to close a session cancels a load of its history only if that history has more than this many entries. A
+shorter load takes only a moment."""
 
 CLOSE_S = 0.8
-"""The time limit in seconds for closing all sessions and the store. After it, unfinished work is cancelled."""
+"""The time limit in seconds for closing all sessions and the store. Work that is not finished by then is cancelled."""
 
 CONFIGURED = "configured"
-"""The authentication method that uses the configuration as it is."""
+"""The authentication method that uses the endpoint in the user's configuration."""
 
 LOGGED_OUT = (
     f'You have logged out of crow. Authenticate with "{CONFIGURED}" to use the configured endpoint again, or run '
@@ -90,8 +91,8 @@ OPENING = frozenset({"session/new", "session/fork", "session/load", "session/res
 """Requests that open a session."""
 
 CANCELLABLE = OPENING | {"session/list"}
-"""Requests that `$/cancel_request` can cancel, besides prompts. All other requests end so soon that no cancellation can
-arrive in time."""
+"""Requests that `$/cancel_request` can cancel. It can cancel prompts too. All other requests end too soon to be
+cancelled."""
 
 UNSTABLE = frozenset(
     {
@@ -99,8 +100,8 @@ UNSTABLE = frozenset(
         *("auth/status", "providers/list", "providers/set", "providers/disable"),
     }
 )
-"""Requests that are not part of the stable protocol. They are refused before `initialize`, because only the response to
-`initialize` offers them."""
+"""Requests that are not part of the stable protocol. The response to `initialize` offers these requests. They are
+refused if they come earlier."""
 
 Method = Callable[[RequestParams], Awaitable[dict[str, Any]]]
 
@@ -114,12 +115,13 @@ async def serve(
     is_warmed: bool = True,
     agent_type: type[AcpAgent] | None = None,
 ) -> None:
-    """Serves a connection until the client is gone or the connection is stopped, then closes everything in `CLOSE_S`.
+    """Serves a connection until the client is gone or the connection is stopped. Then closes everything within
+    `CLOSE_S` seconds.
 
-    With a shared `host`, the sessions stay open, and `requester` describes the user of the connection.
+    With a shared `host`, the sessions stay open after that, and `requester` describes the user of the connection.
 
-    With `is_warmed`, crow prepares the first prompt while the client is quiet. This is not needed for a client that
-    sends a prompt at once. `agent_type` is the class that serves the methods, by default `AcpAgent`.
+    With `is_warmed`, crow prepares for the first prompt while the client sends nothing. This is not needed for a client
+    that sends a prompt at once. `agent_type` is the class that serves the methods, by default `AcpAgent`.
 
     Each session runs in this function's task group, so it outlives the request that opens it.
     """
@@ -157,7 +159,8 @@ async def _serve_shared(
 
 
 class AcpAgent:
-    """Answers the requests of one connection. Their parameters have already been checked against the protocol."""
+    """Answers the requests of one connection. The parameters of these requests have already been checked against the
+    protocol."""
 
     sessions_type: type[OpenSessions] = OpenSessions
 
@@ -240,14 +243,15 @@ class AcpAgent:
 
     async def warm_when_quiet(self) -> None:
         """Waits until the client has sent nothing for `WARM_AFTER_S`, then imports the packages that the first prompt
-        needs. Earlier, the imports would delay responses."""
+        needs. If crow did not wait, the imports would delay responses."""
         loop = asyncio.get_running_loop()
         while (quiet_s := loop.time() - self._last_message_at) < WARM_AFTER_S:  # noqa: ASYNC110 - no event marks silence
             await anyio.sleep(WARM_AFTER_S - quiet_s)
         await self._host.warm()
 
     async def close(self) -> None:
-        """Closes every session and the store. Open prompts end with `cancelled`, other slow requests with an error."""
+        """Closes every session and the store. Unfinished prompts end with `cancelled`, and other unfinished requests
+        with an error."""
         self._host.idle.stop()
         self._host.hurry()
         if self._running:
@@ -267,7 +271,7 @@ class AcpAgent:
                 logger.warning("Crow could not check which sessions are shared: %s", error)
 
     def leave(self) -> None:
-        """Leaves all sessions. Requests other than prompts end with an error."""
+        """Leaves all sessions of this connection. Running requests end with an error, except prompts."""
         self._is_closing = True
         for scope in tuple(self._running.values()):
             scope.cancel()
@@ -345,7 +349,8 @@ class AcpAgent:
         return status if self._sessions.requester.may_configure else status | {"accounts": []}
 
     def _tell_auth_status(self) -> None:
-        """Sends a changed authentication status to a client that has asked for the status before."""
+        """If the client has asked for the authentication status and the status has changed since, sends the new
+        status."""
         if self._told_auth_status is not None and (status := self._present_auth_status()) != self._told_auth_status:
             self._told_auth_status = status
             self._tasks.start_soon(self._connection.notify, "auth/status_update", status)
@@ -378,7 +383,8 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _loaded(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session and sends its history. Closing or deleting the session cancels the request."""
+        """Opens a stored session and sends its history. The request is cancelled if the client closes or deletes the
+        session meanwhile."""
         limits, session_id = ReplayLimits(is_full=wants_full_replay(params)), params["sessionId"]
         self._loading[params.request_id] = load = Load(session_id, partial(self._cancel, params.request_id))
         try:
@@ -405,7 +411,8 @@ class AcpAgent:
 
     @asynccontextmanager
     async def _resumed(self, params: RequestParams, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session. If the request has a cursor, sends the updates that the client has missed since."""
+        """Opens a stored session. If the request has a cursor, sends the updates that the client has missed since that
+        cursor."""
         cursor = cursor_in(params)
         async with self._sessions.reopened(params["sessionId"], request) as opened:
             if cursor is not None:
@@ -442,8 +449,8 @@ class AcpAgent:
         return {}
 
     def _cancel_loading(self, session_id: str) -> bool:
-        """Cancels the requests that load this session, unless its history is short. Returns whether any such request
-        was running."""
+        """Cancels the requests that load this session, if its history is long. Returns whether any request was loading
+        this session."""
         loads = [load for load in self._loading.values() if load.session_id == session_id]
         for load in loads:
             load.end()
@@ -493,7 +500,8 @@ class AcpAgent:
     async def _prompt_shared(self, params: RequestParams) -> dict[str, Any]:
         """Runs a prompt in the host, and waits for the end of its turn.
 
-        If the client repeats a prompt after its connection broke, it gets the response to the first prompt.
+        If a client repeats a prompt after its connection broke, the prompt does not run again: the client gets the
+        response to the original prompt.
         """
         opened = await self._writable(params["sessionId"])
         key = (self._sessions.requester.connection_id, params.request_id)
@@ -523,9 +531,10 @@ class AcpAgent:
         return opened
 
     async def _steer(self, params: RequestParams) -> dict[str, Any]:
-        """Adds a prompt to the running turn, but never starts a turn.
+        """Adds a prompt to the running turn. Does not start a turn if none is running.
 
-        The protocol allows updates of a turn only while a `session/prompt` request waits for its response.
+        The protocol allows updates of a turn only while a `session/prompt` request waits for its response, so this
+        request cannot start a turn.
         """
         opened, message_id = await self._writable(params["sessionId"]), new_message_id()
         opened.note_sent(message_id)
@@ -590,7 +599,7 @@ def error_response(error: CrowError) -> RequestError:
 
 
 class Load:
-    """A request that loads a session. Calling `cancel` cancels the request."""
+    """A running request that loads a session. `cancel` is the function that cancels the request."""
 
     def __init__(self, session_id: str, cancel: Callable[[], None]) -> None:
         self.session_id = session_id
@@ -599,7 +608,8 @@ class Load:
         self._is_unwanted = False
 
     async def watch(self, history: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
-        """Yields the batches of `history`, and notes whether the history has more than `SHORT_ENTRIES` entries."""
+        """Yields the batches of `history` unchanged, and notes when more than `SHORT_ENTRIES` entries have been
+        loaded."""
         count = 0
         async for batch in history:
             self._is_long = count >= SHORT_ENTRIES
@@ -609,7 +619,8 @@ class Load:
             count += len(batch)
 
     def end(self) -> None:
-        """Cancels the request as soon as more than `SHORT_ENTRIES` entries have been loaded."""
+        """Cancels the request once more than `SHORT_ENTRIES` entries have been loaded. A request that loads fewer
+        entries is not cancelled."""
         self._is_unwanted = True
         if self._is_long:
             self._cancel()

@@ -1,4 +1,5 @@
-"""The clients of one shared session. Every client gets each event. Each question goes to all who may answer it."""
+"""The clients of one shared session. Every client gets each event. Each question goes to all clients that may answer
+it."""
 
 from __future__ import annotations
 
@@ -44,27 +45,27 @@ from crow.store import Access
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""A client is disconnected if about this many bytes wait for it to read."""
+"""A client is disconnected if it has left about this many bytes unread."""
 
 STALLED_S = 60.0
 """A client is disconnected if updates wait for it and it has read nothing for this many seconds."""
 
 EVENT_BYTES = 500
-"""Added to the size of the text of each waiting event."""
+"""The number of bytes that a waiting event takes in addition to its text."""
 
 MAX_ORIGINS = 200
-"""For at most this many of a session's newest prompts, crow remembers which client has sent the prompt."""
+"""The number of a session's newest prompts whose senders crow remembers."""
 
 Answer = TypeVar("Answer")
 Origin = object
-"""The identity of a client: its connection id, which stays the same when the client connects again, or the connection
-itself if the client has no such id."""
+"""The identity of a client. This is the connection id, which stays the same when the client connects again. If the
+client has no connection id, it is the connection itself."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingItem:
-    """An event that waits to be sent to a client. `send` sends it. `size` is about the memory that it takes, in
-    bytes."""
+    """An event that waits to be sent to a client. Calling `send` sends the event. `size` is about the memory that the
+    event takes, in bytes."""
 
     send: Callable[[], Awaitable[object]]
     size: int
@@ -72,10 +73,10 @@ class WaitingItem:
 
 
 class AttachedClient:
-    """One client of a shared session, with the queue of events that wait for it. `run` sends them.
+    """One client of a shared session, with the queue of events that wait for the client. `run` sends these events.
 
-    A client that does not read delays neither the session nor other clients. It is disconnected when too much waits for
-    it. `may_write` means that the client may send prompts and answer questions.
+    A client that does not read delays neither the session nor other clients. If too much waits for such a client, it is
+    disconnected. `may_write` means that the client may send prompts and answer questions.
     """
 
     def __init__(
@@ -129,8 +130,8 @@ class AttachedClient:
                 await self._wake.wait()
 
     def put(self, send: Callable[[], Awaitable[object]], size: int = EVENT_BYTES) -> WaitingItem | None:
-        """Calls `send` after all events that wait now have been sent. Disconnects the client if too much waits for
-        it."""
+        """Puts `send` at the end of the queue, to be called after all events that wait now have been sent. If too much
+        waits for the client, disconnects the client instead."""
         if self.is_detached:
             return None
         now = time.monotonic()
@@ -149,7 +150,8 @@ class AttachedClient:
         return item
 
     def publish(self, client: SessionClient, event: Event, *, is_own: bool) -> None:
-        """Sends an event to `client`, which is the attached client, or its part that shows a sub-agent."""
+        """Puts an event into the queue for `client`. This is either the attached client itself or the part of it that
+        shows a sub-agent."""
         if isinstance(event, CallProgressed):
             # Each progress event holds the whole output so far, so a newer one replaces one that still waits.
             waiting = self._progress.get(event.call)
@@ -169,13 +171,14 @@ class AttachedClient:
         self.put(partial(client.publish_shared, event, is_own=is_own), _size(event))
 
     def check_access(self) -> None:
-        """Checks whether the client may still see the session, before any later event is sent."""
+        """Puts a check into the queue: before any later event is sent, crow checks whether the client may still see the
+        session."""
         if self.check is not None:
             self.put(partial(self.has_access, "read"))
 
     async def has_access(self, access: Access) -> bool:
-        """Whether the client still has this access. If it may not even see the session, the client leaves the
-        session."""
+        """Returns whether the client still has `access` to the session. If the client may no longer see the session,
+        detaches the client."""
         try:
             if self.check is not None:
                 await self.check(access)
@@ -188,7 +191,7 @@ class AttachedClient:
         return False
 
     async def flushed(self) -> None:
-        """Waits until all events that wait now have been sent, or the client is detached."""
+        """Waits until all events that are in the queue now have been sent, or until the client is detached."""
         if self.is_detached or not self._items:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -222,8 +225,8 @@ class AttachedClient:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Generic[Answer]):
-    """The result of a client that could not ask its user. If no other client can ask either, `answer` counts as the
-    answer."""
+    """The result of asking a client that could not ask its user. If no client can ask its user, `answer` counts as the
+    answer to the question."""
 
     answer: Answer
 
@@ -249,14 +252,15 @@ class OpenQuestion(Generic[Answer]):
         self._changed = anyio.Event()
 
     def ask(self, attachment: AttachedClient, tasks: anyio.abc.TaskGroup) -> None:
-        """Asks a client, after all events that wait for it have been sent. Does nothing if it may not answer."""
+        """Asks a client, after all events that wait for the client have been sent. Does nothing if the client may not
+        answer, or has been asked already."""
         if self._is_candidate(attachment) and attachment not in self._asked:
             self._asked[attachment] = anyio.CancelScope()
             attachment.put(partial(self._start, attachment, tasks))
             self.note_change()
 
     def note_change(self) -> None:
-        """Wakes `answer`. Must be called when there is an answer, or when the clients that may answer have changed."""
+        """Wakes `answer`. Must be called when an answer has arrived, and when other clients than before may answer."""
         self._changed.set()
 
     def forget(self, attachment: AttachedClient) -> None:
@@ -267,7 +271,8 @@ class OpenQuestion(Generic[Answer]):
         self.note_change()
 
     async def answer(self, wait_s: float) -> Answer | None:
-        """Waits for the first answer and returns it. Returns None if no client could answer for `wait_s` seconds."""
+        """Waits for the first answer and returns it. Returns None if for `wait_s` seconds there was no client that
+        could answer."""
         while not self._answers:
             candidates = [each for each in self.group.root.attachments if self._is_candidate(each)]
             if candidates and all(each in self._failures for each in candidates):
@@ -314,7 +319,7 @@ class OpenQuestion(Generic[Answer]):
 
 
 class ClientGroup:
-    """Makes all clients of a session, or of one of its sub-agents, look like a single :class:`crow.agent.Client`."""
+    """A :class:`crow.agent.Client` that stands for all clients of a session, or of one of its sub-agents."""
 
     root: AttachedClients
 
@@ -322,7 +327,8 @@ class ClientGroup:
         self.running = RunningTurn()
 
     def client_of(self, attachment: AttachedClient) -> SessionClient | None:
-        """Returns the client that shows the session or the sub-agent over this attachment, or None."""
+        """Returns the part of an attached client that shows this session or sub-agent, or None if the client shows
+        neither."""
         raise NotImplementedError
 
     def pairs(self) -> Iterator[tuple[AttachedClient, SessionClient]]:
@@ -371,14 +377,14 @@ class ClientGroup:
 
     @property
     def takes_notices(self) -> bool:
-        """See :class:`crow.agent.Client`. False if no client is attached, so that notices are stored."""
+        """See :class:`crow.agent.Client`. False if no client is attached, because notices must then be stored."""
         notices = [client.takes_notices for _, client in self.pairs()]
         return bool(notices) and all(notices)
 
     @property
     def question_kinds(self) -> frozenset[ElicitationKind]:
-        """See :class:`crow.agent.Client`. If no client is attached now, the kinds of the last clients count, because a
-        client may still come."""
+        """See :class:`crow.agent.Client`. If no client is attached now, returns the kinds of the clients that were
+        attached last, because a client may connect again."""
         return self.root.known_kinds
 
     async def finish_question(self, question_id: str) -> None:
@@ -388,7 +394,7 @@ class ClientGroup:
 
     @property
     def shows_subagents(self) -> bool:
-        """See :class:`crow.agent.Client`. True only if all clients show them."""
+        """See :class:`crow.agent.Client`. True only if all clients show sub-agents."""
         shown = [client.shows_subagents for _, client in self.pairs()]
         return bool(shown) and all(shown)
 
@@ -423,11 +429,11 @@ class SubagentClients(ClientGroup):
 
 
 class AttachedClients(ClientGroup):
-    """All clients that are attached to a session. They may come and go while the session works.
+    """All clients that are attached to a session. Clients may be attached and detached while the session works.
 
-    It is also the session's :class:`crow.agent.session.TurnListener`, and makes `workspace` use the files of the client
-    whose prompt runs. The tasks of clients run in `tasks`. If no client can answer a question, the question waits
-    `wait_s` seconds for one that can.
+    This object is also the session's :class:`crow.agent.session.TurnListener`, and makes `workspace` use the files of
+    the client whose prompt runs. The tasks of clients run in `tasks`. If no client can answer a question, the question
+    waits `wait_s` seconds for a client that can answer.
     """
 
     def __init__(self, tasks: anyio.abc.TaskGroup, workspace: SharedWorkspace, *, wait_s: float) -> None:
@@ -457,7 +463,8 @@ class AttachedClients(ClientGroup):
         return attachment.client
 
     def follow(self, session: Session) -> None:
-        """Sets the session, which is created after this object. Must be called before the session runs."""
+        """Sets the session of these clients. The session is created after this object. Must be called before the
+        session runs."""
         branch = session.branch
         self.leaf = lambda: branch.leaf
         self.runs_elsewhere = lambda: session.runs_elsewhere
@@ -466,7 +473,7 @@ class AttachedClients(ClientGroup):
     def attach(
         self, client: SessionClient, *, origin: Origin, may_write: bool, drop: Callable[[str], None]
     ) -> AttachedClient:
-        """Adds a client, which gets all events from now on. It also gets the events of the running turn so far; see
+        """Adds a client. The client gets all events from now on, and the earlier events of the running turn; see
         `SessionClient.learn`."""
         attachment = AttachedClient(client, origin=origin, may_write=may_write, drop=drop, leave=self.detach)
         client.learn(self.running.events(), self.place.copy())
@@ -485,7 +492,7 @@ class AttachedClients(ClientGroup):
         return attachment
 
     def detach(self, attachment: AttachedClient) -> None:
-        """Removes a client. Questions count as never asked of this client."""
+        """Removes a client. Open questions are treated as if this client had never been asked."""
         if attachment in self.attachments:
             self.attachments.remove(attachment)
         if attachment.editor is not None and attachment.editor is self.workspace.editor:
@@ -503,8 +510,8 @@ class AttachedClients(ClientGroup):
             self.detach(attachment)
 
     def note_sender(self, message_id: str, attachment: AttachedClient) -> None:
-        """Remembers which client has sent a prompt. That client already shows the prompt, and waits for the
-        response."""
+        """Remembers which client has sent a prompt. The client that has sent a prompt already shows it, and waits for
+        the response."""
         self._origins[message_id] = attachment.origin
         self._senders[message_id] = attachment
         if message_id == self._turn_id:  # the client has repeated its prompt after connecting again
@@ -518,7 +525,7 @@ class AttachedClients(ClientGroup):
         return self._origins.get(message_id) == origin
 
     def has_begun(self, prompt: PendingPrompt) -> bool:
-        """Whether the turn of the prompt runs, and the clients have been shown the prompt."""
+        """Whether the turn of the prompt is running and the prompt has been sent to the clients."""
         return self._turn_id == prompt.message_id and not prompt.needs_servers
 
     def is_own_prompt(self, attachment: AttachedClient, message_id: str) -> bool:
@@ -546,8 +553,8 @@ class AttachedClients(ClientGroup):
         self.show_turn(prompt, self.leaf())
 
     def show_turn(self, prompt: PendingPrompt, leaf: int | None) -> None:
-        """Shows that a turn has begun, here or in another process. `leaf` is the id of the newest entry: the prompt, if
-        it is stored."""
+        """Tells the clients that a turn has begun, here or in another process. `leaf` is the id of the session's newest
+        entry. If the prompt is stored, this is the id of the prompt's entry."""
         self.place.pass_prompt(entry=leaf)
         self._turn_id, self._turn_origin = prompt.message_id, self._origins.get(prompt.message_id)
         sender = self._senders.get(prompt.message_id)

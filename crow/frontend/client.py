@@ -1,4 +1,4 @@
-"""The connection to a client, as an interface, and the object through which a session talks to its client."""
+"""The interface of a connection to a client, and the object through which a session talks to its client."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ from crow.tools.limits import FairLimiter
 logger = logging.getLogger(__name__)
 
 SendRequest: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Sends a request to the editor and returns its result. Raises RequestError if the editor answers with an error, and
-ConnectionError if the editor is gone."""
+"""A function that sends a request to the editor and returns the result. Raises RequestError if the editor answers with
+an error, and ConnectionError if the editor is gone."""
 
 
 Handler: TypeAlias = Callable[[str, Any, bool], Awaitable[Any]]
-"""Called with the method, the parameters, and whether the message is a notification. Raises RequestError to send an
-error response."""
+"""A function that handles a message. Its arguments are the method, the parameters, and whether the message is a
+notification. It raises RequestError to send an error response."""
 
 MESSAGE_BYTES = 8_000
 MAX_WAITING_QUESTIONS = 16
 """The maximum number of questions from MCP servers that may wait while the user answers another question."""
 
 MAX_REMEMBERED = 1_000
-"""After a replay, crow remembers that it has sent this many of the last messages and this many of the last calls."""
+"""Of the messages and calls that a replay has sent, crow remembers this many of the newest messages and this many of
+the newest calls."""
 
 
 class RequestParams(dict[str, Any]):
@@ -85,7 +86,7 @@ class ClientConnection(Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone. Sends the client the reason if the transport can."""
+        """Acts as if the client were gone. Sends `reason` to the client if the transport can do so."""
         ...
 
     def after_response(self, action: Callable[[], object]) -> None:
@@ -97,18 +98,19 @@ class ClientConnection(Protocol):
         ...
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Sends a notification, even after `run` has ended: running turns still send updates."""
+        """Sends a notification. This works even after `run` has ended, because running turns still send updates."""
         ...
 
 
 def request_error(code: int, message: str, **data: object) -> RequestError:
-    """Returns an error whose text is in `message` and in `data.details`, since clients show one or the other."""
+    """Returns an error with the text in both `message` and `data.details`, because each client shows only one of
+    them."""
     message = limit_text(safe(message), MESSAGE_BYTES)
     return RequestError(code, message, {**data, "details": message})
 
 
 class SessionClient:
-    """The client of one session: implements :class:`crow.agent.Client` over a connection.
+    """The client of one session. It implements :class:`crow.agent.Client` over a connection.
 
     `options` returns the session's current config options, and `commands` its current slash commands. `has_network`
     means that confined commands with the access `write` may use the network.
@@ -161,7 +163,7 @@ class SessionClient:
         self._replayed: dict[str, events.SubagentChanged] = {}
 
     def open(self) -> None:
-        """Starts to send updates, since the editor now knows the session's id."""
+        """Starts to send updates. Must be called when the editor knows the session's id."""
         self._is_known.set()
 
     def close(self) -> None:
@@ -174,8 +176,9 @@ class SessionClient:
         self._is_known = asyncio.Event()
 
     def learn(self, running: Sequence[Event], place: CursorTracker | None = None) -> None:
-        """Prepares a client that joins a running turn. `running` are the events of the turn so far, which other clients
-        have been sent; see `crow.domain.replay.RunningTurn`. `place` is the place of those clients in the log."""
+        """Prepares a client that joins a running turn. `running` contains the events of the turn so far, which were
+        already sent to other clients; see `crow.domain.replay.RunningTurn`. `place` is the place of those clients in
+        the log."""
         if place is not None and self._caps.cursors:
             self.place = place
         for event in running:
@@ -183,7 +186,7 @@ class SessionClient:
         self.has_learned = True
 
     async def catch_up(self) -> None:
-        """Sends the unfinished message and calls to a client that has joined a running turn without a replay."""
+        """If the client has joined a running turn without a replay, sends the turn's unfinished message and calls."""
         if self.has_learned:
             self.has_learned = False
             async with self._updating:
@@ -194,7 +197,8 @@ class SessionClient:
         return self._live.knows(call)
 
     def _subagent_with(self, call: CallRef | None) -> SessionClient | None:
-        """Returns the client of the sub-agent that made the call, or None if there is no such client."""
+        """Returns the client of the sub-agent that made the call, or None if no sub-agent of this session made the
+        call."""
         return next((subagent for subagent in self.subagents.values() if subagent.has_call(call)), None)
 
     @property
@@ -220,10 +224,11 @@ class SessionClient:
         self._states[event.session_id] = merged_state(self._states.get(event.session_id), event)
 
     async def replay_subagents(self, store: Store, family: Family, limits: ReplayLimits) -> None:
-        """Announces the session's sub-agents and sends their stored histories, before the history of the session.
+        """Announces the session's sub-agents and sends their stored histories. Must be called before the history of the
+        session is sent.
 
-        Updates of running sub-agents wait until `tell_subagents`, because the client treats everything before the
-        response as history.
+        New updates of running sub-agents wait for `tell_subagents`. Until then, the client treats everything that it is
+        sent as history.
         """
         rows = [row for row in await store.subagents(self._session_id) if row.has_prompt]
         for index, row in enumerate(rows):
@@ -317,18 +322,19 @@ class SessionClient:
                 return False
 
     async def publish_shared(self, event: Event, *, is_own: bool) -> None:
-        """Sends an event of a session that may have several clients. If the event is a prompt of another client, shows
-        the prompt too."""
+        """Sends an event of a session that may have several clients. If the event says that a prompt of another client
+        was stored, first sends that prompt."""
         match event:
             case events.EntryStored(entry=Entry(body=User(message_id=message_id, parts=parts))) if not is_own:
                 await self._show_prompt_of_other(message_id, prompt_updates(message_id, parts))
         await self.publish(event)
 
     async def show_turn(self, prompt: PendingPrompt, entry: int | None, *, is_own: bool) -> None:
-        """Shows that a turn begins, and shows its prompt, unless this client has sent the prompt.
+        """Tells the client that a turn begins, and sends the prompt. Sends neither to the client that has sent the
+        prompt.
 
         `entry` is the id of the prompt's entry. If the prompt is a slash command, or is not complete yet, `entry` is
-        the id of the last entry before the turn, or None.
+        the id of the last entry before the turn, or None if there is no earlier entry.
         """
         updates: Sequence[Update] = ()
         if prompt.command is not None:
@@ -345,7 +351,8 @@ class SessionClient:
                 await self.send(turn_state_update({"state": "running"}))
 
     async def show_turn_end(self, prompt: PendingPrompt, state: Mapping[str, Any], *, is_own: bool) -> None:  # noqa: ARG002
-        """Shows the `state` in which a turn has ended, unless this client gets the response to the prompt."""
+        """Sends the `state` in which a turn has ended. Does nothing for the client that has sent the prompt, because
+        the response tells that client."""
         if not is_own:
             await self._is_known.wait()
             async with self._updating:
@@ -367,10 +374,10 @@ class SessionClient:
         limits: ReplayLimits | None = None,
         family: Family | None = None,
     ) -> ReplayUpdates:
-        """Sends a stored history, shortened as `limits` say. For `family`, see `ReplayUpdates`.
+        """Sends a stored history, shortened to `limits`. For `family`, see `ReplayUpdates`.
 
         If a turn is running, its unfinished message and calls are sent after the history. New events of the turn wait
-        until then.
+        until this method has sent everything.
         """
         async with self._updating:
             self.has_learned, self.place.cursor = False, Cursor()
@@ -394,7 +401,7 @@ class SessionClient:
         return updates
 
     async def resume(self, missed: Missed, *, is_running: bool, is_own: Callable[[str], bool]) -> None:
-        """Sends the updates that a client has missed, except for prompts that it has sent itself.
+        """Sends the updates that the client has missed. Leaves out the prompts that the client has sent itself.
 
         If a turn is running, also sends the parts of its unfinished message and calls that the client does not have.
 
@@ -448,9 +455,9 @@ class SessionClient:
             await self._send_all(self._live.updates(events.NoticeShown(severity="warning", title=title)))
 
     def _check(self, missed: Missed) -> None:
-        """Checks the message in the cursor.
+        """Checks that the history has the message in the cursor, with at least as much text as was sent to the client.
 
-        :raises CursorGap: the history has no such message, or the client was sent more of the message than it has.
+        :raises CursorGap: the history has no such message, or has less text in this message.
         """
         cursor = missed.cursor
         if not (cursor.text or cursor.thought):
@@ -473,7 +480,8 @@ class SessionClient:
         cursor: Cursor | None = None,
         skipped: int = 0,
     ) -> int:
-        """Sends the updates of an entry, except those that the client was sent before `cursor` and the first `skipped`.
+        """Sends the updates of an entry. Leaves out the updates that were sent before `cursor`, and then the first
+        `skipped` updates.
 
         Returns the number of updates that still have to be skipped.
         """
@@ -502,7 +510,8 @@ class SessionClient:
         return skipped
 
     async def _send_event(self, event: Event, updates: Sequence[Update]) -> None:
-        """Sends the updates of an event. The last update carries the cursor of the place after the event's entry."""
+        """Sends the updates of an event. The last update carries the cursor of the place right after the event's
+        entry."""
         entry = event.entry if isinstance(event, events.EntryStored) else None
         for index, update in enumerate(updates, 1):
             self.place.pass_update(event, update)
@@ -519,8 +528,8 @@ class SessionClient:
         """Does nothing. A subclass can act here after the updates of an event have been sent."""
 
     async def send(self, update: Update, *, has_place: bool = True) -> None:
-        """Sends one update, unless the editor is gone or the session is closed. `has_place` is false for an update that
-        has no place in the log, so it carries no cursor."""
+        """Sends one update. Does nothing if the editor is gone or the session is closed. With `has_place=False`, the
+        update carries no cursor, because it has no place in the log."""
         if not (self.is_closed or (self._parent is not None and self._parent.is_closed)):
             params = {"sessionId": self._session_id, "update": update}
             if self._caps.cursors and has_place and self._parent is None:
@@ -605,7 +614,8 @@ class SessionClient:
             return await self._elicit(params)
 
     async def _decline(self, message: str) -> None:
-        """Tells the user that a question was declined. Does so only once until the queue is empty again."""
+        """Tells the user that a question was declined. Later questions are declined without a notice until the queue of
+        questions is empty again."""
         if not self._has_declined:
             self._has_declined = True
             title = f"MCP servers ask too many questions: {MAX_WAITING_QUESTIONS} already wait for your answer."
@@ -628,7 +638,7 @@ class SessionClient:
         return await self._connection.request(method, params)
 
     async def _send_all(self, updates: Sequence[Update]) -> None:
-        """Sends updates that belong to no event, because they show the current state."""
+        """Sends updates that show the current state and belong to no event."""
         for update in updates:
             self.place.pass_update(None, update)
             await self.send(update)
@@ -636,13 +646,13 @@ class SessionClient:
 
 
 def turn_state_update(state: Mapping[str, Any]) -> Update:
-    """Returns an update with the state of a turn that another client has started. Clients of version 1 learn the state
-    of their own turns from the response to the prompt."""
+    """Returns an update with the state of a turn that another client has started. For a turn that the client has
+    started itself, a client of version 1 learns the state from the response to the prompt."""
     return {"sessionUpdate": "session_info_update", "_meta": {"acp/turnState": dict(state)}}
 
 
 def _after(event: Event, cursor: Cursor) -> Event | None:
-    """Returns the part of `event` that comes after `cursor`, or None if nothing comes after it."""
+    """Returns the part of `event` that comes after `cursor`, or None if there is no such part."""
     match event:
         case events.TextShown(message_id=message_id, text=text) if message_id == cursor.message:
             return replace(event, text=text[cursor.text :]) if len(text) > cursor.text else None
@@ -653,7 +663,8 @@ def _after(event: Event, cursor: Cursor) -> Event | None:
 
 
 def refusal_text(error: RequestError) -> str:
-    """Returns the editor's explanation of an error. Some editors put it into `data` and send a useless `message`."""
+    """Returns the editor's explanation of an error. Some editors put the explanation into `data`, and send a useless
+    `message`."""
     match error.data:
         case {"details": str(text)} | {"error": str(text)} | str(text) if text:
             return text

@@ -1,6 +1,7 @@
 """The connection to an editor, built on the protocol SDK's connection and models. Only this module imports acp.
 
-The module is separate because the SDK takes 300 ms to import, and clients in this process do not need it.
+The module is separate because the SDK takes 300 ms to import, and a client that runs in this process does not need the
+SDK.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ with models_built_on_use():
     from acp.connection import Connection
 
 DEFAULTS = {"mcpServers": (), "additionalDirectories": ()}
-"""Values that replace null in these parameters before validation, since the SDK's models reject null."""
+"""The values that replace null in these parameters. Null must be replaced before validation, because the SDK's models
+reject null."""
 
 
 class ConfigOptionRequest(BaseModel, strict=True, defer_build=True):
-    """The parameters of `session/set_config_option`, for both types of options."""
+    """The parameters of `session/set_config_option`. The value is a boolean or a string, depending on the option."""
 
     session_id: str = Field(alias="sessionId")
     config_id: str = Field(alias="configId")
@@ -92,14 +94,15 @@ MODELS: Mapping[str, type[BaseModel]] = {
     "providers/disable": ProviderRequest,
     "_session/steering": PromptRequest,
 }
-"""The models of the parameters of each request. They are only used to validate, because they drop unknown members."""
+"""The model that validates the parameters of each request. The models are only used to validate, because they drop
+members that they do not know."""
 
 
 class EditorConnection:
     """The JSON-RPC connection to the editor.
 
-    It is also the transport of the SDK's connection, so it sees every message. The SDK handles each request and sends
-    the response in the same task. So this class finds the request of a response by the current task.
+    This object is also the transport of the SDK's connection, so it sees every message. The SDK handles a request and
+    sends the response in the same task. So the current task tells this class to which request a response belongs.
     """
 
     def __init__(self, transport: Transport, *, ends_on_signals: bool = True) -> None:
@@ -134,7 +137,7 @@ class EditorConnection:
         self._after_response.setdefault(asyncio.current_task(), []).append(action)
 
     async def request(self, method: str, params: dict[str, Any]) -> Any:
-        """See `SendRequest`. If cancelled, the request is withdrawn with `$/cancel_request`."""
+        """See `SendRequest`. If the caller is cancelled, withdraws the request with `$/cancel_request`."""
         task = asyncio.current_task()
         try:
             return await self._rpc.send_request(method, params)
@@ -151,7 +154,7 @@ class EditorConnection:
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Sends a notification, even after stdin has ended.
 
-        The SDK's connection stops sending at that point, but running turns still send updates.
+        The SDK's connection stops sending when stdin ends, but running turns still send updates.
         """
         await self._transport.send({"jsonrpc": "2.0", "method": method, "params": params})
 
@@ -187,7 +190,7 @@ class EditorConnection:
         await self._transport.close()
 
     async def _checked(self, handle: Handler, method: str, params: Any, is_notification: bool) -> Any:
-        """Calls `handle` with valid parameters only, and translates its error for the SDK."""
+        """Calls `handle` if the parameters are valid. Converts any error into one that the SDK understands."""
         try:
             if not is_notification and self.checks_parameters and method in MODELS:
                 values = {key: DEFAULTS.get(key) if value is None else value for key, value in params.items()}
@@ -201,7 +204,8 @@ class EditorConnection:
 
 
 def _invalid_params(method: str, error: ValidationError) -> RequestError:
-    """Returns an error that names the first invalid parameter. The value is left out, because it may be a secret."""
+    """Returns an error that names the first invalid parameter. The error does not show the parameter's value, because
+    the value may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"]) or "params"
     problem = "unknown type" if "tag" in first["type"] else first["msg"]

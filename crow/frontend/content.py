@@ -1,4 +1,4 @@
-"""Converts content blocks of a prompt into parts, and parts into content blocks."""
+"""Converts the content blocks of a prompt into parts, and parts back into content blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _REPEATED_COUNT = re.compile(
 def parts_from(prompt: object) -> tuple[Part, ...]:
     """Converts the `prompt` of `session/prompt` into parts. Returns at least one part, and none that is empty.
 
-    Content that crow cannot use becomes a sentence that says so. Files and pages that links point to are not read here.
+    Content that crow cannot use is replaced by a sentence that says so. If a link points to a file or a page, that file
+    or page is not read here.
 
-    :raises ArgumentError: the prompt is empty, or contains an invalid content block. The message names the block.
+    :raises ArgumentError: the prompt is empty, or a content block is invalid. The message names the block.
     """
     if not isinstance(prompt, list):
         raise ArgumentError(f"prompt is {describe(prompt)}; expected a list of content blocks.")
@@ -41,10 +42,10 @@ def parts_from(prompt: object) -> tuple[Part, ...]:
 
 
 def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tuple[Part, ...]:
-    """Removes the earlier prompts that some clients (avante) repeat with every new one.
+    """Removes the earlier prompts that some clients (avante) repeat with every new prompt.
 
-    Such a client puts each prompt into tags, the newest first, and adds a sentence with the number of prompts. In the
-    first prompt of a session, the earlier prompts are kept, oldest first, because crow does not know them yet.
+    Such a client puts each prompt into tags, the newest first, and adds a sentence with the number of prompts. If this
+    is the first prompt of a session, crow does not know the earlier prompts yet. They are then kept, the oldest first.
     """
     texts = {index: part.text for index, part in enumerate(parts) if isinstance(part, Text)}
     counts = {index: match[1] for index, text in texts.items() if (match := _REPEATED_COUNT.fullmatch(text))}
@@ -60,7 +61,8 @@ def without_repeated_prompts(parts: tuple[Part, ...], *, is_first: bool) -> tupl
 
 
 def blocks(part: Part) -> tuple[dict[str, Any], ...]:
-    """Converts `part` into content blocks. A long text becomes several blocks, and a very large image a sentence."""
+    """Converts `part` into content blocks. A long text becomes several blocks. A very large image is replaced by a
+    sentence."""
     match part:
         case Text(text=text):
             return tuple({"type": "text", "text": piece} for piece in split_text(text))
@@ -129,7 +131,8 @@ def _resource(where: str, resource: object) -> Part:
 def _binary(where: str, data: str, mime_type: str, uri: str | None) -> Part:
     """Converts base64 or a data URI into a part.
 
-    The part is an image if models accept the type, else a resource if the data is text, else a sentence about the file.
+    If models accept images of this type, the part is an image. Otherwise, if the data is text, the part is a resource.
+    In all other cases, the part is a sentence about the file.
     """
     data_uri = _DATA_URI.match(data)
     if data_uri is not None:

@@ -25,11 +25,11 @@ MAX_MISSED_TURNS = 500
 """If a client has missed more turns than this, it must load the session."""
 
 MAX_OWN = 50
-"""A tracker remembers this many of the newest answers that belong to the session, and not to a sub-agent."""
+"""A tracker remembers this many of the session's own newest answers. Answers of sub-agents are not among them."""
 
 PIECEMEAL = (entries.User, entries.Remark, entries.Custom, entries.Command)
-"""Kinds of entries whose updates must not be sent twice, because clients join them into one text. The updates of other
-entries may be repeated without harm."""
+"""The kinds of entries whose updates must not be sent twice, because clients join these updates into one text. Sending
+the updates of all other entries twice does no harm."""
 
 _CURSOR = re.compile(
     r"e(?P<entry>\d{1,18})\.(?P<pieces>\d{1,9})"
@@ -48,13 +48,15 @@ class CursorGap(ArgumentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in the log of a session. It says what the client has been sent.
+    """A place in the log of a session: the point up to which the client has been sent everything.
 
     - `entry`: the id of the last entry whose updates were all sent.
-    - `pieces`: the number of updates that were sent of the next entry that a user sees.
-    - `message`: the id of the message after that, or of a slash command whose text was sent. Empty if there is none.
+    - `pieces`: the number of updates that were sent of the first entry after `entry` that a user sees.
+    - `message`: the id of a later message that was sent in part, or of a slash command whose text was sent. Empty if
+      there is neither.
     - `thought` and `text`: the numbers of characters that were sent of the thought and the text of `message`.
-    - `calls`: the open calls. The value is the number of characters that were sent to the terminal of the call.
+    - `calls`: the calls that have not ended. Each value is the number of characters that were sent to the terminal of
+      the call.
     """
 
     entry: int = 0
@@ -75,7 +77,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
-        """Parses a cursor. :raises CursorGap: `text` is not a cursor that crow has made."""
+        """Parses the text of a cursor. :raises CursorGap: crow has not made this text."""
         found = _CURSOR.fullmatch(text[:8_000])
         if found is None:
             raise CursorGap("crow has not made this cursor.")
@@ -99,8 +101,8 @@ class Cursor:
 class CursorTracker:
     """Keeps the cursor of one client up to date. The caller must call a `pass_...` method before it sends each update.
 
-    Entries of sub-agents never move the cursor. If `is_used` is false, updates do not move the cursor either, because
-    the client gets no cursors.
+    Entries of sub-agents never move the cursor. If `is_used` is false, the client gets no cursors, so entries and
+    updates of the session do not move the cursor either.
     """
 
     def __init__(self, cursor: Cursor | None = None, *, is_used: bool = True) -> None:
@@ -109,14 +111,14 @@ class CursorTracker:
         self._own: dict[int, None] = {}
 
     def copy(self) -> CursorTracker:
-        """Returns a tracker at the same place, for a client that will be sent the whole unfinished message and
-        calls."""
+        """Returns a tracker at the same place, but without the unfinished message and calls, because the client of the
+        new tracker will be sent all of these."""
         made = CursorTracker(replace(self.cursor, message="", thought=0, text=0, calls={}))
         made._own = dict(self._own)
         return made
 
     def pass_entry(self, entry: Entry) -> None:
-        """Notes that all updates of this entry and of earlier ones are sent."""
+        """Notes that all updates of this entry and of all earlier entries have been sent."""
         if not self._is_used:
             return
         match entry.body:
@@ -129,7 +131,8 @@ class CursorTracker:
             self.cursor = replace(self.cursor, message="", thought=0, text=0)
 
     def note_answer(self, entry: Entry) -> None:
-        """Notes that an answer belongs to the session, and not to a sub-agent."""
+        """Notes that an entry belongs to the session itself, and not to a sub-agent. Does nothing if the entry is not
+        an answer."""
         if isinstance(entry.body, entries.Assistant):
             self._own[entry.id] = None
             if len(self._own) > MAX_OWN:
@@ -141,8 +144,8 @@ class CursorTracker:
             self.cursor = replace(self.cursor, pieces=self.cursor.pieces + 1)
 
     def pass_update(self, event: Event | None, update: Mapping[str, Any]) -> None:
-        """Notes that an update of a message or a call is sent. `event` is None if the update only shows the current
-        state."""
+        """Notes that an update of a message or a call is sent. `event` is None if the update shows the current state
+        and belongs to no event."""
         if not self._is_used:
             return
         match update:
@@ -185,8 +188,9 @@ class CursorTracker:
 class Missed:
     """The part of a session that a client has missed: the `entries` after its cursor.
 
-    `before` are earlier entries, beginning with the last answer before the cursor. The calls of that answer may end in
-    `entries`. `results` are the results of the cursor's open calls that belong to sub-agents.
+    `before` contains the entries from the last answer before the cursor up to the cursor. They are needed because calls
+    of that answer may end in `entries`. Some calls that the cursor lists were made by sub-agents: `results` contains
+    the results of these calls.
     """
 
     cursor: Cursor
@@ -205,7 +209,8 @@ def cursor_in(params: Mapping[str, Any]) -> Cursor | None:
 
 
 async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Sequence[Entry]) -> Missed:
-    """Returns what a client has missed since `cursor`. `newest` are the entries of the session that are in memory.
+    """Returns the part of a session that a client has missed since `cursor`. `newest` contains those entries of the
+    session that are in memory.
 
     :raises CursorGap: the cursor is not in the current history of the session, or the client has missed too many turns.
     """
@@ -228,7 +233,7 @@ async def missed_since(cursor: Cursor, store: Store, session_id: str, newest: Se
 
 
 async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Returns the answers from before the cursor whose calls end after it, if they are no longer in memory."""
+    """Returns the answers from before `missed` that made the calls whose results are in `missed`."""
     known = {entry.id for entry in missed}
     calls = (entry.body.call for entry in missed if isinstance(entry.body, entries.ToolResult))
     wanted = sorted({call.assistant for call in calls} - known)
@@ -237,7 +242,7 @@ async def _answers_of_calls(store: Store, session_id: str, missed: Sequence[Entr
 
 
 async def _results(store: Store, session_id: str, calls: Sequence[CallRef]) -> dict[CallRef, Entry]:
-    """Returns the results of calls that sub-agents of the session have made."""
+    """Returns the results of those `calls` that sub-agents of the session have made."""
     found: dict[CallRef, Entry] = {}
     subagents = await store.subagents(session_id) if calls else ()
     for call in calls:

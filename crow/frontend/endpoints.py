@@ -1,4 +1,4 @@
-"""Providers that a client may set, and credentials about which it may ask."""
+"""The providers that a client may set, and the credentials that a client may ask about."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 class Provider:
     """A provider of models whose address the client may set. `base_url` is None if the client has disabled it.
 
-    The client may not disable a provider that `is_required`.
+    If `is_required` is true, the client may not disable the provider.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The credentials that crow has. `accounts` has a label for each endpoint with a key, and says whether the default
+    """The credentials that crow has. For each endpoint with a key, `accounts` contains a label, and whether the default
     model uses that endpoint."""
 
     state: AuthState
@@ -65,14 +65,15 @@ class Endpoints(Protocol):
         ...
 
     def set_provider(self, provider_id: str, base_url: str, headers: Mapping[str, str]) -> None:
-        """Sends requests to a provider to another address from now on, with these headers and without the user's key.
+        """Changes the address of a provider. From now on, requests to the provider go to that address, with these
+        headers and without the user's key.
 
         :raises ArgumentError: there is no such provider, or the address cannot be used.
         """
         ...
 
     def disable_provider(self, provider_id: str) -> None:
-        """Stops using a provider. An unknown provider is ignored.
+        """Stops using a provider. Does nothing if the provider is unknown.
 
         :raises ArgumentError: this provider may not be disabled.
         """
@@ -84,7 +85,8 @@ class Endpoints(Protocol):
 
 
 def set_provider(endpoints: Endpoints, params: Mapping[str, Any]) -> None:
-    """Carries out `providers/set`. :raises ArgumentError: a parameter cannot be used. Then nothing has changed."""
+    """Carries out `providers/set`. :raises ArgumentError: a parameter cannot be used. In this case, nothing is
+    changed."""
     if params["apiType"] != API_TYPE:
         raise ArgumentError(f'apiType is {describe(params["apiType"])}; crow supports only "{API_TYPE}".')
     headers = params.get("headers", {})

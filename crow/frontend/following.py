@@ -1,4 +1,4 @@
-"""Shows the clients of an open session the work of other processes on the same session."""
+"""Shows the clients of an open session how other processes work on the same session."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from crow.store.watching import Draft, News, Watcher
 logger = logging.getLogger(__name__)
 
 OWN_TURN_S = 0.2
-"""While this process runs a turn, it checks once in this many seconds for changes by others, such as a new title or a
-cancellation."""
+"""While this process runs a turn, it checks every so many seconds for changes by other processes, such as a new title
+or a cancellation."""
 
 TRY_AGAIN_S = 1.0
-"""A prompt that waits for the turn of another process tries to begin at least once in this many seconds."""
+"""While a prompt waits for the turn of another process, crow tries at least once in this many seconds to begin the
+prompt's turn."""
 
 CATCH_UP_S = 5.0
 PAUSE_S = 0.5
@@ -37,12 +38,12 @@ PAUSE_S = 0.5
 class HostedFollower:
     """Follows a session in the store, and shows its clients the entries that other processes add.
 
-    It implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session exactly once
-    and in order. The entries of this process are skipped, because its clients got them when they were stored. For the
-    other entries, the clients get the same updates as the clients of the other process, except questions and the
-    progress of calls.
+    This class implements :class:`crow.agent.session.SessionFollower`. The store reports each entry of the session
+    exactly once and in order. Entries that this process has stored are skipped, because its clients got their updates
+    when they were stored. For entries of another process, the clients here get the same updates as the clients of that
+    process, except questions and the progress of calls.
 
-    `begin` must be called before the session runs. Then `run` runs until it is cancelled.
+    The owner must call `begin` before the session runs, and then run `run` until the session is closed.
     """
 
     def __init__(self, session: Session, clients: AttachedClients) -> None:
@@ -64,8 +65,8 @@ class HostedFollower:
         session.branch.on_release = self._hurry
 
     def begin(self, tail: Tail, draft: Draft | None) -> None:
-        """Begins to follow a session that was just opened. If another process runs a turn, `draft` is its unfinished
-        answer."""
+        """Begins to follow a session that was just opened. If another process runs a turn, `draft` is the unfinished
+        answer of that turn."""
         row = tail.row
         self._seen = self._read_to = max(row.newest_entry, row.leaf or 0)
         if row.state != "running":
@@ -103,16 +104,16 @@ class HostedFollower:
                 await self._news.wait()
 
     async def catch_up(self, row: SessionRow) -> None:
-        """Waits until everything that was stored before this row was read has been published.
+        """Waits until all entries that were stored before `row` was read have been published.
 
-        :raises StoreUnavailable: it cannot be read now.
+        :raises StoreUnavailable: these entries cannot be read now.
         """
         await self.reached(row.newest_entry)
         if self._seen < row.newest_entry:
             raise StoreUnavailable(f"Session {row.id} cannot be read now: the database does not answer. Try again.")
 
     async def run(self, on_deleted: Callable[[], object]) -> None:
-        """Follows the session. Calls `on_deleted` and returns if the session is deleted."""
+        """Follows the session. If the session is deleted, calls `on_deleted` and returns."""
         use_trace_context({})
         session = self._session
         while not session.closing:
@@ -135,7 +136,8 @@ class HostedFollower:
         self._wake.set()
 
     async def _rest(self) -> None:
-        """Waits a moment while this process runs a turn, because the store reports each of its own writes too."""
+        """If this process runs a turn, waits a moment. During a turn, the store reports many changes, because it also
+        reports those of this process."""
         self._wake = anyio.Event()
         if self._session.branch.claimed_to is not None and self._seen >= self._awaited:
             with anyio.move_on_after(OWN_TURN_S):
@@ -215,7 +217,8 @@ class HostedFollower:
 
 
 async def draft_of(store: Store, tail: Tail) -> Draft | None:
-    """Returns the unfinished answer after the entries of `tail` if another process runs a turn, else None."""
+    """If another process runs a turn, returns the unfinished answer that comes after the entries of `tail`. Returns
+    None otherwise."""
     if not store.notifies or tail.row.state != "running":
         return None
     async with aclosing(cast(Watcher, store).watch(tail.row.id, after=tail.row.newest_entry)) as all_news:

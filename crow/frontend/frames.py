@@ -16,7 +16,8 @@ RequestId: TypeAlias = int | str | None
 
 MAX_LINE_BYTES = 32 * 1024 * 1024
 MAX_ID_CHARS = 1000
-"""The maximum length of an id, in characters. It is limited because responses and error messages repeat the id."""
+"""The maximum length of an id, in characters. The length is limited because responses and error messages repeat the
+id."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -34,7 +35,8 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 @dataclass(frozen=True, slots=True)
 class FrameError:
-    """The JSON-RPC error for a line that is not a valid message. `id` is None if the request's id is unknown."""
+    """The JSON-RPC error for a line that is not a valid message. `id` is the id of the request, or None if the id is
+    unknown."""
 
     code: int
     message: str
@@ -47,7 +49,7 @@ class FrameError:
 
 
 class RequestError(Exception):
-    """A JSON-RPC error as the response to a request, sent or received."""
+    """A JSON-RPC error that is the response to a request, either sent by crow or received from the client."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -73,8 +75,8 @@ class LineSplitter:
     _size: int = 0
 
     def feed(self, data: bytes) -> list[bytes | FrameError]:
-        """Adds `data`, and returns the lines that are now complete, without newlines. A line over the limit becomes an
-        error."""
+        """Adds `data`, and returns the lines that are now complete, without newlines. A line that is longer than the
+        limit is replaced by an error."""
         head, *rest = data.split(b"\n")
         self._add(head)
         lines: list[bytes | FrameError] = []
@@ -84,7 +86,8 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[bytes | FrameError]:
-        """Returns the last line if the stream ended without a newline, else an empty list."""
+        """Must be called at the end of the stream. Returns a list with the last line if that line has no newline, else
+        an empty list."""
         return [self._take()] if self._size else []
 
     def _add(self, part: bytes) -> None:
@@ -101,10 +104,11 @@ class LineSplitter:
 
 
 def parse(line: bytes) -> Message | FrameError | None:
-    """Returns the message in `line`, the error to answer the line with, or None if the line is ignored.
+    """Parses a line. Returns its message if the line is valid, an error to send if the line is invalid, and None if the
+    line must be ignored.
 
-    The SDK's connection can handle every message that is returned. The method of a request or notification is a string,
-    and its parameters are an object. The id of a request is valid. The error of a response is an object.
+    The SDK's connection can handle every message that is returned: a request or notification has a string as its method
+    and an object as its parameters, a request has a valid id, and an error response has an object as its error.
     """
     line = line.strip().removeprefix(_BOM).strip()
     if not line:
@@ -130,8 +134,8 @@ def parse(line: bytes) -> Message | FrameError | None:
 
 
 def encode(message: Message) -> bytes:
-    """Returns `message` as a line of UTF-8 with its newline. Lone surrogates become U+FFFD. NaN and infinities become
-    null.
+    """Returns `message` as a line of UTF-8 that ends with a newline. Lone surrogates become U+FFFD. NaN and infinities
+    become null.
 
     :raises TypeError: a value cannot be represented in JSON.
     """
@@ -146,7 +150,8 @@ def encode(message: Message) -> bytes:
 
 
 def describe(value: object) -> str:
-    """Describes `value` for an error message: an object or list by its type, any other value as JSON, cut if long."""
+    """Describes `value` for an error message. An object or list is described by its type. Any other value is shown as
+    JSON, and cut if it is long."""
     if type(value) in _KINDS:
         return _KINDS[type(value)]
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -186,7 +191,8 @@ def _finite(value: Any) -> Any:
 
 
 def _call(value: Message) -> Message | FrameError | None:
-    """Returns a valid request or notification, the error to answer it with, or None if it is ignored."""
+    """Returns a request or notification if it is valid, an error to send if it is invalid, and None if it must be
+    ignored."""
     request_id, method, params = value.get("id"), value.get("method"), value.get("params")
     if "id" in value and not _is_id(request_id):
         problem = f"A request's id is {describe(request_id)}; expected a whole number or a short string."

@@ -1,4 +1,5 @@
-"""The session host: the open sessions, the store and the offered models, which all connections of a process share."""
+"""The session host: it holds the open sessions, the store and the offered models. All connections of a process share
+these."""
 
 from __future__ import annotations
 
@@ -40,38 +41,39 @@ from crow.tools.servers import McpServer
 logger = logging.getLogger(__name__)
 
 IDLE_S = 3.0
-"""The store is tidied this many seconds after the last turn, usually while the user is still reading the answer."""
+"""The store is tidied when no turn has run for this many seconds. Usually the user is then still reading the answer."""
 
 SHUT_DOWN_S = 5.0
 """A shared host has this many seconds to close its sessions and its store."""
 
 KEEP_S = 600.0
-"""The result of a prompt is kept for this many seconds, for a client whose connection broke."""
+"""The result of a prompt is kept for this many seconds, so that a client whose connection broke can still get it."""
 
 MAX_KEPT = 1_000
-"""The results of at most this many prompts are kept. When a prompt starts, the oldest results above that are
+"""The results of at most this many prompts are kept. If there are more when a prompt starts, the oldest results are
 dropped."""
 
 SessionView: TypeAlias = Callable[[Store, SessionRow], Store]
-"""Wraps a store, so that the tools of a session find only what the owner of the session may see."""
+"""A function that wraps a store, so that the tools of a session find only what the owner of the session may see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDependencies:
-    """The functions and values that the front end gets from the composition root.
+    """The functions and values that the front end gets from the composition root, `crow/app.py`.
 
     - `open_store` opens the store, or raises StoreError.
-    - `check_model` raises AuthError or ConfigError if the settings lack something that every prompt needs. It is fast.
+    - `check_model` raises AuthError or ConfigError if a setting that every prompt needs is missing. It is fast.
     - `import_rest` imports the packages that a request to a model needs. `import_for_calls` imports those that tool
       calls need in addition. Both work outside the event loop.
     - `trim` returns free memory to the system. It blocks.
-    - `more_models` asks the endpoint for its models. If that fails or takes too long, it returns none.
+    - `more_models` asks the endpoint for its models, and returns their names. If the request fails or takes too long,
+      it returns no names.
     - `reload` returns new dependencies if the user's settings have changed, else None. It is fast.
     - `endpoints` holds the endpoints that the client may see and set.
     - `models` are the names of the models to offer. `model` is the default model, or empty if there is none.
-    - `auto_compact` is the default of the config option with this name.
-    - `editor_terminals` means that commands run in the editor's terminals. There, they do not get the environment
-      variables that `hidden_variables` returns.
+    - `auto_compact` is the default of the config option `auto_compact`.
+    - `editor_terminals` means that commands run in the editor's terminals. Commands in such a terminal do not get the
+      environment variables that `hidden_variables` returns.
     - `editor_timeout_s` is the time limit for responses of the editor, and `user_timeout_s` for answers of its user.
     - `has_network` means that confined commands with the access `write` may use the network.
     - `servers` are the user's own MCP servers. Every session gets them.
@@ -105,10 +107,11 @@ class ServerDependencies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostedSession:
-    """A session that is open in this process, with the client or clients that get its events.
+    """A session that is open in this process. `client` is the client that gets the session's events. On a shared host,
+    it stands for all such clients.
 
     `request` is the request that opened the session. On a shared host, `follower` shows what other processes do with
-    it.
+    the session.
     """
 
     session: Session
@@ -124,7 +127,7 @@ class HostedSession:
         return self.client
 
     def satisfies(self, request: OpenRequest) -> bool:
-        """Whether a client that sends this request can use the open session as it is."""
+        """Whether the open session already has the directories, servers and model that `request` asks for."""
         row = self.session.branch.row
         return (
             (row.cwd, row.additional_directories) == (request.cwd, request.directories)
@@ -133,14 +136,14 @@ class HostedSession:
         )
 
     def is_watched_without(self, origin: Origin) -> bool:
-        """Whether any client other than `origin` has opened the session."""
+        """Whether any client other than the one with the identity `origin` has opened the session."""
         if not isinstance(self.client, AttachedClients):
             return False
         return any(attachment.origin != origin for attachment in self.client.attachments)
 
 
 class PromptRun:
-    """A prompt that runs to its end even if the connection that has sent it breaks.
+    """A prompt whose turn runs to its end even if the connection that has sent the prompt breaks.
 
     `connection` is the connection that now waits for the response.
     """
@@ -173,7 +176,7 @@ class PromptRun:
 
 
 class SessionHost:
-    """Holds the open sessions of this process, the store, and everything else that connections share.
+    """The part of a process that all connections share: the open sessions, the store and the offered models.
 
     Each session runs as a task in `tasks`. With `is_shared`, sessions outlive the connections that opened them.
     """
@@ -246,9 +249,11 @@ class SessionHost:
         self.tasks.start_soon(self._run, hosted)
 
     def prompt_again(self, connection: ClientConnection, key: tuple[str, RequestId]) -> PromptRun | None:
-        """Returns the prompt that a client repeats after its connection broke, or None if it is a new prompt.
+        """If a client repeats a prompt after its connection broke, returns the original prompt. Returns None if the
+        prompt is new.
 
-        `key` is the client's connection id and the id of its request. From now on, `connection` gets the response.
+        `key` contains the client's connection id and the id of its request. From now on, the response goes to
+        `connection`.
         """
         known = self._prompts.get(key) if key[0] else None
         if known is None or known.connection is connection:
@@ -257,7 +262,8 @@ class SessionHost:
         return known
 
     def run_prompt(self, run: PromptRun, key: tuple[str, RequestId]) -> None:
-        """Runs a submitted prompt. Its client can get the result again until `KEEP_S` after the end of the turn."""
+        """Runs a submitted prompt. The client that has sent the prompt can ask for the result again until `KEEP_S`
+        after the end of the turn."""
         self.tasks.start_soon(run.run, self.idle)
         if key[0]:
             now = time.monotonic()
@@ -268,8 +274,8 @@ class SessionHost:
             self._prompts[key] = run
 
     def close_when_idle(self, hosted: HostedSession) -> None:
-        """Closes a session without clients, `unattended_s` after the end of its work, unless a client opens it
-        again."""
+        """If a session has no clients, closes the session about `unattended_s` after the end of its work. Does not
+        close it if a client opens the session again before that."""
         if not hosted.clients.attachments and hosted not in self._closing:
             self._closing.add(hosted)
             self.tasks.start_soon(self._close_when_idle, hosted)
@@ -318,7 +324,8 @@ class SessionHost:
             await self._store.close()
 
     def hurry(self) -> None:
-        """Shortens the wait for a database that another process has locked, because this process is about to end."""
+        """Shortens the time that the store waits for a database that another process has locked. Must be called when
+        this process is about to end."""
         if self._store is not None:
             self._store.hurry()
 
@@ -332,7 +339,7 @@ class SessionHost:
             await self._store.tidy()
 
     async def warm(self) -> None:
-        """Imports the packages that prompts need, and asks the endpoint for more models."""
+        """Imports the packages that prompts need, and asks the endpoint which models it has."""
         await self.dependencies.import_rest()
         self.is_warm = True
         for hosted in self.open.values():
@@ -344,7 +351,8 @@ class SessionHost:
         await self._add_models()
 
     def reload_settings(self) -> None:
-        """Applies changed settings to sessions that are opened later, and offers new models in all sessions."""
+        """If the settings have changed, applies them to all sessions that are opened from now on, and offers new models
+        in all sessions."""
         dependencies = self.dependencies.reload()
         if dependencies is not None:
             self.dependencies = dependencies
@@ -368,8 +376,8 @@ class SessionHost:
     async def inspect_if_new(
         self, store: Store, request: OpenRequest, *, principal: str | None
     ) -> WorkspaceContents | None:
-        """Returns a description of the directory of `request`. Returns None if the principal has worked there before,
-        or if this process has already described the directory for the same principal."""
+        """Returns a description of the directory of `request`. Returns None if the principal has already worked in this
+        directory, or if this process has already described the directory for this principal."""
         cwd = request.cwd
         known = (principal, cwd)
         if known in self._known_directories:
@@ -383,7 +391,7 @@ class SessionHost:
         return await anyio.to_thread.run_sync(inspect_workspace, cwd, may_read)
 
     async def warn_about_sandbox(self) -> None:
-        """Warns the user once per process, in the first session, if commands are not confined.
+        """If commands are not confined, warns the user about this once per process, in the first session.
 
         If the editor shows no notices, the warning becomes part of the session's history, but only in a new session.
         """
@@ -434,7 +442,8 @@ class SessionHost:
 async def share_host(
     dependencies: ServerDependencies, *, session_view: SessionView | None = None
 ) -> AsyncIterator[SessionHost]:
-    """Yields a shared host, whose sessions outlive connections. At the end, closes its sessions and its store."""
+    """Yields a shared host. Its sessions stay open after the connections that opened them end. At the end, closes all
+    sessions and the store."""
     async with anyio.create_task_group() as tasks:
         host = SessionHost(dependencies, tasks, is_shared=True, session_view=session_view)
         tasks.start_soon(host.idle.run)
@@ -449,7 +458,7 @@ async def share_host(
 
 
 class IdleTimer:
-    """Calls `tidy` when no turn has run for `after_s` seconds, and cancels this call when a turn begins.
+    """Calls `tidy` when no turn has run for `after_s` seconds. If a turn begins, cancels the call of `tidy`.
 
     The owner must run `run` as a task.
     """
@@ -474,16 +483,16 @@ class IdleTimer:
             self._schedule(self._after_s)
 
     def tidy_soon(self) -> None:
-        """Tidies at once if no turn is running, otherwise after the last running turn."""
+        """Tidies without delay if no turn is running, and otherwise after all running turns have ended."""
         self._schedule(0.0)
 
     def stop(self) -> None:
-        """Cancels tidying, and never tidies again, because the store is about to close."""
+        """Cancels any tidying, and prevents it from now on. Must be called before the store is closed."""
         self._turns += 1
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Waits for each scheduled time, then tidies. Runs until it is cancelled."""
+        """Tidies at each scheduled time. Runs until it is cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted = anyio.Event()

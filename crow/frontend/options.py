@@ -20,18 +20,19 @@ _MODE_TEXTS: Mapping[Mode, tuple[str, str]] = {
         "Asks only about full access, the network, MCP tools, protected paths and paths outside the workspace",
     ),
 }
-"""Name and description of each mode."""
+"""The name and the description of each mode."""
 
 _THOUGHT_LEVELS = {"default": "Default of the endpoint", "off": "Off", "low": "Low", "medium": "Medium", "high": "High"}
-"""The thought levels of a reasoning model, and their names. "default" is stored as an empty string, and then no level
-is sent to the endpoint."""
+"""The thought levels of a reasoning model, and their names. The level "default" is stored as an empty string. With this
+level, requests to the endpoint contain no thought level."""
 
 _NO_MODEL = "none"
-"""The current value of the option for the model until a model is chosen. An option must have a current value."""
+"""The current value of the option for the model before a model is chosen. It is needed because every option must have a
+current value."""
 
 
 def mode_state(current: str) -> dict[str, Any]:
-    """Returns the value of `modes` in the response to a request that opens a session."""
+    """Returns the value for the member `modes` in the response to a request that opens a session."""
     modes = [{"id": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     return {"currentModeId": current, "availableModes": modes}
 
@@ -41,9 +42,9 @@ def config_options(
 ) -> list[dict[str, Any]]:
     """Returns all config options of a session whose stored configuration is `config`.
 
-    Boolean options are included only if the client supports them. The mode is an option too, because some clients read
-    only the options and not `modes`. The current model is offered even if `models` does not contain it. If there is no
-    model at all, the option for the model is left out.
+    Boolean options are included only if the client supports them. The mode is included as an option too, because some
+    clients read only the options, and not `modes`. The current model is offered even if `models` does not contain it.
+    If there is no model at all, the option for the model is left out.
     """
     modes = [{"value": mode, "name": name, "description": text} for mode, (name, text) in _MODE_TEXTS.items()]
     options = [_select("mode", "Mode", "What crow may do without asking", mode, modes)]

@@ -1,7 +1,7 @@
 """Reads the parameters of `initialize` and of requests that open or list sessions.
 
-The parameters are read from the raw objects, because the SDK's models drop members and list items that they do not
-know.
+This module reads the raw objects and not the SDK's models, because the models drop members and list items that they do
+not know.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ELICITATION_KINDS: tuple[ElicitationKind, ...] = ("form", "url")
 class ClientCapabilities:
     """The capabilities of a client: what it can show, and which requests it can answer.
 
-    With `cancelled_calls`, a tool call may have the status `cancelled`. With `cursors`, each update carries a cursor,
-    from which the client can resume the session.
+    With `cancelled_calls`, crow may give a tool call the status `cancelled`. With `cursors`, each update carries a
+    cursor, and the client can resume the session from any of these cursors.
     """
 
     reads_files: bool = False
@@ -85,10 +85,10 @@ def client_name(params: Mapping[str, Any]) -> str:
 class OpenRequest:
     """A request that opens a session.
 
-    If `model` is None, the session keeps its stored model, and a new session gets the default model. `config` changes
-    the session's stored configuration, and `metadata` its stored metadata; in both, None removes a member. `is_watcher`
-    means that the client only wants to watch the session. `missing` is an error message if `cwd` does not exist, else
-    it is empty.
+    If `model` is None, a stored session keeps its model, and a new session gets the default model. `config` contains
+    changes of the session's stored configuration, and `metadata` contains changes of its stored metadata. In both, the
+    value None removes a member. `is_watcher` means that the client only wants to watch the session. If `cwd` does not
+    exist, `missing` is an error message, else it is empty.
     """
 
     cwd: str
@@ -104,7 +104,7 @@ class OpenRequest:
 def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False) -> OpenRequest:
     """Reads the parameters of a request that opens a session. Unknown members of `_meta` are ignored.
 
-    With `may_be_missing`, a `cwd` that does not exist raises no error, but sets `missing` in the result.
+    If `cwd` does not exist and `may_be_missing` is true, no error is raised, and `missing` in the result is set.
 
     :raises ArgumentError: a parameter cannot be used. The message names the parameter.
     """
@@ -136,9 +136,9 @@ def open_request_from(params: Mapping[str, Any], *, may_be_missing: bool = False
 
 
 def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
-    """Reads the `mcpServers` of a request that opens a session; None means no servers.
+    """Reads the parameter `mcpServers` of a request that opens a session. None means that there are no servers.
 
-    :raises ArgumentError: an entry is not a valid server, or two have the same name.
+    :raises ArgumentError: an entry is not a valid server, or two servers have the same name.
     """
     if servers is None:
         return ()
@@ -154,7 +154,7 @@ def mcp_servers_from(servers: object) -> tuple[McpServer, ...]:
 
 
 def session_alias(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta.crow.alias`, the alias of the session to open or create. None if there is none.
+    """Reads `_meta.crow.alias`, the alias of the session to open or create. Returns None if the request has no alias.
 
     :raises ArgumentError: the alias is not a valid name.
     """
@@ -169,9 +169,10 @@ def session_alias(params: Mapping[str, Any]) -> str | None:
 
 
 def session_metadata(params: Mapping[str, Any]) -> JsonObject:
-    """Reads `_meta.crow.metadata`, an object to merge into the session's metadata. Null removes a member.
+    """Reads `_meta.crow.metadata`, an object to merge into the session's metadata. If a member is null, merging removes
+    that member.
 
-    :raises ArgumentError: it is not an object, is too large, or is nested too deeply.
+    :raises ArgumentError: the value is not an object, is too large, or is nested too deeply.
     """
     metadata = _crow_meta(params).get("metadata")
     if metadata is None:
@@ -185,9 +186,9 @@ def session_metadata(params: Mapping[str, Any]) -> JsonObject:
 
 
 def fork_entry(params: Mapping[str, Any]) -> int | None:
-    """Reads `_meta.crow.entry`, the id of the entry to fork from. None if there is none.
+    """Reads `_meta.crow.entry`, the id of the entry to fork from. Returns None if the request has no such member.
 
-    :raises ArgumentError: it is not a positive whole number.
+    :raises ArgumentError: the value is not a positive whole number.
     """
     entry = _crow_meta(params).get("entry")
     if entry is None:
@@ -203,9 +204,11 @@ def trace_context(params: Mapping[str, Any]) -> dict[str, str]:
 
 
 def archived_filter(params: Mapping[str, Any]) -> bool | None:
-    """Reads which sessions to list: only archived sessions (True), only the others (False), or both (None).
+    """Reads which sessions to list. Returns True for archived sessions only, False for sessions that are not archived,
+    and None for both.
 
-    `_meta.crow.archived` is the older way to ask for archived sessions. It is ignored if `archived` is present.
+    `_meta.crow.archived` is the older way to ask for archived sessions. This member is ignored if `archived` is
+    present.
 
     :raises ArgumentError: `archived` has an unknown value.
     """
@@ -229,7 +232,8 @@ def new_title(text: str) -> str:
 
 
 def resume_cursor(params: Mapping[str, Any]) -> str | None:
-    """Reads `_meta["acp/cursor"]`. The client wants all updates that it has missed since this cursor.
+    """Reads `_meta["acp/cursor"]`, the cursor after which the client has missed updates. Returns None if there is no
+    cursor.
 
     :raises ArgumentError: the cursor is not a string.
     """
@@ -240,7 +244,8 @@ def resume_cursor(params: Mapping[str, Any]) -> str | None:
 
 
 def wants_full_replay(params: Mapping[str, Any]) -> bool:
-    """Reads `_meta.crow.replay`. With "full", `session/load` sends whole tool results even in a long session.
+    """Reads `_meta.crow.replay`. Returns whether it is "full". If it is, `session/load` sends whole tool results even
+    in a long session.
 
     :raises ArgumentError: the value is neither "full" nor "short".
     """
@@ -276,7 +281,8 @@ def _text(where: str, entry: Mapping[str, Any], key: str) -> str:
 
 
 def _pairs(where: str, entry: Mapping[str, Any], key: str) -> tuple[tuple[str, str], ...]:
-    """Reads a list of `{"name": ..., "value": ...}` as pairs. Errors do not show the values, which may be secrets."""
+    """Reads a list of `{"name": ..., "value": ...}` as pairs. Error messages do not show the values, because they may
+    be secrets."""
     items = entry.get(key)
     pairs = []
     for item in [] if items is None else items if isinstance(items, list) else [items]:
@@ -345,7 +351,8 @@ def _meta_system_prompt(prompt: object) -> dict[str, object]:
 
 
 def _prompt_config(mode: object, text: str) -> dict[str, object]:
-    """Returns the change of the configuration that stores `text` for `mode` and removes the text for the other mode."""
+    """Returns a change of the configuration: it stores `text` for `mode`, and removes the text for the other of the two
+    modes."""
     appended = mode == "append"
     return {"system_prompt": None if appended else text, "system_prompt_append": text if appended else None}
 

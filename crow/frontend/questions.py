@@ -18,14 +18,14 @@ PERMISSION_KINDS: Mapping[PermissionAnswer, str] = {
     "reject_once": "reject_once",
     "reject_always": "reject_always",
 }
-"""The options of a permission question, and their kinds in the protocol."""
+"""The answers that a permission question can offer, each with its kind in the protocol."""
 
 
 def permission_params(session_id: str, question: PermissionQuestion, *, has_network: bool = False) -> dict[str, Any]:
     """Returns the parameters of `session/request_permission`.
 
-    They repeat everything about the call, because many clients build their dialog from this request alone. If a call is
-    too large to be shown completely, the user can allow or reject it only once, not always.
+    The parameters repeat everything about the call, because many clients build their dialog from this request alone. If
+    a call is too large to be shown completely, the user can allow or reject the call only once, not always.
     """
     announcement = question.plan.announcement
     call = tool_calls.call_fields(question.call.call_id, announcement, name=question.name, arguments=question.arguments)
@@ -55,7 +55,7 @@ def permission_params(session_id: str, question: PermissionQuestion, *, has_netw
 def permission_answer(result: object, offered: Collection[str] = PERMISSION_KINDS) -> PermissionAnswer:
     """Reads the answer in the response to `session/request_permission`. Anything unclear counts as a rejection.
 
-    An answer for "always" that was not `offered` counts as the same answer for "once".
+    If an "always" answer was not `offered`, it counts as the same answer for "once".
     """
     match result:
         case {"outcome": {"outcome": "cancelled"}}:
@@ -85,7 +85,7 @@ def elicitation_params(session_id: str, question: Elicitation) -> dict[str, Any]
 def elicitation_answer(result: object) -> ElicitationAnswer:
     """Reads the answer in the response to `elicitation/create`. Anything unclear counts as `cancel`.
 
-    Values whose type a form cannot contain are left out.
+    Values of a type that is not possible in a form are left out.
     """
     match result:
         case {"action": "accept", "content": dict(content)}:

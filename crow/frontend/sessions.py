@@ -1,4 +1,4 @@
-"""Opens, changes and closes sessions for one connection, and keeps track of those that are open."""
+"""Opens, changes and closes sessions for one connection, and remembers which sessions the connection has opened."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GuardedStore(Store, Protocol):
         """Returns the principal's access to a session, or None if the session is unknown or hidden."""
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Returns the principal's access to a session, which is `need` or more.
+        """Returns the principal's access to a session. It is at least `need`.
 
         :raises NoSuchSession: the session is unknown or hidden.
         :raises ArgumentError: the principal has less access than `need`.
@@ -68,9 +68,10 @@ class GuardedStore(Store, Protocol):
 class Requester:
     """The user of a connection to a shared host, with this user's rights.
 
-    `view` wraps the store, so that it shows only the sessions of this user. If `view` is None, the user may see and do
-    everything. `check` raises an error if the user may not open a session with this request. `check_params` raises an
-    error if the user may not send a request with these parameters; it is called before any path in them is used.
+    `view` wraps the store, so that it shows only the sessions that this user may see. If `view` is None, the user may
+    see and do everything. `check` raises an error if the user may not open a session with this request. `check_params`
+    raises an error if the user may not send a request with these parameters. It is called before crow uses any path in
+    the parameters.
 
     `connection_id` stays the same when the client connects again. It may be empty. With `may_configure`, the user may
     change settings of the whole process, such as endpoints.
@@ -87,8 +88,8 @@ class Requester:
 class OpenSession:
     """A session that a connection has opened, with the client that sends the session's updates over this connection.
 
-    `contents` describes the session's directory if the user has not worked there before, else it is None. `attachment`
-    is set if the host is shared.
+    If the user has not worked in the session's directory before, `contents` describes the directory, else it is None.
+    `attachment` is None if the host is not shared.
     """
 
     session: Session
@@ -103,20 +104,21 @@ class OpenSession:
             await self.attachment.flushed()
 
     def note_sent(self, message_id: str) -> None:
-        """Remembers that this client has sent the prompt with this id. Does nothing unless the host is shared."""
+        """Remembers that this client has sent the prompt with this id. Does nothing if the host is not shared."""
         if self.attachment is not None:
             self.hosted.clients.note_sender(message_id, self.attachment)
 
     def has_sent(self, message_id: str) -> bool:
-        """Whether the client has sent the prompt with this id, as far as crow remembers."""
+        """Whether crow remembers that the client has sent the prompt with this id. Crow does not remember old
+        prompts."""
         return self.attachment is not None and self.hosted.clients.has_sent(self.attachment.origin, message_id)
 
 
 class OpenSessions:
     """The sessions that one connection has opened. The host runs them.
 
-    On a shared host, other connections may have opened the same sessions, and a session may stay open after its last
-    connection has ended.
+    On a shared host, other connections may have opened the same sessions, and a session may stay open after all its
+    connections have ended.
     """
 
     client_type: type[SessionClient] = SessionClient
@@ -140,7 +142,7 @@ class OpenSessions:
         self._opened: dict[str, OpenSession] = {}
 
     def use_capabilities(self, caps: ClientCapabilities) -> None:
-        """Sets the client's capabilities. Without a shared host, cursors are switched off."""
+        """Sets the client's capabilities. If the host is not shared, the client gets no cursors."""
         self.caps = replace(caps, cursors=caps.cursors and self.host.is_shared)
 
     @property
@@ -149,7 +151,7 @@ class OpenSessions:
         return self.requester.connection_id or self._connection
 
     async def store(self) -> Store:
-        """Returns the store, with only the sessions that this connection may see.
+        """Returns the store, limited to the sessions that this connection may see.
 
         :raises StoreError: the store cannot be used.
         """
@@ -164,7 +166,7 @@ class OpenSessions:
         return self._view
 
     async def require(self, session_id: object, access: Access) -> None:
-        """Checks that this connection has this access to a session.
+        """Checks that this connection has the access `access` to a session.
 
         :raises NoSuchSession: the session is unknown, or the connection may not see it.
         :raises ArgumentError: the connection has less access.
@@ -191,7 +193,8 @@ class OpenSessions:
     def cancel(self, session_id: object) -> None:
         """Cancels the turn of an open session, or the work of a sub-agent of an open session.
 
-        :raises NoSuchSession: neither an open session nor a running sub-agent has this id.
+        :raises NoSuchSession: no session that this connection has opened has this id, and no running sub-agent of such
+        a session.
         """
         for opened in self._opened.values():
             if isinstance(session_id, str) and self._may_write(opened) and opened.session.cancel_subagent(session_id):
@@ -202,7 +205,8 @@ class OpenSessions:
                 self.host.tasks.start_soon(opened.session.cancel_elsewhere)
 
     def refuse_watcher(self, session_id: object) -> None:
-        """Checks that this connection may change the session. :raises ArgumentError: it only watches the session."""
+        """Checks that this connection may change the session. :raises ArgumentError: the connection only watches the
+        session."""
         if not self._may_write(self.opened(session_id)):
             raise ArgumentError(
                 f"This client only watches session {session_id}. To send prompts, load the session without "
@@ -251,7 +255,8 @@ class OpenSessions:
             return opened
 
     async def fork(self, session_id: str, request: OpenRequest, *, entry: int | None) -> OpenSession:
-        """Creates and opens a session that continues another session from `entry`, or from its last entry if None."""
+        """Creates and opens a session that continues another session from `entry`. If `entry` is None, continues from
+        the last entry."""
         self.requester.check(request)
         store = await self.store()
         await self.require(session_id, "read")  # others must not notice whether the session is open or locked
@@ -277,10 +282,11 @@ class OpenSessions:
 
     @asynccontextmanager
     async def reopened(self, session_id: str, request: OpenRequest) -> AsyncIterator[OpenSession]:
-        """Opens a stored session. If the block fails, a session that was not open before is closed again.
+        """Opens a stored session for the block. If the block fails and the session was not open before, the session is
+        closed again.
 
         If the session is already open in this process, it is closed and opened again, so that the request takes effect.
-        It stays open while it is busy, while it has a result that could not be stored yet, or, on a shared host, if
+        It is not closed if it is busy, if it has a result that could not be stored yet, or if the host is shared and
         other clients use it.
         """
         self.requester.check(request)
@@ -346,8 +352,8 @@ class OpenSessions:
                 raise
 
     async def _check_missing(self, store: Store, session_id: str, request: OpenRequest) -> None:
-        """Checks a request with a directory that does not exist here. It is valid only if the session's files are on
-        another machine. :raises ArgumentError: they are not."""
+        """Checks a request with a directory that does not exist here. Such a request is valid only if the session's
+        files are on another machine. :raises ArgumentError: the request is not valid."""
         row = await store.session(session_id)
         is_elsewhere = node_of(row) not in ("", self.host.adapters.node) and self.host.adapters.node
         if not is_elsewhere or (row.cwd, row.additional_directories) != (request.cwd, request.directories):
@@ -355,7 +361,8 @@ class OpenSessions:
 
     @asynccontextmanager
     async def _joined(self, hosted: HostedSession, *, is_watcher: bool) -> AsyncIterator[OpenSession]:
-        """Opens a session on this connection that is already open in the host. If the block fails, undoes this."""
+        """Adds this connection to a session that is already open in the host. If the block fails, removes the
+        connection again."""
         known = self._opened.get(hosted.session.id)
         opened = known if known is not None else self._attach(hosted, is_watcher=is_watcher)
         try:
@@ -376,8 +383,8 @@ class OpenSessions:
         return await self.host.inspect_if_new(store, request, principal=principal)
 
     async def check_again(self) -> None:
-        """Checks this connection's access to each open session again. Leaves a session if the connection may no longer
-        see it, and only watches a session if the connection may now only read it."""
+        """Checks this connection's access to each open session again. If the connection may no longer see a session,
+        leaves the session. If the connection may now only read a session, only watches the session from now on."""
         for opened in tuple(self._opened.values()):
             access = await self._access(opened.session.id)
             if access is None:
@@ -386,7 +393,7 @@ class OpenSessions:
                 opened.attachment.may_write = False
 
     async def _apply(self, store: Store, hosted: HostedSession | None, session_id: str, request: OpenRequest) -> None:
-        """Stores the metadata of `request`, and its configuration if the session is open."""
+        """Stores the metadata in `request`. If the session is open, also stores the configuration in `request`."""
         if request.metadata:
             if hosted is None:
                 await store.merge_metadata(session_id, request.metadata)
@@ -398,7 +405,8 @@ class OpenSessions:
                 await hosted.session.branch.change(SessionChanges(config=config))
 
     async def close(self, session_id: str) -> None:
-        """Cancels the turn of a session and closes the session. If other clients have opened it too, only leaves it.
+        """Cancels the turn of a session and closes the session. If other clients have opened the session too, only
+        leaves the session.
 
         :raises NoSuchSession: this connection has not opened the session.
         """
@@ -425,7 +433,7 @@ class OpenSessions:
             self.detach(opened)
 
     async def delete(self, session_id: str) -> None:
-        """Closes a session if it is open, and deletes it. Unknown sessions are ignored."""
+        """Deletes a session. If it is open, closes it first. Does nothing if the session is unknown."""
         store = await self.store()
         with suppress(NoSuchSession):
             await self.require(session_id, "own")
@@ -435,7 +443,7 @@ class OpenSessions:
                 await store.delete_session(session_id)
 
     async def archive(self, session_id: str) -> None:
-        """Closes a session if it is open, and hides it from lists from now on.
+        """Archives a session: closes it if it is open, and hides it from lists from now on.
 
         :raises NoSuchSession: the session does not exist.
         """
@@ -457,7 +465,8 @@ class OpenSessions:
                 await self.host.change(session_id, SessionChanges(archived=False))
 
     async def set_title(self, session_id: str, title: str) -> None:
-        """Stores a title. Crow never replaces such a title. :raises NoSuchSession: the session does not exist."""
+        """Stores a title that the user has chosen. Crow never replaces such a title. :raises NoSuchSession: the session
+        does not exist."""
         store = await self.store()
         await self.require(session_id, "write")
         if session_id in self._opened:
@@ -470,7 +479,8 @@ class OpenSessions:
                 await self.host.open[session_id].session.branch.publish(TitleChanged(title=title))
 
     async def status(self, session_id: str) -> Literal["open", "saved"]:
-        """Returns whether a session is open in this process. :raises NoSuchSession: the session does not exist."""
+        """Returns "open" if a session is open in this process, else "saved". :raises NoSuchSession: the session does
+        not exist."""
         hosted = self.host.open.get(session_id)
         is_open = hosted is not None and not hosted.session.closing
         if self.host.is_shared or not is_open:
@@ -492,7 +502,8 @@ class OpenSessions:
     def introduce(self, opened: OpenSession) -> dict[str, Any]:
         """Returns the modes and config options of a session, for the response to the request that has just opened it.
 
-        Right after that response, sends the session's commands, usage and title, and then all other updates.
+        Right after that response has been sent, sends the session's commands, usage and title, and then all other
+        updates.
         """
         self._connection.after_response(lambda: self._tasks.start_soon(self._introduce, opened))
         session = opened.session
@@ -522,9 +533,9 @@ class OpenSessions:
         draft: Draft | None = None,
         is_watcher: bool = False,
     ) -> OpenSession:
-        """Opens a session in the host, and on this connection. Does not wait.
+        """Opens a session in the host and on this connection. This method never waits.
 
-        `draft` is the unfinished answer if another process runs a turn of the session, else None.
+        If another process runs a turn of the session, `draft` is the unfinished answer of that turn, else None.
         """
         host, row, dependencies = self.host, tail.row, self.host.dependencies
         disk = dependencies.workspace(row.cwd, row.additional_directories)
@@ -557,7 +568,8 @@ class OpenSessions:
     def _attach(
         self, hosted: HostedSession, *, contents: WorkspaceContents | None = None, is_watcher: bool = False
     ) -> OpenSession:
-        """Adds this connection's client to a session of a shared host. Updates wait until `introduce`."""
+        """Adds this connection's client to a session of a shared host. Updates are held back until `introduce` is
+        called."""
         session = hosted.session
         client = self._client(session.id, session.branch.row.cwd, lambda: session)
         self._bind(client, session)
@@ -572,9 +584,10 @@ class OpenSessions:
         return opened
 
     def _through_editor(self, session_id: str, disk: Workspace) -> EditorWorkspace | None:
-        """Returns a workspace in which this connection's editor serves files and terminals, and `disk` the rest.
+        """Returns a workspace in which this connection's editor serves files and terminals, and `disk` serves
+        everything else.
 
-        Returns None if the editor serves neither.
+        Returns None if the editor serves neither files nor terminals.
         """
         dependencies, caps = self.host.dependencies, self.caps
         in_terminals = dependencies.editor_terminals and caps.terminals
@@ -607,7 +620,8 @@ class OpenSessions:
 
         A change of the model is also stored as an entry.
 
-        If the database cannot be written, the directories and the model change only in the returned session.
+        If the database cannot be written, the new directories and the new model are not stored, but the returned
+        session has them.
 
         :raises StoreUnavailable: the configuration cannot be stored.
         """
@@ -638,7 +652,8 @@ class OpenSessions:
             return replace(tail, row=row)
 
     def _warn_about_cwd(self, live: OpenSession, request: OpenRequest) -> None:
-        """Tells the user, after the response, that a running session cannot move to another directory."""
+        """If the request asks for another directory while the session is busy, tells the user after the response that
+        the session cannot move now."""
         cwd = live.session.branch.row.cwd
         if request.cwd != cwd and live.session.busy:
             title = (
@@ -649,7 +664,8 @@ class OpenSessions:
             self._connection.after_response(lambda: self._tasks.start_soon(live.client.publish, notice))
 
     async def _warn_about_files(self, opened: OpenSession) -> None:
-        """After the response, tells the user if the session can only be read here, because its files are elsewhere."""
+        """If the session's files are on another machine, tells the user after the response that the session can only be
+        read here."""
         problem = await opened.session.files_elsewhere()
         if problem is not None:
             notice = NoticeShown(severity="warning", title=str(problem))
@@ -678,13 +694,14 @@ class OpenSessions:
 
 
 def changed_config(config: JsonObject, changes: JsonObject) -> JsonObject:
-    """Returns a session's configuration with `changes` applied. A change to None removes the member."""
+    """Returns a session's configuration with `changes` applied. If a member of `changes` is None, that member is
+    removed."""
     return {name: value for name, value in {**config, **changes}.items() if value is not None}
 
 
 def session_info(row: SessionRow, *, tells_archived: bool = False) -> dict[str, Any]:
-    """Returns a session as an item of the response to `session/list`. The unstable member `archived` is included only
-    for a client that asked for archived sessions."""
+    """Returns a session as an item of the response to `session/list`. The member `archived` is not part of the stable
+    protocol, and is included only for a client that asked for archived sessions."""
     info: dict[str, Any] = {"sessionId": row.id, "cwd": row.cwd, "updatedAt": _iso_time(row.updated_ms)}
     if tells_archived:
         info["archived"] = row.archived
@@ -708,8 +725,8 @@ def _iso_time(ms: int) -> str:
 def _merge_servers(own: Sequence[McpServer], offered: Sequence[McpServer]) -> tuple[McpServer, ...]:
     """Returns the user's servers, followed by the editor's. A server that is in both lists is included only once.
 
-    If two different servers have the same name, both are included, because the user's rules for one must not apply to
-    the other.
+    If two different servers have the same name, both are included, because the user's rules for one of them must not
+    apply to the other.
     """
 
     def identity(server: McpServer) -> tuple[str, ...]:

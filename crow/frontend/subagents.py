@@ -1,4 +1,4 @@
-"""Shows sub-agents as sessions of their own, to clients that support that."""
+"""Shows sub-agents as sessions of their own, if the client supports this."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CAPABILITIES: Mapping[str, Any] = {"cancel": {}}
 
 @dataclass(slots=True, kw_only=True)
 class Family:
-    """The sub-agents of the session `session_id`, as a replay of the session finds them.
+    """The sub-agents of the session `session_id` that a replay of the session has found.
 
     If the session is itself a sub-agent, and is replayed together with the session that it works for, `parent_id` is
-    the id of that session. The keys of `tasks` and `answers` are ids of `task` calls. Their values are the id of the
-    sub-agent that carried out the call, and its answer. The replay of a sub-agent adds to both. `known` contains the
-    ids of the sub-agents that were announced.
+    the id of that session. The keys of both `tasks` and `answers` are ids of `task` calls. For each call, `tasks`
+    contains the id of the sub-agent that carried it out, and `answers` contains the answer of that sub-agent. The
+    replay of a sub-agent adds to both. `known` contains the ids of the sub-agents that were announced.
     """
 
     session_id: str
@@ -41,13 +41,14 @@ class Family:
     known: set[str] = field(default_factory=set)
 
     def task(self, call: CallRef, result: ToolResult | None = None) -> str | None:
-        """Returns the id of the sub-agent that carried out a call, or None if the client does not know it."""
+        """Returns the id of the sub-agent that carried out a call, or None if the client does not know that
+        sub-agent."""
         named = task_of(result) if result is not None else None
         return self.tasks.get(call.call_id) or (named if named in self.known else None)
 
 
 def merged_state(known: SubagentChanged | None, event: SubagentChanged) -> SubagentChanged:
-    """Returns the state of a sub-agent after `event`. `known` is its state before."""
+    """Returns the state of a sub-agent after `event`. `known` is the state before `event`, or None if there is none."""
     if known is None:
         return event
     title = known.title if event.title is None else event.title
@@ -84,7 +85,8 @@ def _stop(stop: str, detail: str) -> Fields:
 
 
 def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]:
-    """Returns updates that show a message between two sessions in the session `seen_by`. A long text is split."""
+    """Returns updates that show a message from one session to another. The updates are for the session `seen_by`, which
+    is one of these two. A long text is split."""
     other = "recipientMessageId" if seen_by == message.sender else "senderMessageId"
     first, *rest = split_text(limit_text(message.text)) or [""]
     update: Update = {
@@ -107,7 +109,8 @@ def message_updates(message: SessionMessage, seen_by: str) -> tuple[Update, ...]
 
 
 def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) -> SessionMessage | None:
-    """Returns the instructions that a `task` call gave to the sub-agent, or None if its arguments have no prompt."""
+    """Returns the instructions that a `task` call gave to the sub-agent, or None if the call's arguments have no
+    prompt."""
     prompt = (parsed_arguments(arguments or "") or {}).get("prompt")
     if not isinstance(prompt, str):
         return None
@@ -115,8 +118,8 @@ def order_of(call: CallRef, arguments: str | None, sender: str, recipient: str) 
 
 
 def answer_of(result: ToolResult, sender: str, recipient: str, later: str | None = None) -> SessionMessage | None:
-    """Returns the sub-agent's answer to a `task` call: the text in the call's result, or else the text `later`. Returns
-    None if there is neither."""
+    """Returns the sub-agent's answer to a `task` call. The text is the answer in the call's result, or `later` if the
+    result has no answer. Returns None if there is no text."""
     text = answer_text(result) or later
     if text is None:
         return None

@@ -23,7 +23,7 @@ Fields: TypeAlias = dict[str, Any]
 
 LINE_BYTES = 1_000_000
 """The maximum size of a line that crow sends. The limits of the parts of one update add up to less than this. All sizes
-here are in bytes of JSON."""
+in this module are in bytes of JSON."""
 
 _TEXT_BYTES = 50_000
 OUTPUT_BYTES = 100_000
@@ -32,7 +32,7 @@ _DIFF_BYTES = 400_000
 PIECE_BYTES = 400_000
 
 PART_BYTES = 900_000
-"""The size limit of a value that can be neither cut nor split. It leaves room for the rest of the line."""
+"""The size limit of a value that can be neither cut nor split. The limit leaves room for the rest of the line."""
 
 QUESTION_CHARS = 16_000
 """A question shows at most this many characters of a command, a URL or arguments."""
@@ -42,7 +42,8 @@ QUESTION_CHARS = 16_000
 class CallLimits:
     """The limits for the parts of one call, in bytes of JSON.
 
-    If `repeats_output` is false, text that is already in the content of a call is left out of its raw output.
+    If `repeats_output` is false, the raw output of a call does not repeat the text that is already in the call's
+    content.
     """
 
     text: int = _TEXT_BYTES
@@ -59,7 +60,7 @@ FULL = CallLimits(text=300_000, repeats_output=False)
 
 
 def short_limits(result_bytes: int) -> CallLimits:
-    """Returns the limits of a replay for which each stored result was shortened to about `result_bytes`."""
+    """Returns the limits of a replay whose stored results were each shortened to about `result_bytes`."""
     return CallLimits(
         arguments=max(1_000, 2 * result_bytes),
         raw_output=max(1_000, result_bytes),
@@ -85,7 +86,8 @@ def call_fields(
     arguments: str | None = None,
     limits: CallLimits = STANDARD,
 ) -> Fields:
-    """Returns the id, title, kind and locations of a call, and its name and input if they are given."""
+    """Returns the fields with the id, title, kind and locations of a call. If `name` and `arguments` are given, also
+    returns fields with the call's name and input."""
     fields: Fields = {
         "toolCallId": call_id,
         "title": title_line(announcement.title, _TITLE_CHARS) or title_line(name) or "Tool call",
@@ -140,8 +142,8 @@ def _escaped(value: object) -> object:
 
 
 def announcement_from(name: str, arguments: str) -> Announcement:
-    """Builds an announcement for a call that was stored without one. Its title is the command, or the tool's name and
-    main argument."""
+    """Builds an announcement for a call that was stored without one. The title of the announcement is the command. For
+    a call without a command, it is the tool's name and main argument."""
     value = raw_input(arguments)
     texts = {key: item for key, item in value.items() if isinstance(item, str)} if isinstance(value, dict) else {}
     if texts.get("command"):
@@ -151,7 +153,8 @@ def announcement_from(name: str, arguments: str) -> Announcement:
 
 
 def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[Fields]:
-    """Returns the content of a finished call: its diffs, or the text of its result, then its images and attachments."""
+    """Returns the content of a finished call. If the call succeeded and has diffs, the content is these diffs.
+    Otherwise it is the text of the result, and then its images and attachments."""
     if result.announcement.diffs and not result.is_error:
         return diff_contents(result.announcement.diffs, limits.diffs)
     images = [Attachment(name="image", mime_type=image.mime_type, data=image.data) for image in result.images]
@@ -166,14 +169,15 @@ def result_contents(result: ToolResult, limits: CallLimits = STANDARD) -> list[F
 
 
 def output_text(result: ToolResult) -> str:
-    """Returns the output of a command if the tool returned it separately, else the text of the result for the model."""
+    """Returns the output of a command, if the tool returned the output separately. Otherwise returns the text of the
+    result that the model gets."""
     output = result.raw_output.get("output")
     return output if isinstance(output, str) and output else result.text
 
 
 def raw_output(result: ToolResult, *, with_text: bool = True, limit: int = OUTPUT_BYTES) -> Fields:
-    """Returns the field `rawOutput`, or no field if it would be empty. `with_text=False` leaves out the text, because a
-    terminal already shows it."""
+    """Returns the field `rawOutput`, or no field if it would be empty. With `with_text=False`, leaves out the text,
+    which the client already shows elsewhere."""
     value = {key: item for key, item in result.raw_output.items() if with_text or key != "output"}
     if result.announcement.kind == "execute" and with_text:
         value["output"] = output_text(result)
@@ -186,7 +190,8 @@ def text_content(text: str) -> Fields:
 
 
 def shown_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Returns a tool's text for the client: hidden characters are escaped, and a long text is shortened."""
+    """Returns a tool's text as it is shown to the client: hidden characters are escaped, and a long text is
+    shortened."""
     return _cut(text, limit, safe)[0]
 
 
@@ -203,7 +208,8 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def _result_text(result: ToolResult, limit: int) -> str:
-    """Returns the result's text for clients that render Markdown: as a code block if Markdown would change the text."""
+    """Returns the result's text for clients that render Markdown. If rendering could change the text, returns it as a
+    code block."""
     kind = result.announcement.kind
     text = output_text(result) if kind == "execute" else result.text
     if not text.strip():
@@ -228,13 +234,13 @@ ACCESS_WORDS = {
         "It is not confined, because commands cannot be confined here: it can do everything that you can."
     ),
 }
-"""The sentences that tell the user what a command could do if the user allows it."""
+"""The sentences that tell the user, before the user allows a command, how much the command can do."""
 
 
 def question_contents(
     plan: PlannedCall, name: str, arguments: str, *, has_network: bool, reason: str = ""
 ) -> tuple[list[Fields], bool]:
-    """Returns the content of a permission request, and whether that content shows the whole call.
+    """Returns the content of a permission request. Also returns whether this content shows the whole call.
 
     `has_network` means that commands with the access `write` may use the network. `reason` says why crow asks.
     """
@@ -285,8 +291,8 @@ def _access_key(plan: PlannedCall, *, has_network: bool) -> str:
 
 
 def _attachment_block(attachment: Attachment, room: int) -> Fields:
-    """Returns an attachment as a content block. If its data takes more than `room` bytes, the block is a link or a
-    note."""
+    """Returns an attachment as a content block. If the attachment's data takes more than `room` bytes, the block is a
+    link or a note."""
     name, mime_type = title_line(attachment.name), title_line(attachment.mime_type or "", _NAME_CHARS)
     mime_field = {"mimeType": mime_type} if mime_type else {}
     uri = attachment.uri if is_link(attachment.uri) else None
@@ -302,21 +308,21 @@ def _attachment_block(attachment: Attachment, room: int) -> Fields:
 
 
 def is_link(uri: str | None) -> bool:
-    """Whether a client may offer to open the URI. It may if the URI is not too long, and names a web page or a file on
-    this machine."""
+    """Whether a client may offer to open the URI. This is the case if the URI is not too long, contains no hidden
+    characters, and names a web page or a file on this machine."""
     if uri is None or len(uri) > _URI_CHARS or not is_plain(uri):
         return False
     return uri.lower().startswith(("https://", "http://", "file:///"))
 
 
 def diff_contents(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> list[Fields]:
-    """Returns the diffs with the whole texts of the files. If these take more than `limit` bytes, returns only the
+    """Returns the diffs with the whole texts of the files. If the texts take more than `limit` bytes, returns only the
     changed regions, and a note that says so."""
     return diff_view(diffs, limit)[0]
 
 
 def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fields], int]:
-    """See `diff_contents`. Also returns the number of characters of the changed regions that are not shown."""
+    """See `diff_contents`. Also returns how many characters of the changed regions are not shown."""
     diffs = tuple(diffs)
     if sum(len(diff.old_text or "") + len(diff.new_text) for diff in diffs) <= limit:
         whole: list[Fields] = [DiffFields(diff, DiffHunk(1, 1, diff.old_text or "", diff.new_text)) for diff in diffs]
@@ -340,9 +346,11 @@ def diff_view(diffs: Iterable[Diff], limit: int = _DIFF_BYTES) -> tuple[list[Fie
 
 
 def _fitting_regions(diff: Diff, regions: Sequence[DiffHunk], room: int, limit: int) -> tuple[dict[int, Fields], int]:
-    """Chooses regions from the beginning and the end that together take at most `room` of `limit` bytes.
+    """Chooses the regions of a diff to show, alternately from the beginning and the end. Together they take at most
+    `room` bytes, which is what is left of `limit`.
 
-    Returns the diffs of these regions by index, and the number of characters of `regions` that are not shown.
+    Returns the diffs of the chosen regions by their index, and the number of characters of `regions` that are not
+    shown.
     """
     shown: dict[int, Fields] = {}
     left = room
@@ -389,17 +397,19 @@ class DiffFields(dict[str, Any]):
 
 
 def json_bytes(value: object) -> int:
-    """Returns the size of `value` as JSON, in bytes, as it would be sent."""
+    """Returns the number of bytes that `value` takes as JSON when it is sent."""
     return len(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def limit_text(text: str, limit: int = _TEXT_BYTES) -> str:
-    """Returns `text` if it takes at most `limit` bytes of JSON, else its beginning and end with a marker between."""
+    """Returns `text` if it takes at most `limit` bytes of JSON. Otherwise returns its beginning, a marker and its
+    end."""
     return _cut(text, limit)[0]
 
 
 def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str, int]:
-    """See `limit_text`. Applies `change` to the text that is kept. Also returns the number of characters left out."""
+    """See `limit_text`. Applies `change` to the text that is kept. Also returns the number of characters that were left
+    out."""
     if len(text) <= limit and _fits(shown := change(text), limit):
         return shown, 0
     keep = min(limit, len(text))
@@ -413,8 +423,8 @@ def _cut(text: str, limit: int, change: Callable[[str], str] = str) -> tuple[str
 
 
 def _head_and_tail(text: str, keep: int) -> tuple[str, int]:
-    """Returns `text` if it has at most `keep` characters, else its beginning and end, which have `keep` characters
-    together, with a marker between. Also returns the number of characters left out."""
+    """Returns `text` if it has at most `keep` characters. Otherwise returns its beginning, a marker and its end, where
+    beginning and end together have `keep` characters. Also returns the number of characters that were left out."""
     if len(text) <= keep:
         return text, 0
     head, tail = text[: keep // 2], text[len(text) - keep // 2 :]
@@ -442,7 +452,8 @@ def limit_json(value: object, limit: int) -> object:
 
 
 def _fits(value: object, limit: int) -> bool:
-    """Whether `value` takes at most `limit` bytes. Encodes it only if its number of characters does not tell."""
+    """Whether `value` takes at most `limit` bytes of JSON. Encodes the value only if its number of characters does not
+    decide this."""
     if isinstance(value, str) and 6 * len(value) + 2 <= limit:
         return True
     if isinstance(value, dict) and _most_bytes(value) <= limit:
@@ -452,7 +463,7 @@ def _fits(value: object, limit: int) -> bool:
 
 def _most_bytes(value: dict[str, object]) -> float:
     """Returns an upper bound of the size of an object, without encoding it. Returns infinity if the object contains
-    anything but texts, truth values and small numbers."""
+    other values than texts, null, truth values and small whole numbers."""
     total = 2
     for key, item in value.items():
         if isinstance(item, str):
@@ -464,7 +475,8 @@ def _most_bytes(value: dict[str, object]) -> float:
 
 
 def _chars(value: object) -> int:
-    """Returns a lower bound of the size of `value`: the number of characters in all its strings, without keys."""
+    """Returns a lower bound of the size of `value`: the number of characters in all its strings. Keys are not
+    counted."""
     if isinstance(value, str):
         return len(value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

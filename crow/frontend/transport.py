@@ -20,44 +20,49 @@ from crow.frontend import frames
 from crow.frontend.frames import FrameError, LineSplitter, Message
 
 Observer: TypeAlias = Callable[[Literal["in", "out"], bytes], None]
-"""Called with every line in either direction, without its newline, before the line is handled. Must not raise."""
+"""A function that is called with every line that crow receives or sends, without the newline, before the line is
+handled. It must not raise an exception."""
 
 CHUNK_BYTES = 256 * 1024
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
-"""While more bytes than this wait for the editor to read them, no further request is handled."""
+"""While the editor has left more bytes than this unread, crow handles no further request."""
 
 LINE_OVERHEAD_BYTES = 4096
-"""Added to the size of each waiting line, because the task that sends the line takes memory too."""
+"""The number of bytes that is added to the size of each waiting line, because the task that sends the line takes memory
+too."""
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""While the editor does not read crow's output, about this many bytes of its input are read ahead. Without reading
-ahead, crow would not notice the end of stdin."""
+"""While the editor does not read crow's output, crow reads about this many bytes of the editor's messages ahead.
+Without reading ahead, crow would not notice the end of stdin."""
 
 GIVE_UP_S = 0.3
-"""If the editor has closed stdin and does not read crow's output, crow waits this many seconds before it gives up."""
+"""If the editor has closed stdin and does not read crow's output, crow waits this many seconds for the editor to read,
+and then ends the connection."""
 
 CLOSE_S = 0.2
 """`close` waits this many seconds for all waiting lines to be written."""
 
 FINISH_S = 3.0
-"""If the editor keeps reading, `close` has this many seconds to finish a line and to write the last responses."""
+"""If the editor keeps reading, `close` has this many seconds in total to finish a line and to write the last
+responses."""
 
 STALLED_S = 0.5
 """An editor that has read nothing for this many seconds counts as no longer reading."""
 
 FAIR_S = 0.005
-"""A task may send messages for this many seconds before other tasks get a turn."""
+"""A task may send messages without a pause for this many seconds. Then other tasks may run."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
 def claim_stdio() -> Iterator[tuple[int, int]]:
-    """Moves stdin and stdout to private descriptors, which child processes do not inherit. Closes both at the end.
+    """Moves stdin and stdout to private descriptors, which child processes do not inherit. Closes these descriptors at
+    the end.
 
-    Yields the descriptor to read from and the one to write to. Meanwhile, descriptor 0 is empty, and descriptor 1 and
-    `sys.stdout` discard their output. So a stray `print` cannot break the protocol.
+    Yields the descriptor to read from and the descriptor to write to. From then on, descriptor 0 is empty, and
+    descriptor 1 and `sys.stdout` discard their output, so that a stray `print` cannot break the protocol.
 
     :raises EditorError: stdin or stdout is closed.
     """
@@ -80,7 +85,7 @@ def claim_stdio() -> Iterator[tuple[int, int]]:
 
 
 class Transport(Protocol):
-    """The transport of a connection: the SDK's `Transport` with a method to stop it."""
+    """The transport of a connection. It has the methods of the SDK's `Transport`, and a method to stop it."""
 
     async def receive(self) -> Message | None:
         """Returns the next message, or None if the client is gone. Never raises for an invalid message."""
@@ -96,8 +101,8 @@ class Transport(Protocol):
         ...
 
     def stop(self, reason: str = "") -> None:
-        """Acts as if the client were gone, but still sends pending output. Tells the client the reason if the transport
-        can."""
+        """Acts as if the client were gone, but still sends pending output. Sends `reason` to the client if the
+        transport can do so."""
         ...
 
     async def close(self) -> None:
@@ -133,15 +138,16 @@ class Wire:
         return line
 
     def decode(self, line: bytes | FrameError) -> Message | FrameError | None:
-        """Returns the message in `line`, None if there is nothing to handle, or the error to answer an invalid line
-        with."""
+        """Returns the message in `line`. If the line is invalid, returns the error with which to answer it. Returns
+        None if there is nothing to handle."""
         if isinstance(line, bytes):
             self._observe("in", line)
         message = frames.parse(line) if isinstance(line, bytes) else line
         return self._match_response(message) if isinstance(message, dict) and "method" not in message else message
 
     def _match_response(self, response: Message) -> Message | FrameError | None:
-        """Returns the response with the exact id of its request, because some clients return a number as a string."""
+        """Returns the response, with its id replaced by the exact id of the request. This is needed because some
+        clients send a number back as a string."""
         given = response["id"]
         number = int(given) if isinstance(given, str) and given.isdecimal() and len(given) < 20 else given
         for request_id in (given, number):
@@ -154,14 +160,14 @@ class Wire:
 
 
 class FairSending:
-    """Gives other tasks a turn while one task sends many messages without waiting."""
+    """Lets other tasks run while one task sends many messages without waiting."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     async def rest(self) -> None:
-        """Gives other tasks a turn if this task has sent for too long. Must be called after each message that was sent
-        without waiting."""
+        """Lets other tasks run if this task has been sending for more than `FAIR_S`. Must be called after each message
+        that was sent without waiting."""
         if self._since is None:
             self._since = time.monotonic()
             asyncio.get_running_loop().call_soon(self._reset)
@@ -173,10 +179,11 @@ class FairSending:
 
 
 class StdioTransport:
-    """A `Transport` over two file descriptors of any kind. It does not close them. Create it inside the event loop.
+    """A `Transport` over two file descriptors of any kind. Does not close the descriptors. Must be created inside the
+    event loop.
 
-    The transport itself answers lines that are not valid messages. Each sender waits until its line is written, so a
-    slow editor slows down the turn, and memory use stays bounded.
+    The transport itself answers lines that are not valid messages. Each task that sends a message waits until the line
+    is written. So a slow editor slows down the turn, and memory use stays bounded.
     """
 
     def __init__(
@@ -220,7 +227,8 @@ class StdioTransport:
                 self._at_end = not data
 
     async def send(self, message: Message) -> None:
-        """Writes one line, and returns when it is written. If the caller is cancelled, the line is still written whole.
+        """Writes one line, and returns when the line is written. If the caller is cancelled, the whole line is still
+        written.
 
         If the editor is gone, notifications and responses are discarded.
 
@@ -235,7 +243,8 @@ class StdioTransport:
             await self._sending.rest()
 
     def stop(self, reason: str = "") -> None:  # noqa: ARG002 - editors get no reason
-        """Acts as if stdin had ended, but still writes pending output. The loop's signal handlers may call this."""
+        """Acts as if stdin had ended, but still writes pending output. May be called by a signal handler of the event
+        loop."""
         self._stopped = True
         self._source.end()
         self._sink.release_waiters()
@@ -250,7 +259,7 @@ class StdioTransport:
     async def _read_while_behind(self) -> bytes | None:
         """Waits until the editor reads again.
 
-        Meanwhile reads a limited amount of input ahead, to notice the end of stdin.
+        While it waits, reads a limited amount of input ahead, to notice the end of stdin.
         """
         caught_up = self._sink.caught_up()
         if self._at_end:
@@ -271,7 +280,8 @@ class StdioTransport:
         return self._sink.write(self._wire.encode(message), is_response="method" not in message)
 
     def _message(self, line: bytes | FrameError) -> Message | None:
-        """Returns the message in `line`, or None if there is none to handle. Answers an invalid line with an error."""
+        """Returns the message in `line`, or None if there is no message to handle. Answers an invalid line with an
+        error."""
         message = self._wire.decode(line)
         if isinstance(message, FrameError):
             self._write(message.response())
@@ -315,7 +325,8 @@ class Sink:
             self._loop.add_reader(fd, self._lose_reader)
 
     def write(self, line: bytes, *, is_response: bool) -> asyncio.Future[None] | None:
-        """Writes `line`. Returns None if it is written now, else a future that is done when it has been written.
+        """Writes `line`. Returns None if the line could be written at once. Otherwise returns a future that is done
+        when the line has been written.
 
         `close` may discard lines that are not responses.
         """
@@ -339,7 +350,7 @@ class Sink:
         return self._waiting_bytes > self._max_waiting_bytes
 
     def caught_up(self) -> asyncio.Future[None]:
-        """Returns a future that is done when the sink is no longer behind, or when `release_waiters` is called."""
+        """Returns a future that is done when `is_behind` becomes false, or when `release_waiters` is called."""
         if self._caught_up is None or self._caught_up.done():
             self._caught_up = self._loop.create_future()
         return self._caught_up
@@ -352,7 +363,8 @@ class Sink:
     async def close(self) -> None:
         """Writes the waiting lines.
 
-        After `CLOSE_S`, finishes the current line and then writes only responses. Stops if the reader stops reading.
+        After `CLOSE_S`, finishes the line that is partly written, and then writes only responses. Stops writing if the
+        reader stops reading.
         """
         started = self._loop.time()
         if self._waiting:
@@ -372,7 +384,7 @@ class Sink:
                 os.set_blocking(self._fd, True)
 
     def _write_some(self, rest: memoryview) -> memoryview:
-        """Writes as much as the reader takes, and returns the remainder."""
+        """Writes as much of `rest` as the reader takes now, and returns the remainder."""
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
@@ -421,7 +433,7 @@ class Sink:
 
 
 def _open_source(fd: int) -> WatchedSource | ThreadSource:
-    """Returns a source of bytes that suits the kind of the descriptor."""
+    """Returns a `WatchedSource` if the event loop can watch this kind of descriptor, else a `ThreadSource`."""
     loop = asyncio.get_running_loop()
     # Some loops accept a file to watch, but never report the file's end.
     if stat.S_ISREG(os.fstat(fd).st_mode) or not _can_watch(fd, loop.add_reader, loop.remove_reader):
@@ -430,7 +442,8 @@ def _open_source(fd: int) -> WatchedSource | ThreadSource:
 
 
 def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], object]) -> bool:
-    """Whether the event loop can watch this descriptor. It cannot on Windows, nor if the device is always ready."""
+    """Whether the event loop can watch this descriptor. This is not possible on Windows, or if the descriptor is a
+    device that is always ready."""
     try:
         add(fd, lambda: None)
         remove(fd)
@@ -440,9 +453,9 @@ def _can_watch(fd: int, add: Callable[[int, Callable[[], None]], None], remove: 
 
 
 class WatchedSource:
-    """Reads a pipe, socket or terminal whenever the event loop reports that it is ready.
+    """Reads a pipe, socket or terminal whenever the event loop reports that there is input.
 
-    The descriptor stays blocking if it is, because making it non-blocking would affect every process that shares it.
+    A blocking descriptor stays blocking, because making it non-blocking would affect every process that shares it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -452,7 +465,7 @@ class WatchedSource:
         self._ended = False
 
     async def read(self) -> bytes:
-        """Returns the next bytes, or empty bytes at the end. Only one task may read at a time."""
+        """Returns the next bytes, or empty bytes at the end of the input. Only one task may read at a time."""
         while not self._ended:
             self._ready = self._loop.create_future()
             self._loop.add_reader(self._fd, self._wake)
@@ -470,7 +483,7 @@ class WatchedSource:
         return b""
 
     def end(self) -> None:
-        """Acts as if the end had been reached, and wakes the reading task."""
+        """Acts as if the end of the input had been reached, and wakes the reading task."""
         self._ended = True
         self._wake()
 
@@ -481,7 +494,7 @@ class WatchedSource:
 
 class ThreadSource:
     """Reads a descriptor that the event loop cannot watch. A daemon thread reads each chunk, so a read that blocks does
-    not delay the exit."""
+    not keep the process from exiting."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

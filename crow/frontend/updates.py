@@ -39,13 +39,13 @@ NOTICE_CHARS = 500
 """At most this many characters of a notice's title are shown."""
 
 STEP_CHARS = 1_000
-"""At most this many characters of a step of the plan are shown."""
+"""At most this many characters of each step of the plan are shown."""
 
 REPLAY_RESULTS_BYTES = 6_000_000
 """A replay sends about this many bytes of tool results in total."""
 
 REPLAY_RESULT_BYTES = 400
-"""Even if the history is long, at least this many bytes of each tool result are sent."""
+"""A replay sends at least this many bytes of each tool result, however long the history is."""
 
 REPLAY_ANSWER_BYTES = 10_000_000
 
@@ -55,16 +55,17 @@ PLAN_ID = "plan"
 """The id of a session's plan. A session has at most one plan."""
 
 PROGRESS_CHARS = 8_000
-"""Without a terminal, this many characters from the end of a running command's output are shown."""
+"""If a running command has no terminal in the client, the last characters of its output are shown, at most this
+many."""
 
 
 @dataclass(slots=True)
 class _OpenCall:
     """An announced call that has not ended.
 
-    `in_terminal` is the output that was sent to the client's terminal, or None without a terminal. `content` is the
-    content that the client shows. `subagent` is the id of the sub-agent that carries out the call, or empty if there is
-    none or the client does not know it.
+    `in_terminal` is the output that was sent to the client's terminal, or None if the call has no terminal. `content`
+    is the content that the client shows. If a sub-agent that the client knows carries out the call, `subagent` is the
+    id of that sub-agent, else it is empty.
     """
 
     announcement: Announcement
@@ -88,9 +89,10 @@ class _OpenMessage:
 class LiveUpdates:
     """Converts events of a running session into updates for one client.
 
-    It remembers the unfinished calls and the unfinished message. So each update contains only news, and `catch_up` can
-    send them to a client that has just loaded the session. Every update of a tool call has a status. `cwd` is the
-    directory to show in terminals. `new_id` makes ids for messages that are not stored.
+    This class remembers the unfinished calls and the unfinished message. So each update contains only changes, and
+    `catch_up` can return the calls and the message for a client that has just loaded the session. Every update of a
+    tool call has a status. `cwd` is the directory to show in terminals. `new_id` makes ids for messages that are not
+    stored.
     """
 
     def __init__(
@@ -109,7 +111,8 @@ class LiveUpdates:
         self._message = _OpenMessage("")
 
     def updates(self, event: Event) -> tuple[Update, ...]:
-        """Returns the updates for `event`, in order. `SessionClient` adds the lists of options and commands."""
+        """Returns the updates for `event`, in order. They do not include lists of options and commands, which
+        `SessionClient` adds."""
         match event:
             case events.EntryStored(entry=entry):
                 return self._stored(entry)
@@ -162,7 +165,7 @@ class LiveUpdates:
 
     @property
     def message(self) -> tuple[str, str, str]:
-        """The id, thought and text of the unfinished message. All three are empty if there is none."""
+        """The id, thought and text of the unfinished message. All three are empty if there is no unfinished message."""
         return self._message.message_id, "".join(self._message.thought), "".join(self._message.text)
 
     def catch_up(
@@ -170,8 +173,8 @@ class LiveUpdates:
     ) -> tuple[Update, ...]:
         """Returns updates with the unfinished message and calls, for a client that has just got the stored history.
 
-        Leaves out the calls that `ended` in that history, and the message if `shown` contains its id. With `cursor`,
-        also leaves out the text and the output that the client has already been sent.
+        Leaves out the calls in `ended`, which have ended in that history. Leaves out the message if `shown` contains
+        its id. With `cursor`, also leaves out the text and the output that the client was sent before the cursor.
         """
         for call in ended:
             self._calls.pop(call, None)
@@ -191,15 +194,15 @@ class LiveUpdates:
         return tuple(updates)
 
     def ended_elsewhere(self, call: CallRef, result: ToolResult | None) -> tuple[Update, ...]:
-        """Returns updates that end a call. The client knows the call, but it is no longer running, and its entry is not
-        in the session's own log."""
+        """Returns updates that end a call. The client still shows the call as running, but the call has ended, and its
+        entry is not in the session's own log."""
         if result is not None:
             return _finished_call(result, by_id=self._caps.plans)
         return (_call_update(call, _ended_status(self._caps)),)
 
     def question_content(self, call: CallRef, content: list[Fields]) -> list[Fields]:
-        """Returns the content of a permission request for an announced call: `content`, then the call's terminal if it
-        has one. Clients show this in place of the earlier content of the call."""
+        """Returns the content of a permission request for an announced call: first `content`, then the call's terminal,
+        if the call has one. Clients show this content in place of the earlier content of the call."""
         opened = self._calls.get(call)
         if opened is None:
             return content
@@ -328,7 +331,8 @@ class LiveUpdates:
         return (update | {"content": content},)
 
     def _remark(self, message_id: str, words: str) -> tuple[Update, ...]:
-        """Returns updates with a remark by crow, marked as a remark for clients that do not show it as an answer."""
+        """Returns updates with a remark by crow. If the client can tell remarks from answers, the updates are marked as
+        a remark."""
         mark = {"_meta": {"crow": {"remark": True}}} if self._caps.marked_remarks else {}
         return tuple(update | mark for update in _remark_updates(message_id, words))
 
@@ -346,10 +350,10 @@ class LiveUpdates:
 
 
 class ReplayLimits:
-    """The limits for the parts of each call in a replay. The longer the history is, the lower the limits are.
+    """The limits for the parts of each call in a replay. A longer history has lower limits.
 
-    If several histories are replayed, such as those of sub-agents, the entries of the earlier histories count too.
-    `is_full` means that the client asked for whole results.
+    If several histories are replayed one after the other, such as those of sub-agents, the length is that of all
+    histories so far. `is_full` means that the client asked for whole results.
     """
 
     def __init__(self, *, is_full: bool = False) -> None:
@@ -362,7 +366,7 @@ class ReplayLimits:
     def result_bytes(self, entries: int) -> int | None:
         """Sets the limits for the next history, which has this many entries.
 
-        Returns the number of bytes to read of each tool result at most, or None to read whole results.
+        Returns how many bytes of each tool result to read at most, or None to read whole results.
         """
         self._entries += entries
         most = REPLAY_RESULTS_BYTES * 3 // max(1, self._entries)  # about every third entry is a result
@@ -377,8 +381,8 @@ class ReplayLimits:
 class ReplayUpdates:
     """Converts a stored history into updates for one client.
 
-    `updates` must get every event of `crow.domain.replay.Replay`, in order. A call becomes one update with its final
-    status. If a turn has no answer, a remark is added at its end.
+    `updates` must be called with every event of `crow.domain.replay.Replay`, in order. A call becomes one update with
+    its final status. If a turn has no answer, a remark is added at the end of the turn.
 
     With `family`, the messages between the session and its sub-agents are shown too.
     """
@@ -418,7 +422,7 @@ class ReplayUpdates:
         return updates
 
     def note_sent(self) -> None:
-        """Notes that the client was already sent a part of the answer to the current prompt."""
+        """Notes that the client has already been sent a part of the answer to the current prompt."""
         self._is_answered = True
 
     def _stored(self, entry: Entry) -> tuple[Update, ...]:
@@ -480,7 +484,8 @@ class ReplayUpdates:
     def _with_messages(
         self, updates: tuple[Update, ...], call: CallRef, arguments: str | None, result: ToolResult | None = None
     ) -> tuple[Update, ...]:
-        """Adds a link to the sub-agent, its instructions and its answer to the updates of a `task` call."""
+        """Adds three things to the updates of a `task` call: a link to the sub-agent, the sub-agent's instructions and
+        its answer."""
         family = self._family
         task = family.task(call, result) if family is not None else None
         if family is None or task is None:
@@ -513,7 +518,8 @@ class ReplayUpdates:
     def _turn_end(self, message_id: str, stop: str, detail: str) -> tuple[Update, ...]:
         """Returns updates with a remark if the turn failed or has no answer, else no updates.
 
-        Without the remark, nothing would separate this turn's prompt from the next prompt, and clients would join them.
+        Without the remark, nothing would separate this turn's prompt from the next prompt, and clients would join the
+        two prompts.
         """
         match stop:
             case "interrupted":
@@ -543,8 +549,8 @@ def command_updates(message_id: str, text: str) -> tuple[Update, ...]:
 def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tuple[Update, ...]:
     """Returns updates with the complete plan, or no updates if `items` is None.
 
-    `by_id` means that the client supports the protocol's unstable updates for plans with ids. It then gets those
-    updates, and also learns when the plan becomes empty.
+    `by_id` means that the client supports the protocol's unstable updates for plans with ids. The client is then sent
+    those updates, one of which tells it that the plan has become empty.
     """
     if items is None:
         return ()
@@ -561,8 +567,8 @@ def plan_updates(items: Sequence[PlanItem] | None, *, by_id: bool = False) -> tu
 
 
 def usage_object(usage: Usage) -> Fields:
-    """Returns the token counts of a turn, for the response to its prompt. The input includes cached tokens, and the
-    output includes thought tokens."""
+    """Returns the token counts of a turn, for the response to the turn's prompt. Cached tokens count as input, and
+    thought tokens count as output."""
     sent, made = usage.input_tokens or 0, usage.output_tokens or 0
     optional = {
         "thoughtTokens": usage.reasoning_tokens,
@@ -594,7 +600,8 @@ def _text_updates(message_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
-    """Returns updates with a remark by crow. It is a paragraph of its own even in clients that join all chunks.
+    """Returns updates with a remark by crow. Even a client that joins all chunks shows the remark as a paragraph of its
+    own.
 
     The remark may quote hostile text, so hidden characters are escaped.
     """
@@ -602,8 +609,8 @@ def _remark_updates(message_id: str, words: str) -> tuple[Update, ...]:
 
 
 def _thought_updates(message_id: str, text: str) -> tuple[Update, ...]:
-    """Returns updates with a thought. They have a message id of their own, because clients join chunks with the same
-    id."""
+    """Returns updates with a thought. The thought has a message id of its own, because clients join chunks with the
+    same id."""
     return _chunks("agent_thought_chunk", text, messageId=f"{message_id}_thought")
 
 
@@ -615,7 +622,8 @@ def _summary_updates(compaction_id: str, text: str) -> tuple[Update, ...]:
 
 
 def _compaction_update(compaction_id: str, status: str = "completed", detail: str = "") -> Update:
-    """Returns an update with the state of a compaction. `detail` is its summary, or the reason why it failed."""
+    """Returns an update with the state of a compaction. `detail` is the summary, or the reason why the compaction
+    failed."""
     update = _update("compaction_update", compactionId=compaction_id, status=status)
     if detail and status == "completed":
         update["summary"] = [{"type": "text", "text": piece} for piece in split_text(limit_text(detail))]
@@ -654,7 +662,8 @@ def _finished_call(
     limits: CallLimits = tool_calls.STANDARD,
     by_id: bool,
 ) -> tuple[Update, ...]:
-    """Returns updates with a call that the client does not know yet, and its result. For `by_id` see `plan_updates`."""
+    """Returns updates with a call that the client does not know yet, and the call's result. For `by_id`, see
+    `plan_updates`."""
     fields = call_fields(result.call.call_id, result.announcement, name=result.name, arguments=arguments, limits=limits)
     content = tool_calls.result_contents(result, limits)
     update = _update("tool_call", status=_final_status(result)) | fields | {"content": content}
@@ -665,7 +674,8 @@ def _finished_call(
 
 
 def _changed_fields(call: CallRef, opened: _OpenCall, announcement: Announcement) -> Fields:
-    """Returns those of the fields title, kind and locations that have changed since the client was sent them."""
+    """Returns the fields title, kind and locations. Leaves out those that have not changed since they were last sent to
+    the client."""
     known = call_fields(call.call_id, opened.announcement)
     opened.announcement = announcement
     return {key: value for key, value in call_fields(call.call_id, announcement).items() if known[key] != value}

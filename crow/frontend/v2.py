@@ -1,4 +1,4 @@
-"""Serves the draft of protocol version 2 to clients that ask for it, and version 1 to all others."""
+"""Serves the draft of protocol version 2 to clients that ask for version 2, and version 1 to all other clients."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ REQUIRES_ACTION: Update = {"sessionUpdate": "state_update", "state": "requires_a
 
 
 class VersionedConnection(ClientConnection, Protocol):
-    """A connection whose requests can have the parameters of either version of the protocol."""
+    """A connection whose requests have the parameters of version 1 or of version 2 of the protocol."""
 
     checks_parameters: bool
-    """Whether `run` checks the parameters of requests against version 1."""
+    """Whether `run` checks the parameters of requests against version 1 of the protocol."""
 
 
 class SessionClientV2(SessionClient):
     """The client of one session, in version 2 of the protocol.
 
-    It also sends the state of the session. It sends each prompt when the prompt becomes part of the conversation.
-    `session` is set before the session starts.
+    In addition to updates, this class sends the state of the session. It sends each prompt when the prompt becomes part
+    of the conversation. `session` is set before the session starts.
     """
 
     session: Session
@@ -67,7 +67,8 @@ class SessionClientV2(SessionClient):
         self._questions: Counter[str] = Counter()  # open questions by call id, which is empty if no call asks
 
     def expect(self, prompt: PendingPrompt) -> asyncio.Future[str]:
-        """Returns a future for the message id of a prompt. It is set when the prompt joins the conversation."""
+        """Returns a future for the message id of a prompt. The future is done when the prompt becomes part of the
+        conversation."""
         self._insertions[prompt.message_id] = future = asyncio.get_running_loop().create_future()
         return future
 
@@ -101,7 +102,8 @@ class SessionClientV2(SessionClient):
             await self._show(RUNNING)
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
-        """See `TurnListener`. Also shows the prompt if it is stored, but was cancelled before it was shown."""
+        """See `TurnListener`. If the prompt is stored, but was cancelled before it was sent to the client, also sends
+        the prompt."""
         await self._is_known.wait()
         async with self._updating:
             expected = self._insertions.get(prompt.message_id)
@@ -156,7 +158,7 @@ class SessionClientV2(SessionClient):
             self._state = state_after(ends[-1])
 
     def note_last_turn(self, state: Mapping[str, Any]) -> None:
-        """Takes over how the last turn of the session ended, if that is not known."""
+        """If it is not known how the last turn of the session ended, takes this from `state`."""
         if self._state is IDLE and (stop := state.get("stopReason", "error")) != "error":
             self._state = IDLE | {"stopReason": stop}
 
@@ -175,7 +177,8 @@ class SessionClientV2(SessionClient):
         await self._show_whether_blocked()
 
     async def _request(self, method: str, params: dict[str, Any]) -> Any:
-        """Sends a question for the user. Until the answer, the state is `requires_action`, unless other calls run."""
+        """Sends a question for the user. Until the answer arrives, the state of the session is `requires_action`, if no
+        other calls are running."""
         call_id = params.get("toolCallId", "")
         if method == "session/request_permission":
             call_id, params = params["toolCall"]["toolCallId"], permission_params(params)
@@ -210,7 +213,7 @@ class SessionClientV2(SessionClient):
         await self.send(state)
 
     async def _show_whether_blocked(self) -> None:
-        """Sends the state if it has changed to or from `requires_action`."""
+        """Sends the session's state if the state has changed to or from `requires_action`."""
         if self._state["state"] == "idle":
             return
         state = REQUIRES_ACTION if self._is_blocked() else RUNNING
@@ -218,8 +221,8 @@ class SessionClientV2(SessionClient):
             await self._show(state)
 
     def _is_blocked(self) -> bool:
-        """Whether the turn cannot continue without the user. A question of a sub-agent blocks the sub-agent's `task`
-        call."""
+        """Whether the turn cannot continue before the user has answered. A question from a sub-agent blocks the `task`
+        call that the sub-agent carries out."""
         working = self._running_calls - self._questions.keys()
         tasks = {call_id for call_id in working if self._names.get(call_id) == "task"}
         own = self.session.running_calls  # a question about a call that is not in here comes from a sub-agent
@@ -227,7 +230,8 @@ class SessionClientV2(SessionClient):
         return bool(self._questions) and working == tasks and len(tasks) <= asked_by_subagents
 
     def _with_capabilities(self, update: Update) -> Update:
-        """Adds to an update whether the client may cancel the call, if that has changed. Also notes which calls run."""
+        """If an update changes whether the client may cancel the call, adds this to the update. Also notes which calls
+        are running."""
         call_id, status = update["toolCallId"], update.get("status")
         if status in FINAL_STATUSES:
             self._running_calls.discard(call_id)
@@ -248,7 +252,8 @@ class SessionClientV2(SessionClient):
 
 
 class VersionedSessions(OpenSessions):
-    """The open sessions of a client that uses version 1, or version 2 after a call of `begin_v2`."""
+    """The open sessions of a client. The client uses version 1 of the protocol, or version 2 after a call of
+    `begin_v2`."""
 
     is_v2 = False
 
@@ -262,7 +267,8 @@ class VersionedSessions(OpenSessions):
         return None if opened is None else opened.session
 
     async def find_to_cancel(self, session_id: object) -> Session | None:
-        """Returns the open session with this id, or None if this client may not cancel the prompts of others there."""
+        """Returns the open session with this id. Returns None if there is no such session, or if this client may not
+        cancel the prompts of other clients in the session."""
         opened = self._opened.get(session_id) if isinstance(session_id, str) else None
         if opened is None or not self._may_write(opened):
             return None
@@ -298,14 +304,15 @@ class VersionedSessions(OpenSessions):
 class NegotiatingAgent(AcpAgent):
     """Answers the requests of a connection in version 1 or 2 of the protocol. `initialize` chooses the version.
 
-    Version 2 has a method table of its own, but the same sessions.
+    Version 2 has a method table of its own, but both versions use the same sessions.
     """
 
     sessions_type = VersionedSessions
     _sessions: VersionedSessions
 
     async def handle(self, method: str, params: Any, is_notification: bool) -> Any:
-        """See `AcpAgent.handle`. In version 2, `session/cancel` also withdraws the waiting prompts."""
+        """See `AcpAgent.handle`. In version 2, `session/cancel` also withdraws the prompts that wait for the running
+        turn."""
         if is_notification and method == "session/cancel" and self._sessions.is_v2:
             revoke_waiting(await self._sessions.find_to_cancel(params.get("sessionId")))
         return await super().handle(method, params, is_notification)
@@ -428,8 +435,8 @@ class NegotiatingAgent(AcpAgent):
         return {}
 
     async def _prompt_v2(self, params: RequestParams) -> dict[str, Any]:
-        """Responds as soon as the prompt is part of the conversation. Updates of the state report the rest of the
-        turn."""
+        """Submits a prompt, and responds as soon as the prompt is part of the conversation. After that, updates of the
+        state tell the client how the turn goes on."""
         # Over stdio, the prompt is submitted without any wait, so a cancellation sent right after it takes effect.
         opened = await self._writable(text_in(params, "sessionId"))
         key = (self._sessions.requester.connection_id, params.request_id)
@@ -455,7 +462,8 @@ class NegotiatingAgent(AcpAgent):
             del self._cancel_by_id[params.request_id]
 
     async def _follow(self, run: PromptRun, inserted: asyncio.Future[str]) -> None:
-        """Waits for the end of a prompt's turn. If the prompt never joined the conversation, fails `inserted`."""
+        """Waits for the end of a prompt's turn. If the prompt has not become part of the conversation by then, sets an
+        error in `inserted`."""
         problem = request_error(REQUEST_CANCELLED, "The prompt was cancelled before its turn.")
         try:
             await run.wait()
@@ -504,7 +512,8 @@ def is_stored(session: Session, prompt: PendingPrompt) -> bool:
 
 
 def withdraw(session: Session, prompt: PendingPrompt) -> None:
-    """Withdraws a prompt that waits for an earlier turn, or cancels the prompt's turn if it runs."""
+    """Withdraws a prompt that waits for an earlier turn. If the turn of the prompt is already running, cancels that
+    turn."""
     if not session.revoke(prompt):
         session.withdraw(prompt)
 
@@ -517,7 +526,7 @@ def revoke_waiting(session: Session | None) -> None:
 
 
 async def drop(session: Session, prompt: PendingPrompt) -> None:
-    """Removes a prompt from the inbox, because its sender gets an error."""
+    """Removes a prompt from the inbox. Must be called if the client that has sent the prompt gets an error."""
     try:
         await session.adapters.store.drop_prompt(session.id, prompt.message_id)
     except StoreError as error:
@@ -525,8 +534,8 @@ async def drop(session: Session, prompt: PendingPrompt) -> None:
 
 
 def capabilities_from(params: Mapping[str, Any]) -> ClientCapabilities:
-    """Reads the client's capabilities from `initialize`. All clients of version 2 show terminals, notices and
-    compactions.
+    """Reads the client's capabilities from the parameters of `initialize`. All clients of version 2 can show terminals,
+    notices and compactions.
 
     :raises ArgumentError: a member has the wrong type.
     """
@@ -579,7 +588,8 @@ def wants_replay(params: Mapping[str, Any]) -> bool:
 
 
 def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns the object that is required as the parameter `key`. :raises ArgumentError: it is missing or no object."""
+    """Returns the parameter `key`, which must be an object. :raises ArgumentError: the parameter is missing or no
+    object."""
     value = params.get(key)
     if not isinstance(value, dict):
         raise ArgumentError(f"{key} is {describe(value)}; expected an object.")
@@ -587,7 +597,8 @@ def object_in(params: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def text_in(params: Mapping[str, Any], key: str, where: str = "") -> str:
-    """Returns the string that is required as the parameter `key`. :raises ArgumentError: it is missing or no string."""
+    """Returns the parameter `key`, which must be a string. :raises ArgumentError: the parameter is missing or no
+    string."""
     value = params.get(key)
     if not isinstance(value, str):
         raise ArgumentError(f"{where}{key} is {describe(value)}; expected a string.")

@@ -28,8 +28,9 @@ _QUOTED = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
 class Wording:
     """Converts the updates of version 1 of the protocol into updates of version 2.
 
-    In a replay, the first chunk of each message becomes a message that replaces any earlier text with its id, and the
-    output of a terminal replaces earlier output. So a client may apply a replay to a session that it already shows.
+    In a replay, the first chunk of each message becomes an update that replaces any earlier text of the message, and
+    the output of a terminal replaces any earlier output. So a client may apply a replay to a session that it already
+    shows.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,8 @@ class Wording:
         self._replayed.clear()
 
     def updates(self, update: Update) -> Iterator[Update]:
-        """Yields the updates of version 2 that replace `update`, or none if version 2 sends its content elsewhere."""
+        """Yields the updates of version 2 that replace `update`. Yields none if version 2 sends the content of `update`
+        elsewhere."""
         match update["sessionUpdate"]:
             case "user_message_chunk" | "agent_message_chunk" | "agent_thought_chunk" as kind:
                 yield self._chunk(kind, update)
@@ -86,7 +88,7 @@ class Wording:
         yield {"sessionUpdate": "tool_call_update"} | call_fields(update)
 
     def _terminal(self, update: Update, meta: Mapping[str, Any]) -> Iterator[Update]:
-        """Yields the state and the output of the call's terminal. Version 1 sends them in `_meta`."""
+        """Yields updates with the state and the output of the call's terminal, which version 1 sends in `_meta`."""
         if (info := meta.get("terminal_info")) is not None:
             opened: Update = {"sessionUpdate": "terminal_update", "terminalId": info["terminal_id"]}
             match update.get("rawInput"):
@@ -118,7 +120,8 @@ def call_fields(call: Mapping[str, Any]) -> Fields:
 
 
 def call_content(content: Sequence[Fields]) -> list[Fields]:
-    """Returns the content of a tool call. All changed regions of a file become one diff, in the place of the first."""
+    """Returns the content of a tool call. All changed regions of a file become one diff, which takes the place of the
+    first region."""
     regions: dict[str, list[DiffFields]] = {}
     for item in content:
         if isinstance(item, DiffFields):
@@ -150,7 +153,7 @@ def commands(offered: Iterable[Mapping[str, Any]]) -> list[Fields]:
 def permission_params(params: Mapping[str, Any]) -> Fields:
     """Returns the parameters of `session/request_permission`.
 
-    The texts in the call's content become the description of the question. The rest of the content stays in the call.
+    The texts in the call's content become the description of the question. Content that is not text stays in the call.
     """
     call = call_fields(params["toolCall"])
     content = call.pop("content", [])
@@ -164,8 +167,8 @@ def permission_params(params: Mapping[str, Any]) -> Fields:
 
 
 def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
-    """Returns the change of one file as a diff. Its patch contains only the regions whose text is complete. If there is
-    no such region, the diff has no patch."""
+    """Returns the change of one file as a diff. The patch in the diff contains only the regions whose text is complete.
+    If there is no such region, the diff has no patch."""
     is_new = regions[0].is_new
     change = {"operation": "add" if is_new else "modify", "path": path, "fileType": "text"}
     hunks = [line for region in regions if not region.is_cut for line in _hunks(region)]
@@ -180,8 +183,8 @@ def _diff(path: str, regions: Sequence[DiffFields]) -> Fields:
 
 
 def _hunks(region: DiffFields) -> Iterator[str]:
-    """Yields the lines of a patch with the change of `region`. Its texts are escaped, so a line can end only with a
-    newline."""
+    """Yields the lines of a patch with the change of `region`. The texts of the region are escaped, so only a newline
+    can end a line."""
     for hunk in changed_regions(region["oldText"], region["newText"]):
         before, after = _lines(hunk.old_text), _lines(hunk.new_text)
         shorter = min(len(before), len(after))

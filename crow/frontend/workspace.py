@@ -1,4 +1,4 @@
-"""A workspace whose files may be open in the editor, and whose commands may run in its terminals."""
+"""A workspace whose files may be open in the editor, and whose commands may run in the editor's terminals."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from crow.frontend.tool_calls import PART_BYTES, json_bytes
 from crow.tools import NOTHING_EXCLUDED, CommandAccess, ExcludedPaths, FileStat, OnOutput, SandboxStatus, Workspace
 
 SILENCE_S = 2.0
-"""While a write has no response, the disk is checked every so many seconds, because some editors write the file and
-never respond."""
+"""While a write request has no response, crow checks the file on disk every so many seconds, because some editors write
+the file and never respond."""
 
 POLL_S = 0.3
 OUTPUT_BYTES = 1_000_000
@@ -39,8 +39,8 @@ _REFUSAL = re.compile(
 class EditorRequests:
     """Sends the requests of one session to the editor.
 
-    `answer_s` is the time limit for a response, in seconds. While a write has no response, the disk is checked every
-    `silence_s` seconds.
+    `answer_s` is the time limit for a response, in seconds. While a write request has no response, crow checks the file
+    on disk every `silence_s` seconds.
     """
 
     def __init__(self, session_id: str, request: SendRequest, *, answer_s: float, silence_s: float = SILENCE_S) -> None:
@@ -59,7 +59,7 @@ class EditorRequests:
 
 
 class DiskBackedWorkspace:
-    """The methods of a :class:`crow.tools.Workspace` that no editor serves. They are passed on to `disk`."""
+    """The methods of a :class:`crow.tools.Workspace` that no editor serves. All of these methods come from `disk`."""
 
     def __init__(self, disk: Workspace) -> None:
         self.disk = disk
@@ -83,7 +83,7 @@ class DiskBackedWorkspace:
 class EditorWorkspace(DiskBackedWorkspace):
     """A workspace in which the editor reads and writes UTF-8 text. `disk` serves everything else.
 
-    A file must exist on disk to be read. If the editor's response looks wrong, the text on disk is used instead.
+    Only a file that exists on disk can be read. If the editor's response looks wrong, the text on disk is used instead.
 
     Only the editor writes text, except for text that does not fit into one line of the protocol. If the editor refuses
     a write, the text is not written to the disk either. After a write, the file is read again, because some editors
@@ -104,7 +104,8 @@ class EditorWorkspace(DiskBackedWorkspace):
         self._in_terminals = hidden is not None
 
     async def read_text(self, path: Path) -> str:
-        """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer is not found."""
+        """See :class:`crow.tools.Workspace`. A file that exists only as an unsaved buffer in the editor is not
+        found."""
         saved = await self.disk.read_text(path)
         buffer = await self._buffer(path)
         # Some editors return an empty text for a file that they could not read.
@@ -113,7 +114,7 @@ class EditorWorkspace(DiskBackedWorkspace):
     async def write_text(self, path: Path, text: str) -> str:
         """See :class:`crow.tools.Workspace`.
 
-        :raises PermissionError: the editor refused or failed.
+        :raises PermissionError: the editor refused to write, or failed to write.
         :raises TimeoutError: the editor did not respond. The file may or may not have been written.
         """
         if not self._writes or json_bytes(text) > PART_BYTES:
@@ -133,7 +134,7 @@ class EditorWorkspace(DiskBackedWorkspace):
                     problem = (
                         f"The editor did not answer the request to write {path} within {self._editor.answer_s:g} s"
                     )
-                    raise TimeoutError(f"{problem}; it may or may not have been written.") from error
+                    raise TimeoutError(f"{problem}; the file may or may not have been written.") from error
                 case ConnectionError():
                     raise PermissionError(f"The editor is gone; {path} was not written.") from error
             raise
@@ -142,8 +143,8 @@ class EditorWorkspace(DiskBackedWorkspace):
     async def restore(self, path: Path, content: bytes | None) -> None:
         """See :class:`crow.tools.Workspace`.
 
-        Text goes through the editor first, so that an open buffer shows it. If the file on disk still differs after
-        that, the content is written to the disk.
+        Text is first written through the editor, so that an open buffer shows the text. If the file on disk differs
+        after that, the content is written to the disk.
         """
         with suppress(UnicodeDecodeError):
             if content is not None:
@@ -221,9 +222,9 @@ class EditorWorkspace(DiskBackedWorkspace):
     async def _text_after_write(self, path: Path, text: str, before: FileStat) -> str:
         """Returns the text of the file after a write.
 
-        Usually this is the text on disk. It is the text in the editor's buffer if the editor has formatted the text or
-        has not saved it yet. If neither has changed, the editor only claimed to write. Then this method writes the text
-        to the disk.
+        Usually this is the text on disk. If the editor has formatted the text or has not saved it yet, it is the text
+        in the editor's buffer. If neither disk nor buffer has changed, the editor has not written anything. In this
+        case, this method writes the text to the disk.
         """
         saved = await self._saved(path)
         if saved == f"{text}\n" and text.endswith("\n"):
@@ -248,9 +249,10 @@ class EditorWorkspace(DiskBackedWorkspace):
         return None
 
     async def _buffer(self, path: Path) -> str | None:
-        """Returns the text in the editor's buffer, or None if the text on disk must be used.
+        """Returns the text in the editor's buffer, or None if the editor does not return it. The text on disk must then
+        be used.
 
-        :raises PermissionError: the editor refused.
+        :raises PermissionError: the editor did not allow reading the file.
         """
         if not self._reads:
             return None
@@ -274,8 +276,8 @@ class EditorWorkspace(DiskBackedWorkspace):
 class SharedWorkspace(DiskBackedWorkspace):
     """The workspace of a session that several clients may use.
 
-    While the prompt of a client runs, that client's editor serves files and runs commands, as far as it can. If there
-    is no such client, or its connection breaks, `disk` does both.
+    While the prompt of a client runs, that client's editor serves files and runs commands, as far as it supports this.
+    If no such client is connected, `disk` does both.
     """
 
     def __init__(self, disk: Workspace) -> None:
@@ -285,7 +287,7 @@ class SharedWorkspace(DiskBackedWorkspace):
         self._with_leftovers: list[EditorWorkspace] = []
 
     def use(self, editor: EditorWorkspace | None) -> None:
-        """Uses the files and terminals of this client's editor from now on. None means to use only `disk`."""
+        """Uses the files and terminals of `editor` from now on. If `editor` is None, uses only `disk`."""
         if self.editor is not None and self.editor.has_leftovers:
             self._with_leftovers.append(self.editor)
         self.editor = editor
@@ -338,7 +340,8 @@ class SharedWorkspace(DiskBackedWorkspace):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
-        """See :class:`crow.tools.Workspace`. A command that was allowed in a client's terminal runs only there."""
+        """See :class:`crow.tools.Workspace`. If a client's terminal cannot run a command that was allowed there, `disk`
+        does not run the command instead."""
         return await self._current.run(
             command, access=access, timeout_s=timeout_s, on_output=on_output, excluded=excluded
         )
@@ -357,8 +360,8 @@ class SharedWorkspace(DiskBackedWorkspace):
 
 
 def _in_format_of(saved: str, buffer: str) -> str:
-    """Returns `buffer` with the byte order mark, line endings and final newline of `saved`, because not every editor
-    keeps them."""
+    """Returns `buffer` with the byte order mark, line endings and final newline of `saved`. Not every editor keeps
+    these three."""
     if saved.endswith("\n") and not buffer.endswith("\n"):
         buffer += "\r\n" if "\r\n" in buffer else "\n"
     if "\r\n" in saved and "\r\n" not in buffer:
@@ -377,8 +380,8 @@ def _make_directories(directory: Path) -> list[Path]:
 
 
 class EditorTerminals:
-    """Runs the commands of one session in terminals of the editor. Each command gets a terminal, which is released
-    afterwards.
+    """Runs the commands of one session in terminals of the editor. Each command gets a terminal of its own, which is
+    released after the command.
 
     The environment variables that `hidden` names are set to an empty string, because the editor's own environment may
     contain them.
@@ -414,7 +417,7 @@ class EditorTerminals:
         return bool(self._leftovers)
 
     async def reap(self) -> None:
-        """Kills and releases the terminals of cancelled commands. Takes a limited time."""
+        """Kills the cancelled commands and releases their terminals. Stops after a limited time."""
         leftovers, self._leftovers = self._leftovers, []
         with anyio.move_on_after(REAP_S):
             for terminal in leftovers:
@@ -462,7 +465,8 @@ class EditorTerminals:
                 await on_output(output)
 
     async def _output(self, terminal: str) -> tuple[str, Any]:
-        """Returns the output and the exit status. A missing output is an empty text, and a missing status is None."""
+        """Returns the output and the exit status. If the editor sends no output, the output is empty. If it sends no
+        status, the status is None."""
         try:
             answer = await self._editor.send("terminal/output", terminalId=terminal)
         except (RequestError, TimeoutError, ConnectionError):
@@ -480,8 +484,8 @@ class EditorTerminals:
 
 
 def exit_code(status: Any) -> int:
-    """Returns the exit code from an exit status. It is negative for a signal, and -1 if the status has neither a code
-    nor a signal."""
+    """Returns the exit code from an exit status. For a signal, it is the negative number of the signal. If the status
+    has neither a code nor a signal, it is -1."""
     match status:
         case {"exitCode": int(code)}:
             return code

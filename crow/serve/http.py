@@ -42,20 +42,22 @@ from crow.store import Store
 
 CONNECTION_ID = "acp-connection-id"
 CURSORS = "crow-cursors"
-"""A client sends this header if it understands cursors, but forwards the `initialize` of an editor that may not."""
+"""The header with which a client asks for cursors. A client that forwards the `initialize` of an editor sends this
+header, because not every editor asks for cursors itself."""
 
 REMEMBERED_S = 300.0
-"""For this many seconds after a connection ends, the client can connect again with the same connection id."""
+"""After a connection ends, the client can connect again with the same connection id for this many seconds."""
 
 MAX_REMEMBERED = 10_000
 RETRY_AFTER_S = 5
 
 MIN_HANDSHAKES = 64
-"""The smallest limit for connections without a complete request. The limit is a quarter of `max_connections`."""
+"""The limit for connections that have not sent a complete HTTP request is a quarter of `max_connections`, but at least
+this."""
 
 PROMPTING = frozenset({"session/prompt", "_session/steering"})
 START_WORK = OPENING | PROMPTING
-"""Methods that start new work. The server refuses them while it shuts down."""
+"""Methods that start new work. While the server shuts down, it refuses these methods."""
 
 UPGRADE_REQUIRED = (
     "This server speaks the Agent Client Protocol over WebSocket only. Connect to this URL with a WebSocket client. "
@@ -68,7 +70,8 @@ logger = logging.getLogger(__name__)
 class Refused(Exception):
     """The error for an HTTP request that the server refuses.
 
-    `status` is the HTTP status, and the message tells the client why. `reason` is the label in the metrics.
+    `status` is the HTTP status. The message tells the client why the request is refused. `reason` is the label in the
+    metrics.
     """
 
     def __init__(self, status: int, message: str, reason: str, *, retry_after_s: float | None = None) -> None:
@@ -89,22 +92,23 @@ class AccessControl(Protocol):
     """Decides who may connect."""
 
     async def admit(self, token: str | None, address: str) -> Grant | None:
-        """Return what a bearer token grants, or None if this server needs no tokens.
+        """Check a bearer token, and return the grant that it gives. Return None if this server needs no tokens.
 
         :raises Refused: the token is missing, wrong or cannot be checked.
         """
         ...
 
     def connected(self, grant: Grant | None, close: Callable[[str], None]) -> AbstractContextManager[object]:
-        """Return a context manager to enclose a connection. If the grant ends before the connection does, `close` is
-        called with the reason."""
+        """Return a context manager that must be open for as long as the connection. If the grant ends earlier than the
+        connection, `close` is called with the reason."""
         ...
 
 
 class TokenAccess:
-    """Checks bearer tokens. If `is_required` is false, clients need a token only once somebody has added one.
+    """Checks bearer tokens. If `is_required` is false, clients need a token only after the first token has been added.
 
-    The server of one user (`is_resident`) never needs one: that user may read the whole store without the server.
+    On the server of one user (`is_resident`), clients never need a token, because that user may read the whole store
+    without the server.
     """
 
     def __init__(
@@ -142,7 +146,8 @@ class TokenAccess:
 
 
 class ServedConnection(EditorConnection):
-    """The connection of one client. It refuses new work while the server shuts down."""
+    """The connection of one client. While the server shuts down, the connection refuses requests that start new
+    work."""
 
     def __init__(self, transport: WebSocketTransport, service: AcpService, *, wants_cursors: bool = False) -> None:
         super().__init__(transport, ends_on_signals=False)
@@ -173,7 +178,7 @@ class ServedConnection(EditorConnection):
 
 
 def ask_for_cursors(params: dict[str, Any]) -> None:
-    """Change the parameters of `initialize` so that they ask for cursors, as if the editor had done so."""
+    """Change the parameters of `initialize` so that they ask for cursors, even if the editor did not ask."""
     key = "capabilities" if params.get("protocolVersion") == 2 else "clientCapabilities"
     offered = params.get(key)
     offered = {} if offered is None else offered
@@ -187,13 +192,14 @@ KNOWN_METHODS = START_WORK | {
     *("session/set_config_option", "session/set_title", "session/archive", "session/unarchive", "session/status"),
     *("auth/status", "providers/list", "providers/set", "providers/disable"),
 }
-"""Methods with a label of their own in the metrics. All others share one label, because a client could invent any
-number of them."""
+"""Methods that have a label of their own in the metrics. All other methods share one label, because a client could
+invent any number of method names."""
 
 
 @dataclass(slots=True, eq=False)
 class ConnectedClient:
-    """A connected client. `id` is its connection id, and `since` the monotonic time when it connected, in seconds."""
+    """A connected client. `id` is its connection id. `since` is the monotonic time at which the client connected, in
+    seconds."""
 
     id: str
     address: str
@@ -203,11 +209,12 @@ class ConnectedClient:
 
 
 ServeClient = Callable[[ServedConnection, str, Grant | None], Awaitable[None]]
-"""Serves a connection until the client is gone. Gets the connection, its id, and the grant of the client's token."""
+"""A function that serves a connection until the client is gone. Its arguments are the connection, the connection's id,
+and the grant of the client's token."""
 
 
 class AcpService:
-    """Accepts clients, checks their tokens, and keeps a list of those that are connected."""
+    """Accepts clients, checks their tokens, and keeps a list of the connected clients."""
 
     def __init__(
         self,
@@ -255,7 +262,7 @@ class AcpService:
         return partial(self._check_host, Starlette(routes=routes))
 
     def close_all(self, end: ConnectionEnd) -> None:
-        """End all connections, after the messages that wait for the clients have been sent."""
+        """End each connection after the messages that wait for its client have been sent."""
         for client in self.clients.values():
             client.transport.finish(end)
 
@@ -335,8 +342,8 @@ class AcpService:
         return grant
 
     def _connection_id(self, wanted: str | None, principal: str | None) -> str:
-        """Return the id of the new connection: `wanted` if an earlier connection of this principal had it, else a new
-        id."""
+        """Return the id for the new connection. The id is `wanted` if an earlier connection of this principal had that
+        id, else a new one."""
         client = self.clients.get(wanted or "")
         if client is not None and client.principal == principal:
             # The old connection of the client is broken, and the server has not noticed it yet.
@@ -374,7 +381,7 @@ class AcpService:
         return Response(self.metrics.render(self._all_gauges()), media_type=CONTENT_TYPE)
 
     def _check_operator(self, grant: Grant | None) -> None:
-        """Check that the client may read the metrics, which count the work of everybody.
+        """Check that the client may read the metrics, which cover the work of all principals.
 
         :raises Refused: the principal is not an operator.
         """

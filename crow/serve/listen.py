@@ -1,4 +1,5 @@
-"""Opens the server's sockets and reads its TLS certificate. Checks both before anything is served."""
+"""Opens the server's sockets and reads its TLS certificate. Checks the sockets and the certificate before any client is
+served."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from crow.domain.errors import ConfigError
 BACKLOG = 2048
 
 PROBE_S = 1.0
-"""The time limit for finding out whether a server still listens on an old Unix socket."""
+"""The time limit in seconds for the check whether a server still listens on an existing Unix socket."""
 
 _SYSTEMD_FIRST_FD = 3
 
@@ -33,9 +34,10 @@ class TcpAddress:
 
 
 def parse_address(text: str) -> TcpAddress | Path | None:
-    """Parse the address to listen on. A path means a Unix socket, and None the sockets that systemd has opened.
+    """Parse the address to listen on. In the result, a path means a Unix socket, and None means the sockets that
+    systemd has opened.
 
-    :raises ConfigError: `text` is not such an address.
+    :raises ConfigError: `text` is not a valid address.
     """
     if text == "systemd":
         return None
@@ -55,7 +57,7 @@ def parse_address(text: str) -> TcpAddress | Path | None:
 
 @contextmanager
 def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]]:
-    """Open the sockets to listen on, and close them at the end. :raises ConfigError: they cannot be opened."""
+    """Open the sockets to listen on, and close them at the end. :raises ConfigError: a socket cannot be opened."""
     if isinstance(address, Path):
         with _unix_socket(address) as opened:
             yield [opened]
@@ -69,12 +71,12 @@ def listening(address: TcpAddress | Path | None) -> Iterator[list[socket.socket]
 
 
 def is_private(sockets: list[socket.socket]) -> bool:
-    """Whether only programs on this machine can reach all these sockets."""
+    """Whether none of these sockets can be reached from another machine."""
     return all(each.family == socket.AF_UNIX or _is_loopback(each.getsockname()[0]) for each in sockets)
 
 
 def describe(opened: socket.socket, *, is_tls: bool) -> str:
-    """Return the address of a socket as a client writes it, such as `ws://127.0.0.1:7431/acp`."""
+    """Return the address that a client uses to connect to this socket, such as `ws://127.0.0.1:7431/acp`."""
     name = opened.getsockname()
     if opened.family == socket.AF_UNIX:
         return f"unix:{name}"
@@ -83,10 +85,10 @@ def describe(opened: socket.socket, *, is_tls: bool) -> str:
 
 
 def is_known_host(header: str | None, names: frozenset[str]) -> bool:
-    """Whether the Host header names this server: an IP address, localhost, or one of `names`.
+    """Whether the Host header names this server. It does if it is an IP address, localhost, or one of `names`.
 
-    This stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser then
-    sends the attacker's host name.
+    This check stops DNS rebinding. An attacker's web page can make a browser connect to this server, but the browser
+    then sends the attacker's host name in the Host header.
     """
     if header is None:
         return False
@@ -152,7 +154,8 @@ def _tcp_sockets(address: TcpAddress) -> list[socket.socket]:
 
 @contextmanager
 def _unix_socket(path: Path) -> Iterator[socket.socket]:
-    """Open a socket with mode 0600. A lock file beside it prevents two servers from using the same path."""
+    """Open a Unix socket with mode 0600. A lock file beside the socket prevents two servers from using the same
+    path."""
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         _check_directory(path.parent)
@@ -233,7 +236,8 @@ def _systemd_sockets() -> list[socket.socket]:
 
 
 def notify_systemd(state: str) -> None:
-    """Tell systemd the state of the service, such as `READY=1`. Without NOTIFY_SOCKET this does nothing."""
+    """Tell systemd the state of the service, such as `READY=1`. Does nothing if the environment variable NOTIFY_SOCKET
+    is not set."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if path:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:

@@ -17,7 +17,7 @@ from crow.store import Store
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
-"""The upper bounds of the histogram of store latencies, in seconds."""
+"""The upper bounds of the buckets in a histogram of store latencies, in seconds."""
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -25,7 +25,7 @@ Samples: TypeAlias = Mapping[Labels, float]
 
 
 class MetricFamily:
-    """A metric with all its samples. Each sample has its own set of labels."""
+    """A metric with all its samples. No two samples have the same labels."""
 
     def __init__(self, name: str, kind: Kind, words: str) -> None:
         self.name = name
@@ -92,12 +92,12 @@ class Metrics:
         )
 
     def render(self, gauges: Iterable[MetricFamily]) -> str:
-        """Return all metrics, followed by `gauges`, in the text format."""
+        """Return all metrics, followed by `gauges`, in Prometheus' text format."""
         families = (*(each for each in vars(self).values() if isinstance(each, MetricFamily)), *gauges)
         return "\n".join(line for family in families for line in family.lines()) + "\n"
 
     def note_entries(self, entries: Iterable[NewEntry]) -> None:
-        """Count the tokens, costs and ended turns that these stored entries report."""
+        """Add the tokens, costs and ended turns in these stored entries to the counters."""
         for entry in entries:
             if isinstance(entry.body, TurnEnd):
                 self.turns_ended.add(stop=entry.body.stop)

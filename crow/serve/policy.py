@@ -20,9 +20,9 @@ from crow.tools import SandboxStatus
 
 
 def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> None:
-    """Check that the settings separate principals from each other and from the rest of this machine.
+    """Check that these settings separate principals from each other and from the rest of this machine.
 
-    :raises ConfigError: they do not. The message says which setting to change.
+    :raises ConfigError: a setting is missing or unsafe. The message says which setting to change.
     """
     if not settings.roots:
         raise ConfigError(
@@ -34,16 +34,16 @@ def check_server(settings: ServeSettings, mode: str, sandbox: SandboxStatus) -> 
             raise ConfigError(f'serve.roots: "{root}" {problem}; expected a path such as "/srv/crow/{{principal}}".')
     if mode == "auto" and not sandbox.name:
         raise ConfigError(
-            'permissions.mode is "auto", and nothing confines commands on this machine, so no session may use it. '
-            'Choose another mode, or install bubblewrap; "crow doctor" says what is missing.'
+            'permissions.mode is "auto", and nothing confines commands on this machine, so no session may use this '
+            'mode. Choose another mode, or install bubblewrap; "crow doctor" says what is missing.'
         )
 
 
 class ServePolicy:
     """The rules for the requests of one principal. `is_confining` means that a sandbox works on this machine.
 
-    An error message contains only the client's own parameters and the principal's own roots. It does not show whether a
-    path exists.
+    An error message contains only the client's own parameters and the principal's own roots. So the message does not
+    show whether a path exists.
     """
 
     def __init__(self, settings: ServeSettings, principal: str, *, is_confining: bool) -> None:
@@ -52,7 +52,7 @@ class ServePolicy:
         self.roots = tuple(root.replace(PRINCIPAL_PART, check_principal(principal)) for root in settings.roots)
 
     async def check_params(self, method: str, params: Any, store: Store) -> None:
-        """Check the raw parameters of a request, before crow uses any path in them.
+        """Check the raw parameters of a request. Must be called before crow uses any path in them.
 
         :raises ArgumentError: the principal may not send this request.
         """
@@ -95,7 +95,7 @@ class ServePolicy:
                 raise ArgumentError(f"{name} is {describe(path)}; on this server, expected a directory below {below}.")
 
     def contains(self, path: str) -> bool:
-        """Whether a path is in one of the principal's roots, after links are resolved. Blocks."""
+        """Whether a path, with its links resolved, is in one of the principal's roots. This method blocks."""
         if not os.path.isabs(path) or "\0" in path:
             return False
         try:

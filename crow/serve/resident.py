@@ -21,7 +21,8 @@ from crow.bridge.wire import peer
 from crow.domain.errors import ConfigError, CrowError
 
 START_S = 60.0
-"""A server may take this many seconds to start or to end. Its imports take one second, or ten on a busy machine."""
+"""A server may take this many seconds to start or to end. Its imports alone take one second, or ten seconds on a busy
+machine."""
 
 POLL_S = 0.02
 ANSWER_S = 5.0
@@ -34,7 +35,8 @@ class ResidentError(CrowError):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A running server. `path` is its socket. `figures` has the values of its metrics that have no labels."""
+    """A running resident server. `path` is the path of its socket. `figures` maps the names of those metrics that have
+    no labels to their values."""
 
     path: Path
     pid: int | None
@@ -42,7 +44,8 @@ class Resident:
     figures: Mapping[str, float]
 
     def describe(self) -> str:
-        """Return a sentence with the server's version, process, socket, clients and sessions."""
+        """Return a sentence with the server's version, process and socket, and with the numbers of its clients and
+        sessions."""
         counts = [int(self.figures.get(name, 0)) for name in ("crow_connections", "crow_sessions_open")]
         busy = int(self.figures.get("crow_sessions_busy", 0))
         process = f"process {self.pid}" if self.pid is not None else "a process"
@@ -54,7 +57,7 @@ class Resident:
 
 
 def own_socket(env: Mapping[str, str]) -> Path:
-    """Return the path of the socket of this user's server. Creates its directory if there is none.
+    """Return the path of the socket of this user's server. Creates the socket's directory if there is none.
 
     :raises ConfigError: the directory cannot be created, or other users can write to it.
     """
@@ -72,7 +75,8 @@ def own_socket(env: Mapping[str, str]) -> Path:
 
 
 def find(env: Mapping[str, str]) -> Resident | None:
-    """Return the running server, or None. :raises CrowError: it does not answer, or its directory is not safe."""
+    """Return the running server, or None. :raises CrowError: the server does not answer, or the socket's directory is
+    not safe."""
     path = own_socket(env)
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
@@ -98,7 +102,8 @@ def find(env: Mapping[str, str]) -> Resident | None:
 
 
 def start(env: Mapping[str, str]) -> None:
-    """Start the server in a process of its own, unless one is running. Returns when clients can connect to it.
+    """Start the server in a process of its own, if no server is running. Returns when clients can connect to the
+    server.
 
     :raises ResidentError: the server does not start.
     """
@@ -124,7 +129,8 @@ def start(env: Mapping[str, str]) -> None:
 
 
 def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
-    """Ask the server to end, wait until it has ended, and return what it was. Returns None if no server was running.
+    """Ask the server to end, and wait until it has ended. Return the description of that server, or None if no server
+    was running.
 
     The server first lets running turns finish.
 
@@ -145,7 +151,8 @@ def stop(env: Mapping[str, str], *, timeout_s: float) -> Resident | None:
 
 @contextmanager
 def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock, so that only one process starts the server. The processes that wait then find it running."""
+    """Hold a lock, so that only one process at a time starts the server. A process that has waited for the lock then
+    finds the server running."""
     lock = os.open(path.with_name(f"{path.name}.start"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if not _wait(lambda: _locks(lock)):
@@ -164,7 +171,7 @@ def _locks(lock: int) -> bool:
 
 
 def _answers(path: Path) -> bool:
-    """Whether a process listens. It may still be starting, or about to fail."""
+    """Whether a process listens on the socket. That process may still be starting, or about to fail."""
     with socket.socket(socket.AF_UNIX) as opened:
         opened.settimeout(ANSWER_S)
         try:

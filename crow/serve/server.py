@@ -37,17 +37,18 @@ from crow.store import Store
 from crow.store.principals import PrincipalStore, session_view
 
 CLOSE_S = 5.0
-"""After the drain, cancelled turns have this many seconds to end. Then clients have as long again to read their
-remaining messages."""
+"""After the drain, the turns that still run are cancelled and have this many seconds to end. Then clients have as long
+again to read their remaining messages."""
 
 POLL_S = 0.02
 IDLE_CHECK_S = 10.0
 
 READY_REUSED_S = 1.0
-"""/readyz asks the store at most once in this many seconds, and otherwise repeats its last answer."""
+"""The endpoint /readyz checks the store at most once in this many seconds. Between two checks, it repeats its last
+answer."""
 
 READY_TIMEOUT_S = 3.0
-"""The store has this many seconds to answer for /readyz."""
+"""The store has this many seconds to answer a check by /readyz."""
 
 REQUEST_HEAD_BYTES = 16 * 1024
 
@@ -68,7 +69,8 @@ async def serve(
     `on_listening` gets each address as soon as clients can connect to it. With `is_resident`, the server serves only
     this user, and ends after `serve.idle_timeout_s` without a client or a running turn.
 
-    :raises ConfigError: the server cannot listen on its address, or a setting does not keep its users apart.
+    :raises ConfigError: the server cannot listen on its address, or the settings do not separate its users from each
+    other.
     """
     if loaded.problem is not None:
         raise loaded.problem
@@ -135,7 +137,7 @@ async def _serve(
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error if the group holds exactly one, else the group."""
+    """Return the only error in the group. If the group holds several errors, return the group."""
     while len(group.exceptions) == 1:
         (error,) = group.exceptions
         if not isinstance(error, BaseExceptionGroup):
@@ -145,7 +147,7 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 class Server:
-    """The server of one process: it accepts clients, and all of them share one session host."""
+    """The server in this process. It accepts clients, and all clients share one session host."""
 
     def __init__(
         self,
@@ -188,11 +190,12 @@ class Server:
 
     @property
     def busy_sessions(self) -> int:
-        """The number of sessions that run a turn, or a sub-agent in the background."""
+        """The number of sessions that run a turn or have a sub-agent running in the background."""
         return sum(hosted.session.busy for hosted in self._host.open.values())
 
     async def end_when_idle(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
-        """End the server as SIGTERM would, once there has been no client and no running turn for `timeout_s`."""
+        """Wait until there has been no client and no running turn for `timeout_s`, then end the server as SIGTERM
+        would."""
         used_at = time.monotonic()
         while (idle_s := time.monotonic() - used_at) < timeout_s:
             await anyio.sleep(min(timeout_s - idle_s, IDLE_CHECK_S))
@@ -202,9 +205,10 @@ class Server:
         signals.put_nowait(signal.SIGTERM)
 
     async def drain(self, timeout_s: float, signals: asyncio.Queue[int]) -> None:
-        """Shut the server down: let running turns end, cancel those that still run, and disconnect the clients.
+        """Shut the server down: wait for running turns, cancel the turns that do not end in time, and disconnect the
+        clients.
 
-        The turns have `timeout_s` seconds. A further signal ends this wait at once.
+        The turns have `timeout_s` seconds to end. A further signal ends this wait at once.
         """
         service = self.service
         service.is_draining = True
@@ -248,7 +252,7 @@ class Server:
         )
 
     async def _problem(self) -> str:
-        """Return why the server is not ready, or an empty string if it is."""
+        """Return the reason why the server is not ready, or an empty string if the server is ready."""
         asked_at, problem = self._checked
         if time.monotonic() - asked_at < READY_REUSED_S:
             return problem
@@ -284,8 +288,8 @@ async def open_server(
 ) -> AsyncIterator[Server]:
     """Open the store and the session host, and close both at the end.
 
-    `is_private` means that only programs on this machine can connect. If it is false, every client needs a token. A
-    resident server serves one user, who sees every session of the store, as with `crow acp`.
+    `is_private` means that only programs on this machine can connect. If `is_private` is false, every client needs a
+    token. With `is_resident`, the server serves one user, who sees every session of the store, as with `crow acp`.
 
     :raises ConfigError: clients need a token, and no token exists.
     :raises StoreError: the store cannot be used.
@@ -334,7 +338,7 @@ class UvicornServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing. `Server.drain` must run before uvicorn stops, so crow handles the signals itself."""
+        """Do nothing. Crow handles the signals itself, because `Server.drain` must run before uvicorn stops."""
         yield
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
@@ -404,7 +408,7 @@ def tls_options(settings: ServeSettings, folder: Path) -> dict[str, Any]:
 
 
 def start_server_log(loaded: Loaded) -> None:
-    """Start a log in JSON. Its level is `info` unless the user chose another."""
+    """Start a log in JSON. The level is `info` if the user has not set `log.level`."""
     level = "info" if loaded.sources["log.level"] == "default" else loaded.settings.log.level
     file = loaded.settings.serve.log_file
     path = None if file is None else loaded.paths.config_file.parent / file
@@ -412,7 +416,7 @@ def start_server_log(loaded: Loaded) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit for open files as far as the system permits, because each client needs one."""
+    """Raise the limit for open files as far as the system permits, because each client needs an open file."""
     with suppress(ImportError, OSError, ValueError):
         import resource  # Windows has no such module
 
@@ -422,7 +426,8 @@ def raise_file_limit() -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
-    """Put each SIGTERM, SIGINT and SIGHUP into a queue. The signals do not end the process meanwhile."""
+    """Yield a queue that gets each SIGTERM, SIGINT and SIGHUP. Inside the block, these signals do not end the
+    process."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -436,7 +441,8 @@ def ended_by_signals() -> Iterator[asyncio.Queue[int]]:
 
 
 async def keep_running(run: Callable[[], Awaitable[None]], *, pause_s: float = 1.0) -> None:
-    """Call `run` again and again until this task is cancelled. Log any error of `run`, and continue after `pause_s`."""
+    """Call `run` again and again until this task is cancelled, with a pause of `pause_s` after each call. Log any error
+    of `run`."""
     while True:
         try:
             await run()

@@ -1,7 +1,8 @@
-"""Makes and checks bearer tokens, and ends the connections of revoked ones.
+"""Makes and checks bearer tokens, and ends a connection when its token is revoked or expires.
 
-A token consists of `crow_`, its id, a random secret and a check number. The store holds the sha256 of the secret. That
-is safe without the slow hash that passwords need, because nobody can guess a secret of 256 random bits.
+A token consists of `crow_`, its id, a random secret and a check number. The store holds only the sha256 of the secret.
+Passwords need a slower hash, because they can be guessed. This secret does not, because nobody can guess 256 random
+bits.
 """
 
 from __future__ import annotations
@@ -42,20 +43,22 @@ FAILURES = 10
 """An address may send this many wrong tokens in a row before it is limited."""
 
 FAILURES_PER_S = 0.1
-"""After that, an address may send this many wrong tokens per second."""
+"""An address that is limited may send this many wrong tokens per second."""
 
 MAX_ADDRESSES = 4096
-"""Failures are counted for at most this many addresses. The address whose last failure is oldest is forgotten first."""
+"""Wrong tokens are counted for at most this many addresses. If there are more, crow forgets the address that has sent
+no wrong token for the longest time."""
 
 WATCH_S = 1.0
-"""The tokens of open connections are checked again after this many seconds."""
+"""The tokens of open connections are checked again each time this many seconds have passed."""
 
 USED_MS = 60_000
 """The time of a token's last use is stored at most once in this many milliseconds."""
 
 
 class BadToken(Exception):
-    """The token is missing, unknown, revoked or expired. The message is the same for all four."""
+    """The error for a token that is missing, unknown, revoked or expired. The message does not say which of the four is
+    the case."""
 
     def __init__(self) -> None:
         super().__init__("This server needs a valid token in the header: Authorization: Bearer crow_...")
@@ -80,7 +83,7 @@ class Grant:
 def new_token(
     principal: str, *, label: str = "", expires_ms: int | None = None, now_ms: int | None = None
 ) -> tuple[str, Token]:
-    """Make a token. Return its text, which is stored nowhere, and the record of it for the store.
+    """Make a token. Return the token's text, which is stored nowhere, and the record to store in its place.
 
     `expires_ms` and `now_ms` are Unix times in milliseconds.
 
@@ -111,7 +114,7 @@ def is_valid(token: Token, now_ms: int) -> bool:
 
 
 class Authenticator:
-    """Checks the tokens of a server's clients. The server must run `run` as a background task."""
+    """Checks the tokens of a server's clients. The server must start `run` as a background task."""
 
     def __init__(
         self,
@@ -127,10 +130,11 @@ class Authenticator:
         self._used: dict[str, int] = {}
 
     async def authenticate(self, token: str | None, address: str) -> Grant:
-        """Return what a token grants. `address` is the client's address, or empty for a Unix socket.
+        """Check a token, and return the grant that it gives. `address` is the client's address, or empty for a Unix
+        socket.
 
-        A valid token is accepted even from an address with too many failures. Otherwise one client could lock out all
-        others behind the same proxy.
+        A valid token is accepted even from an address that has sent too many wrong tokens. Otherwise one client could
+        lock out all other clients behind the same proxy.
 
         :raises BadToken: the token is missing or not valid.
         :raises TooManyFailures: the token is not valid, and this address has sent too many such tokens.
@@ -147,7 +151,8 @@ class Authenticator:
 
     @contextmanager
     def connected(self, grant: Grant, close: Callable[[str], None]) -> Iterator[None]:
-        """Enclose a connection. If its token is revoked or expires meanwhile, call `close` once with the reason."""
+        """Watch the token of a connection during the block. If the token is revoked or expires, call `close` once with
+        the reason."""
         each = self._connected.setdefault(grant.token_id, [])
         each.append(close)
         try:
@@ -165,7 +170,7 @@ class Authenticator:
             await self.check()
 
     async def check(self) -> None:
-        """Check the tokens of all open connections once. Without connections, the store is not read."""
+        """Check the tokens of all open connections once. If there are no connections, do not read the store."""
         if not self._connected:
             return
         try:
@@ -209,7 +214,8 @@ class FailureLimit:
         self._known: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def count(self, address: str) -> float:
-        """Count a failure. Return 0 if the address is below the limit, else the seconds until it may fail again."""
+        """Count a wrong token from this address. Return 0 if the address has not reached the limit, else the number of
+        seconds until it may send another wrong token."""
         key, now = _network(address), self._monotonic()
         count, at = self._known.pop(key, (0.0, now))
         count = max(0.0, count - (now - at) * FAILURES_PER_S)
@@ -240,7 +246,8 @@ def _hash(secret: str) -> str:
 
 
 def _check(body: str) -> str:
-    """Return the check number of a token. With it, a mistyped token is noticed without asking the store."""
+    """Return the check number of a token. The check number shows that a token is mistyped, without a query to the
+    store."""
     return _base32(zlib.crc32(body.encode()).to_bytes(4, "big"))
 
 

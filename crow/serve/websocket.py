@@ -23,21 +23,23 @@ from crow.frontend.transport import FairSending, Wire
 MIB = 1024 * 1024
 
 FRAME_OVERHEAD_BYTES = 512
-"""Added to the size of each waiting message, because the objects that hold it take memory too."""
+"""The number of bytes that is added to the size of each waiting message, because the objects that hold the message take
+memory too."""
 
 MAX_PONG_BYTES = MIB
-"""While more bytes than this wait for a client, its pings get no answer. Otherwise a client that sends pings and reads
-nothing could fill the server's memory."""
+"""While more bytes than this wait for a client, the server does not answer the client's pings. Otherwise a client that
+sends pings and reads nothing could fill the server's memory."""
 
 MAX_REASON_BYTES = 123
-"""The longest text that fits into a close frame."""
+"""The size of the longest text that fits into a close frame."""
 
 BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 EndReason = Literal[
     "client", "shutdown", "too_slow", "stalled", "silent", "no_initialize", "invalid", "replaced", "revoked"
 ]
-"""Why a connection ended, for logs and metrics. `client` means that the client closed the connection or lost it."""
+"""The reason for the end of a connection, as shown in logs and metrics. `client` means that the client closed the
+connection or lost it."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +48,13 @@ logger = logging.getLogger(__name__)
 class ConnectionLimits:
     """The limits of one connection, in bytes and seconds.
 
-    - `handshake_s`: the client has this long to send its HTTP request, and then again to send `initialize`.
+    - `handshake_s`: the client has this long to send its HTTP request, and then as long again to send `initialize`.
     - `message_bytes`: the largest message that the client may send.
-    - `buffered_bytes`: a client is disconnected when more than this waits for it to read.
-    - `pause_bytes`: while more than this waits for the client, replays pause and its new messages are not read.
+    - `buffered_bytes`: a client is disconnected when it has left more bytes than this unread.
+    - `pause_bytes`: while the client has left more bytes than this unread, replays pause, and new messages from the
+      client are not read.
     - `stall_s`: a client is disconnected if messages wait for it and it reads nothing for this long.
-    - `ping_s`: the server sends a ping this often.
+    - `ping_s`: the time between two pings from the server.
     - `silent_s`: a client is disconnected if it sends nothing, not even the answer to a ping, for this long.
     - `unanswered`: the client may have this many requests without a response.
     - `goodbye_s`: at the end, the client has this long to read the remaining messages and the close frame.
@@ -80,7 +83,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnd:
-    """The way in which a connection ends. `code` and `text` go into the close frame, and `reason` into the log."""
+    """The end of a connection: `code` and `text` go into the close frame, and `reason` into the log."""
 
     code: CloseCode
     text: str
@@ -143,7 +146,7 @@ class WebSocketTransport:
                 return message
 
     async def send(self, message: Message) -> None:
-        """See `Transport`. Waits while more than `pause_bytes` wait for the client."""
+        """See `Transport`. Waits while the client has left more than `pause_bytes` unread."""
         self.post(message)
         if self._has_room.is_set():
             await self._sending.rest()
@@ -151,7 +154,8 @@ class WebSocketTransport:
             await self._has_room.wait()
 
     def post(self, message: Message) -> None:
-        """Send a message without waiting. If more than `buffered_bytes` then wait for the client, disconnect it.
+        """Send a message without waiting. If the client has then left more than `buffered_bytes` unread, disconnect the
+        client.
 
         :raises ConnectionError: the connection has ended.
         """
@@ -180,7 +184,7 @@ class WebSocketTransport:
         self._socket.wake_reader()
 
     def finish(self, end: ConnectionEnd) -> None:
-        """End the connection after all waiting messages have been sent. Only the first call has an effect."""
+        """End the connection after all waiting messages have been sent. If the end has already begun, do nothing."""
         if not self._is_stopped:
             self.end = end
             self.stop()
@@ -236,7 +240,8 @@ class WebSocketTransport:
             self._check_progress()
 
     def _message(self, text: str | None) -> Message | None:
-        """Return the message in a frame, or None if there is nothing to handle. An invalid frame gets an error here."""
+        """Return the message in a frame, or None if there is nothing to handle. If the frame is invalid, send the error
+        response."""
         if text is None:
             # The protocol says that binary frames are ignored. The error helps the client's author to find the mistake.
             problem = "Binary frames are ignored; send each message as a text frame."
@@ -255,7 +260,7 @@ class WebSocketTransport:
         return None
 
     def _problem_with(self, message: Message) -> str:
-        """Return why the message cannot be handled now, or an empty string if it can."""
+        """Return the reason why the message cannot be handled now, or an empty string if it can be handled."""
         is_request = "method" in message and "id" in message
         if self._initialize_by is not None:
             if not is_request or message["method"] != "initialize":
@@ -270,7 +275,8 @@ class WebSocketTransport:
         return ""
 
     def _check_progress(self) -> None:
-        """Disconnect the client if it has read nothing for `stall_s`. Check again while messages wait for it."""
+        """Disconnect the client if it has read nothing for `stall_s`. As long as the client has unread messages, repeat
+        this check."""
         self._stall_check = None
         if self._is_gone or not self.buffered_bytes:
             return
@@ -335,8 +341,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client. Also note the time, and whether the client closed the connection or violated
-        the protocol."""
+        """Handle bytes from the client. Note the time at which they arrive, and tell the transport if the client has
+        closed the connection or violated the protocol."""
         self._heard_at = self.loop.time()
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.handshake_initiated:
@@ -347,8 +353,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._crow.lose()
 
     def _refuse_request(self) -> None:
-        """Refuses a request that the library cannot read, such as one with a body. uvicorn would leave it unanswered
-        and the connection open, without any deadline."""
+        """Refuse a request that the library cannot read, such as one with a body. Without this method, uvicorn would
+        send no answer and would keep the connection open without a time limit."""
         self.transport.write(b"".join(self.conn.data_to_send()) or BAD_REQUEST)
         self.transport.close()
 
@@ -365,7 +371,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._crow.lose()
 
     async def run_asgi(self) -> None:
-        """Run the application, then make sure that the connection ends."""
+        """Run the application. Then end the connection if it is still open."""
         scope: Any = self.scope
         scope[SOCKET] = self
         try:
@@ -375,8 +381,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
                 self.close_timer = self.loop.call_later(self._limits.goodbye_s, self.transport.abort)
 
     async def send(self, message: Any) -> None:
-        """Send an event of the application. If it refuses the connection, mark the handshake as complete, so that
-        uvicorn does not log an error."""
+        """Send an event from the application. If the application refuses the connection, mark the handshake as
+        complete, so that uvicorn does not log an error."""
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True
@@ -444,9 +450,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
 
 class PendingHandshakes:
-    """The connections that have not sent a complete HTTP request yet, oldest first.
+    """The connections that have not sent a complete HTTP request yet, in the order in which they were opened.
 
-    At most `places` are kept. A further one replaces the oldest, which has had the most time to send its request.
+    At most `places` connections are kept. A further connection replaces the oldest one, which has had the most time to
+    send its request.
     """
 
     def __init__(self, *, places: int, limits: ConnectionLimits) -> None:
@@ -471,9 +478,10 @@ class PendingHandshakes:
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP protocol, with a time limit: a connection ends if it does not become a WebSocket in time.
+    """uvicorn's HTTP protocol, with a time limit for the upgrade: a connection that does not become a WebSocket in time
+    is ended.
 
-    With `only_this_user`, connections of other users end too, if the system tells which user connected.
+    With `only_this_user`, connections of other users are ended too, if the system tells which user has connected.
     """
 
     def __init__(self, handshakes: PendingHandshakes, *, only_this_user: bool = False, **arguments: Any) -> None:
@@ -497,7 +505,7 @@ class HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """Stop the time limit. From now on, the transport has its own limits."""
+        """Stop the time limit. From now on, the limits of the WebSocket transport apply."""
         self._leave()
         super().handle_websocket_upgrade(event)
 

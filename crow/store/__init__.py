@@ -1,8 +1,8 @@
 """The interface of the store, as the agent and the frontend use it.
 
-A session is one mutable row that points into a log of entries. Entries are added to the log and never change. Each
-method is one transaction. A caller of `append` names the leaf that it expects. If the session has another leaf,
-`append` fails, so that two writers cannot mix their entries.
+A session is one mutable row. The row points to the session's leaf, an entry in a log. Entries are added to the log and
+never change. Each method is one transaction. A caller of `append` names the leaf that it expects. If the session has a
+different leaf, `append` fails. So two writers cannot mix their entries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from crow.domain.messages import JsonObject, Part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewSession:
     """A session to create. Clients know the session by `id`, which never changes. `conversation` and `leaf` are set
-    only for a fork. A sub-agent always gets its parent's principal and shares; its `principal` is ignored."""
+    only for a fork. A sub-agent always gets the principal and the shares of its parent, and the field `principal` is
+    ignored."""
 
     id: str
     cwd: str
@@ -42,8 +43,8 @@ class SessionRow:
 
     `leaf` is the id of the last entry of the session's path, or None if the path is empty. Token estimates are
     multiplied by `calibration`. Lists of sessions are sorted by `newest_entry`, the id of the session's newest entry.
-    `owner` names the process that runs a turn. It is empty if no turn runs. Only sessions with `has_prompt` are listed.
-    `principal` is the user of `crow serve` to whom the session belongs, or None for the local user.
+    `owner` names the process that runs a turn, and is empty if no turn runs. Only sessions with `has_prompt` are
+    listed. `principal` is the user of `crow serve` to whom the session belongs, or None for the local user.
     """
 
     id: str
@@ -78,12 +79,12 @@ class SessionRow:
 
 
 NODE_KEY = "node"
-"""The member of a session's configuration with the name of the machine that last ran the session."""
+"""The key in a session's configuration whose value is the name of the machine that last ran the session."""
 
 
 def node_of(row: SessionRow) -> str:
-    """Return the name of the machine that last ran the session. It is empty if it is unknown or if the store is a
-    file."""
+    """Return the name of the machine that last ran the session. The name is empty if the machine is unknown or if the
+    store is a file."""
     name = row.config.get(NODE_KEY)
     return name if isinstance(name, str) else ""
 
@@ -107,7 +108,7 @@ class SessionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPage:
-    """One page of the list of sessions, newest first. `cursor` requests the next page; it is None on the last one."""
+    """One page of the list of sessions, newest first. `cursor` requests the next page. On the last page, it is None."""
 
     rows: tuple[SessionRow, ...]
     cursor: str | None
@@ -128,8 +129,8 @@ class Tail:
     That part is the newest valid checkpoint, all entries from its `first_kept` on, and the newest prompt entry. Without
     a checkpoint it is the whole path.
 
-    `waiting` is only set when the session is opened. It has the texts in the inbox that tell the model what has ended
-    in the background.
+    `waiting` is only set when the session is opened. It has the texts in the inbox that tell the model about background
+    work that has ended.
     """
 
     row: SessionRow
@@ -139,8 +140,8 @@ class Tail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnStart:
-    """A claimed turn, with the entries that the claim appended. If there is a user entry, it is the last of them.
-    `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
+    """A claimed turn. `entries` are the entries that the claim appended; if one of them is a user entry, it is the
+    last. `moved` is true if the session's leaf was not the expected one. The caller must then load the tail again."""
 
     turn: int
     entries: tuple[Entry, ...]
@@ -161,8 +162,8 @@ class Move:
 class BranchPoint:
     """A prompt, label or checkpoint in the outline.
 
-    `entry` is the id of its entry. `before` is the id of the entry before that one on the path, or None if there is
-    none. `previous` is the `entry` of the preceding prompt, label or checkpoint on the path. `text` is the label or the
+    `entry` is its entry id. `before` is the id of the entry just before it on the path, or None if `entry` is the first
+    one. `previous` is the `entry` of the preceding prompt, label or checkpoint on the path. `text` is the label or the
     start of the prompt.
     """
 
@@ -187,8 +188,8 @@ class Outline:
     """All branches that a session has ever been on.
 
     `points` are sorted by id. The first of `tips` is the end of the current branch. The ends of the other branches
-    follow; the branch that the session left last comes first. If there is no message between several tips, only one of
-    them is listed.
+    follow; the branch that the session left last comes first. If several ends have the same newest message on their
+    paths, only the first of them is listed.
     """
 
     points: tuple[BranchPoint, ...]
@@ -211,7 +212,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """An entry that a search found. `snippet` is the text around the match."""
+    """An entry that a search found. `snippet` is the part of its text around the match."""
 
     entry: int
     session: str
@@ -221,7 +222,7 @@ class Hit:
 
 
 def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
-    """Map sessions to their hits. The sessions are in the order of their first hits."""
+    """Map sessions to their hits. The session with the first hit comes first, and so on."""
     groups: dict[str, list[Hit]] = {}
     for hit in hits:
         groups.setdefault(hit.session, []).append(hit)
@@ -230,7 +231,7 @@ def hits_by_session(hits: Sequence[Hit]) -> Mapping[str, Sequence[Hit]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """What a scan found, newest first. If `stopped_at` is None, the scan read the whole path; otherwise it read no
+    """The hits of a scan, newest first. If `stopped_at` is None, the scan read the whole path. Otherwise, it read no
     entries older than `stopped_at`."""
 
     hits: tuple[Hit, ...]
@@ -248,7 +249,7 @@ class UsageTotal:
     """A sum of usage. `session` (an id), `title`, `model` and `day` (`2026-11-20`) are None unless the sum is grouped
     by them.
 
-    `session` is empty for the entries of deleted sessions that forks still contain. `tokens_in` includes the tokens
+    For entries of a deleted session that its forks still contain, `session` is empty. `tokens_in` includes the tokens
     that were read from the provider's cache (`tokens_cached`) and those written to it (`tokens_cache_written`).
     `tokens_out` includes `tokens_reasoning`. `estimated` is the number of requests whose tokens crow estimated, because
     the endpoint did not report them. `cost` is in US dollars, or None if no price was known.
@@ -276,7 +277,7 @@ Access: TypeAlias = Literal["own", "write", "read"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A session that another principal may read, or read and write."""
+    """The right of `principal` to read a session of another principal, or to read and write it."""
 
     session: str
     principal: str
@@ -301,9 +302,9 @@ class Token:
 class Store(Protocol):
     """Durable sessions and their conversations.
 
-    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. Methods that take the id of a session raise
-    :class:`~crow.domain.errors.NoSuchSession` unless they say otherwise. If a caller is cancelled, the method's changes
-    are written completely or not at all.
+    Every method may raise :class:`~crow.domain.errors.StoreUnavailable`. A method that takes the id of a session raises
+    :class:`~crow.domain.errors.NoSuchSession` if the session does not exist, except where its description says
+    something else. If a caller is cancelled, the method's changes are written completely or not at all.
     """
 
     @property
@@ -312,11 +313,11 @@ class Store(Protocol):
 
     @property
     def notifies(self) -> bool:
-        """Whether processes notify each other of changes. Such a store is also a `crow.store.watching.Watcher`. While
-        nothing changes, watching it takes almost no time."""
+        """Whether the processes that use the database notify each other of changes. If so, the store is also a
+        `crow.store.watching.Watcher`, and watching takes almost no time while nothing changes."""
 
     async def create_session(self, new: NewSession) -> SessionRow:
-        """Insert a session. Unless the session is a fork, also insert a conversation for it.
+        """Insert a session. If the session is not a fork, also insert a conversation for it.
 
         :raises ~crow.domain.errors.ArgumentError: the id or the alias is taken, or the leaf is not in the conversation.
         """
@@ -336,7 +337,7 @@ class Store(Protocol):
 
         No entries are copied. The fork gets the original session's model, mode, configuration and metadata, but not its
         permissions and shares. `metadata` is merged into the fork's metadata. The fork's title is "... (fork N)". The
-        fork belongs to `principal`, or if that is None, to the original session's principal.
+        fork belongs to `principal`. If `principal` is None, it belongs to the original session's principal.
 
         :raises ~crow.domain.errors.ArgumentError: the id is taken, or the entry is not in the conversation.
         """
@@ -345,13 +346,13 @@ class Store(Protocol):
         """Return the session of this principal with this alias, or None. Each principal has its own aliases."""
 
     async def move_alias(self, session_id: str, to: str) -> None:
-        """Take the alias from one session and give it to another.
+        """Take the alias from the session `session_id`, and give it to the session `to`.
 
         :raises ~crow.domain.errors.ArgumentError: the session has no alias.
         """
 
     async def session(self, session_id: str) -> SessionRow:
-        """Return the current row."""
+        """Return the session's current row."""
 
     async def sessions(
         self,
@@ -363,8 +364,8 @@ class Store(Protocol):
         seen_by: str | None = None,
     ) -> SessionPage:
         """Return the sessions that have a prompt, except sub-agents. The session with the newest entry comes first. If
-        `archived` is true, return only archived sessions; if it is false, only the others; if it is None, both. With
-        `seen_by`, return only the sessions that this principal owns or that are shared with it.
+        `archived` is true, return only archived sessions. If it is false, leave archived sessions out. If it is None,
+        return both kinds. With `seen_by`, return only the sessions that this principal owns or that are shared with it.
 
         :raises ~crow.domain.errors.ArgumentError: the cursor does not come from an earlier page, or the limit is below
             1.
@@ -375,8 +376,8 @@ class Store(Protocol):
         not exist."""
 
     async def is_known_directory(self, paths: Sequence[str], *, principal: str | None = None) -> bool:
-        """Return whether one of these directories is the working directory of a session with a prompt. Imported
-        conversations do not count. With `principal`, only sessions of this principal count."""
+        """Return whether at least one of these directories is the working directory of a session with a prompt.
+        Imported conversations do not count. With `principal`, only sessions of this principal count."""
 
     async def update_session(self, session_id: str, changes: SessionChanges) -> SessionRow:
         """Change columns of the row.
@@ -394,11 +395,11 @@ class Store(Protocol):
         """Hide the session and its sub-agents. `tidy` removes their data later. An unknown id is ignored."""
 
     async def open_session(self, session_id: str) -> Tail:
-        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. Each turn is
-        repaired only once. If the repair cannot be written, the next `take_turn` repairs the turn."""
+        """If a dead owner left a turn running, repair that turn. Then return the row and the tail. No turn is repaired
+        twice. If the repair cannot be written, the next `take_turn` repairs the turn."""
 
     async def tail(self, session_id: str) -> Tail:
-        """Return the row and the tail, without repairing anything."""
+        """Return the session's row and its tail. Unlike `open_session`, this repairs nothing."""
 
     def history(
         self, session_id: str, *, result_bytes: Callable[[int], int | None] | None = None
@@ -406,21 +407,23 @@ class Store(Protocol):
         """Return the whole path, oldest first, in batches of bounded size. No read transaction stays open between
         batches.
 
-        `result_bytes` is called once, with the number of entries. If it returns a number, tool results have at most
-        about that many bytes of text: longer ones are read as excerpts (see `crow.domain.rendering.excerpt`)."""
+        `result_bytes` is called once, with the number of entries. If it returns a number, the text of a tool result has
+        at most about that many bytes. A longer text is returned as an excerpt (see `crow.domain.rendering.excerpt`).
+        """
 
     async def entry(self, entry_id: int, *, session_id: str | None = None) -> Entry | None:
-        """Return one entry. With `session_id`, return it only if it is on that session's path."""
+        """Return the entry, or None if it does not exist. With `session_id`, also return None if it is not on that
+        session's path."""
 
     async def result(self, session_id: str, call: CallRef) -> Entry | None:
-        """Return the whole result of a call, from any branch of the session's conversation, or None if there is
-        none."""
+        """Return the whole result of a call, from any branch of the session's conversation, or None if the call has no
+        result."""
 
     async def enqueue(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
         """Put a prompt into the inbox under its message id.
 
         A message id that begins with `crow.domain.subagents.WAKE` marks a text that is not a prompt. Such a text stays
-        in the inbox until an entry with the same id is stored.
+        in the inbox until an entry with the same message id is stored.
         """
 
     async def replace_queued(self, session_id: str, parts: Sequence[Part], message_id: str) -> None:
@@ -430,8 +433,8 @@ class Store(Protocol):
         """Return the prompts in the inbox, in order."""
 
     async def drop_prompt(self, session_id: str, message_id: str) -> None:
-        """Remove a prompt from the inbox, after its sender was told that it cannot run. An unknown message id is
-        ignored."""
+        """Remove a prompt from the inbox. Call this after the sender was told that the prompt cannot run. An unknown
+        message id is ignored."""
 
     async def take_turn(
         self,
@@ -444,9 +447,9 @@ class Store(Protocol):
     ) -> TurnStart:
         """Claim the turn for this store and append the prompt as a user entry, in one transaction.
 
-        For a slash command, `message_id` is None and no user entry is appended. Without `parts` the prompt is taken
-        from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn running, the same
-        transaction repairs that turn.
+        For a slash command, `message_id` is None and no user entry is appended. Without `parts`, the parts of the
+        prompt are taken from the inbox. `cut` (see `User`) is stored in the user entry. If a dead owner left a turn
+        running, the same transaction repairs that turn.
 
         :raises ~crow.domain.errors.SessionBusy: another living process runs a turn; nothing was written.
         """
@@ -463,16 +466,16 @@ class Store(Protocol):
     ) -> tuple[Entry, ...]:
         """Append a chain of entries under `leaf`. The last of them becomes the leaf.
 
-        The usage of the entries is added to the session's row. Storing an answer removes its draft. Storing a user
-        entry or a `Custom` entry removes what the inbox has under the same message id. With `release`, the turn ends:
-        the session's state becomes idle. Then `entries` may be empty.
+        The usage of the entries is added to the session's row. Storing an answer removes the draft of this answer.
+        Storing a user entry or a `Custom` entry removes the item with the same message id from the inbox. With
+        `release`, the turn ends, and the session's state becomes idle; in this case `entries` may be empty.
 
         :raises ~crow.domain.errors.LeafMoved: the session has another leaf; nothing was written.
         """
 
     async def cancel_turn(self, session_id: str) -> bool:
-        """Ask the other store that runs a turn of this session to cancel the turn. Return false if no other store runs
-        a turn of the session, or if stores on this database cannot notify each other."""
+        """If another store runs a turn of this session, ask that store to cancel the turn. Return false if no other
+        store runs one, or if stores on this database cannot notify each other."""
 
     async def renew_lease(self, session_id: str) -> None:
         """Renew the lease, so that other hosts see that this store still runs the session's turn. Call this at least
@@ -481,8 +484,8 @@ class Store(Protocol):
     def disown(self, session_id: str, *, leaf: int | None, turn: int, end: Sequence[NewEntry]) -> None:
         """Give up a turn of this store after its last entries (`end`) could not be stored under `leaf`.
 
-        The next `open_session` or `take_turn` of this store begins by trying again to store `end`. If that is
-        impossible, the turn is repaired as if its owner had died. This method writes nothing and never fails.
+        The next `open_session` or `take_turn` of this store first tries again to store `end`. If `end` cannot be
+        stored, the turn is repaired as if its owner had died. This method writes nothing and never fails.
         """
 
     async def move_leaf(self, session_id: str, *, leaf: int | None, to: int | None, reason: str) -> None:
@@ -493,14 +496,14 @@ class Store(Protocol):
         """
 
     async def count_messages(self, session_ids: Sequence[str]) -> Mapping[str, int]:
-        """Map each session id to the number of prompts and answers on the session's path. An unknown id has 0."""
+        """Map each session id to the number of prompts and answers on the session's path. An unknown id is mapped to
+        0."""
 
     async def usage_by_model(self, session_id: str) -> tuple[UsageTotal, ...]:
         """Return one sum for each model that the session or its sub-agents used."""
 
     async def moves(self, session_id: str) -> tuple[Move, ...]:
-        """Return the session's moves, newest first. If there are very many, only the newest ten thousand are
-        returned."""
+        """Return the session's moves, newest first, but not more than ten thousand."""
 
     async def outline(self, session_id: str) -> Outline:
         """Return the prompts, labels and checkpoints of all branches of the session, and where the branches end."""
@@ -529,8 +532,8 @@ class Store(Protocol):
     ) -> tuple[Hit, ...]:
         """Search titles, prompts and answers with the full-text index, in any script. All words must match. With
         `session_id`, search only that session's title and path. Without words, find all prompts and answers in the
-        period that `scope` sets, or nothing if it sets none. With `seen_by`, search only sessions that this principal
-        owns or that are shared with it."""
+        period that `scope` sets. If `scope` sets no period either, find nothing. With `seen_by`, search only sessions
+        that this principal owns or that are shared with it."""
 
     async def scan(
         self,
@@ -557,19 +560,19 @@ class Store(Protocol):
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
         """Return what a principal may do with a session, or None if it may do nothing or if there is no such session.
-        Both cases run the same statement, so their duration does not tell them apart."""
+        Both cases run the same statement, so a caller cannot tell them apart by their duration."""
 
     async def sees_entries(
         self, entries: Sequence[int], *, principal: str | None, session_id: str | None = None
     ) -> bool:
-        """Return whether a principal may see all these entries. A principal may see an entry if a session that it may
-        read wrote the entry, or if the entry is on a current or former path of such a session. With `session_id`, only
-        that session counts. If `principal` is None, every session may be read. Return false if an entry does not
-        exist."""
+        """Return whether a principal may see all these entries. A principal may see an entry in two cases: if a session
+        that the principal may read wrote the entry, or if the entry is on a current or former path of such a session.
+        With `session_id`, only that session counts. If `principal` is None, every session may be read. Return false if
+        an entry does not exist."""
 
     async def share_session(self, session_id: str, principal: str, access: ShareAccess | None) -> None:
-        """Let a principal read a session, or read and write it. If `access` is None, end the share. The same applies to
-        the session's sub-agents.
+        """Let a principal read a session and its sub-agents, or read and write them. If `access` is None, end the
+        share.
 
         :raises ~crow.domain.errors.ArgumentError: the session is a sub-agent, or belongs to this principal.
         """
@@ -578,10 +581,10 @@ class Store(Protocol):
         """Return a session's shares, sorted by principal. Return none if the session does not exist."""
 
     async def add_token(self, token: Token) -> None:
-        """Store a new token. :raises ~crow.domain.errors.ArgumentError: its id is taken."""
+        """Store a new token. :raises ~crow.domain.errors.ArgumentError: the token's id is taken."""
 
     async def token(self, token_id: str) -> Token | None:
-        """Return a token, even if it has expired or was revoked. Return None if there is none with this id."""
+        """Return the token with this id, even if it has expired or was revoked. Return None if no token has this id."""
 
     async def tokens(self) -> tuple[Token, ...]:
         """Return all tokens, oldest first."""
@@ -590,14 +593,14 @@ class Store(Protocol):
         """Store when a token was used. An unknown id is ignored."""
 
     async def revoke_token(self, token_id: str) -> bool:
-        """Revoke a token. Return false if there is none with this id, or if it was revoked before."""
+        """Revoke a token. Return false if no token has this id, or if the token was revoked before."""
 
     async def tidy(self) -> None:
         """Remove the data of deleted sessions in small batches, and compact the database file. Call this when idle."""
 
     def hurry(self) -> None:
-        """Prepare for the end of the process. From now on, a write waits for other programs only briefly. This method
-        never fails."""
+        """Prepare for the end of the process. After this call, a write waits for other programs only briefly. This
+        method never fails."""
 
     async def close(self) -> None:
         """Close the connections within a few seconds. A second call has no effect."""

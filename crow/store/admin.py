@@ -1,6 +1,7 @@
 """The interface for administering stored sessions, as the command line uses it.
 
-This interface is separate from the store because `crow acp` does not need it or the modules that it imports.
+`crow acp` needs neither this interface nor the modules that it imports. Therefore the interface is separate from the
+store.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from crow.store import Group, Scope, SessionRow, UsageTotal
 from crow.store.codec import tags_of
 
 FORMER_OWNER = "the process that ran it"
-"""The owner of turns and queued prompts that were copied from another database. No store has this owner, so it counts
-as dead."""
+"""The owner of turns and queued prompts that were copied from another database. No store has this name, so this owner
+counts as dead."""
 
 _NAMED_IN_ERROR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFilter:
-    """Which sessions to list. None, an empty text and empty `tags` mean no limit. A session's directory must be one of
-    `directories`. Its title must contain `title`. The name of a model that the session uses or has used must contain
-    `model`. Case does not matter in these names. A session must have all of `tags`. Its newest entry must be from
-    `since_ms` up to but not including `before_ms` (Unix milliseconds). If `archived` is true, only archived sessions
-    are listed; otherwise only the others."""
+    """Conditions for the sessions in a list. A condition that is None or empty does not apply. A session is listed if
+    all these conditions are true. Its directory is one of `directories`. Its title contains `title`. The name of a
+    model that it uses or has used contains `model`. (Case does not matter in titles and in names of models.) It has all
+    of `tags`. Its newest entry is from `since_ms` up to but not including `before_ms` (Unix milliseconds). It is
+    archived if `archived` is true, and not archived otherwise."""
 
     directories: Collection[str] | None = None
     model: str | None = None
@@ -45,9 +46,9 @@ class SessionFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedSession:
-    """A session in a list. `used_ms` (Unix milliseconds) is the time of the session's newest entry, or of its creation
-    if that is later. `messages` is the number of prompts and answers on the session's path. `subagents` are sorted by
-    their start, oldest first."""
+    """A session in a list. `used_ms` (Unix milliseconds) is the later of two times: when the session was created, and
+    when its newest entry was written. `messages` is the number of prompts and answers on the session's path.
+    `subagents` are sorted by their start, oldest first."""
 
     row: SessionRow
     used_ms: int
@@ -59,8 +60,8 @@ class ListedSession:
 class UnusedSession:
     """A session that has not been used for a while.
 
-    `used_ms` (Unix milliseconds) is the time of the session's newest entry, or of its creation if that is later. A
-    changed title or archiving does not count as use. `title` is None if the session has none.
+    `used_ms` (Unix milliseconds) is the later of two times: when the session was created, and when its newest entry was
+    written. A change of the title and archiving do not count as use. `title` is None if the session has none.
     """
 
     id: str
@@ -73,13 +74,13 @@ class UnusedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionExtras:
-    """What a copy of a session keeps although an export does not contain it. `additional_directories`, `config` and
-    `metadata` are JSON texts.
+    """The data of a session that a copy keeps although an export does not contain them. `additional_directories`,
+    `config` and `metadata` are JSON texts.
 
-    Each of `shares` has a principal, its access and the time of the share. Each of `inbox`, the queued prompts, has a
-    message id, the parts as JSON, and a time. Each of `draft`, the stored pieces of an unfinished answer below the
-    leaf, has a turn, a message id, a text, a thought and a time. Times are Unix milliseconds. `is_running` is true if a
-    dead process left a turn open. Permissions are not copied.
+    `shares` has the principal, the access and the time of each share. `inbox` has the message id, the parts as JSON,
+    and the time of each queued prompt. `draft` has the turn, message id, text, thought and time of each stored piece of
+    an unfinished answer below the leaf. Times are Unix milliseconds. `is_running` is true if a dead process left a turn
+    open. Permissions are not copied.
     """
 
     alias: str | None
@@ -98,10 +99,10 @@ class SessionExtras:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationState:
-    """What a copy of a conversation needs in addition to its export.
+    """The data that a copy of a conversation needs in addition to an export of the conversation.
 
-    `extras` maps the ids of its sessions to their extras. `users` names the living processes that use one of the
-    sessions. `stamp` changes whenever one of the sessions changes.
+    `extras` maps the ids of the conversation's sessions to their extras. `users` names the living processes that use at
+    least one of these sessions. `stamp` changes whenever a session changes.
     """
 
     extras: Mapping[str, SessionExtras]
@@ -111,9 +112,9 @@ class ConversationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportDefaults:
-    """The model and mode that imported sessions get. For a copy, `extras` maps the ids of sessions to their own values,
-    and titles are not changed. `relatives` are sessions outside of the file that sessions in the file may name as
-    parent or as origin of a fork."""
+    """The values that imported sessions get in addition to those in the file. `model` and `mode` are for sessions
+    without extras. For a copy, `extras` maps the ids of sessions to their extras, and titles are not changed.
+    `relatives` are sessions outside of the file that sessions in the file may name as parent or as origin of a fork."""
 
     model: str = ""
     mode: str = "ask"
@@ -123,9 +124,9 @@ class ImportDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """One conversation of an imported file. `is_new` is false if the database already had the conversation; then
-    nothing was changed. `is_same` is true if that earlier conversation has the same hash. `cleaned` are the sessions
-    whose titles were changed, because a title was too long or had invisible characters."""
+    """One conversation of an imported file. `is_new` is false if the database already had the conversation; in this
+    case nothing was changed. `is_same` is true if the conversation in the database has the same hash. `cleaned` are the
+    sessions whose titles were changed, because a title was too long or had invisible characters."""
 
     sessions: tuple[str, ...]
     entries: int
@@ -146,9 +147,9 @@ class Backup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """The bytes that a part of the database takes. `what` names the part. `number` is the number of its items, or None
-    if they are not counted. For texts and blobs, only their own bytes count, without the overhead of their rows. Pages,
-    tables and files count as a whole."""
+    """The bytes that a part of the database takes. `what` names the part. `number` is the number of items in the part,
+    or None if the items are not counted. For texts and blobs, only their own bytes count, without the overhead of their
+    rows. Pages, tables and files count as a whole."""
 
     what: str
     number: int | None
@@ -157,7 +158,8 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """What is wrong with a database, and the entries that cannot be read. Both are empty if all is well."""
+    """The damage to a database: `problems` in the file, and `entries` that cannot be read. Both are empty if all is
+    well."""
 
     problems: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
@@ -168,8 +170,9 @@ class Admin(Protocol):
     :class:`~crow.domain.errors.StoreUnavailable`."""
 
     async def find(self, name: str) -> str:
-        """Return the id of the session with this id or alias. If there is none, return the id of the only session whose
-        id begins with `name`. Aliases of principals do not count, because several principals may use the same alias.
+        """Return the id of the session with this id or alias. If there is no such session, return the id of the only
+        session whose id begins with `name`. Aliases of principals do not count, because several principals may use the
+        same alias.
 
         :raises ~crow.domain.errors.ArgumentError: no session matches, or several do.
         """
@@ -183,10 +186,10 @@ class Admin(Protocol):
 
     async def totals(self, by: Sequence[Group], scope: Scope) -> tuple[UsageTotal, ...]:
         """Return sums of tokens and cost, one for each group of entries with the same values of the keys in `by`.
-        Without keys, return one sum of everything. If `by` has the day, the sums are sorted by day; otherwise the
+        Without keys, return one sum of everything. If `by` contains the day, the sums are sorted by day; otherwise the
         largest sum comes first. Each entry counts once, even if several forks share it. A sub-agent's usage counts for
-        its parent session. The copy of that usage in the task's result does not count. Days are in local time. If all
-        sessions of a conversation are deleted, its usage does not count."""
+        its parent session. The result of a task repeats the usage of its sub-agent, but this repetition does not count.
+        Days are in local time. If all sessions of a conversation are deleted, its usage does not count."""
 
     async def disk_use(self) -> tuple[DiskUse, ...]:
         """Return how many bytes each part of the database takes."""
@@ -207,7 +210,8 @@ class Admin(Protocol):
     async def remove(self, ids: Sequence[str]) -> None:
         """Remove sessions, and the data that only they need.
 
-        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of them; no session was removed.
+        :raises ~crow.domain.errors.SessionBusy: a living process runs a turn in one of these sessions; no session was
+            removed.
         """
 
     def export(self, ids: Sequence[str] | None) -> AsyncIterator[bytes]:
@@ -217,20 +221,20 @@ class Admin(Protocol):
     async def import_file(self, path: Path, defaults: ImportDefaults) -> tuple[Imported, ...]:
         """Check the whole file, then import the conversations that are not in the database yet.
 
-        The conversations are written in small transactions, so that other processes can write in between. They stay
-        hidden until all of them are complete.
+        The conversations are written in small transactions, so that other processes can write in between. The
+        conversations stay hidden until all of them are complete.
 
         :raises ~crow.domain.errors.ArgumentError: the file is damaged or not a crow export, or another process is
-            importing or removing one of its sessions; nothing was imported.
+            importing or removing a session of the file; nothing was imported.
         """
 
     async def conversations(self) -> Mapping[int, tuple[str, ...]]:
-        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, unless they
-        are sub-agents or have sub-agents."""
+        """Map conversations to their sessions, oldest first. Sessions that were never used are left out, except
+        sub-agents and sessions with sub-agents."""
 
     async def conversation_state(self, ids: Sequence[str]) -> ConversationState:
-        """Return what a copy of these sessions needs in addition to their export. All of them belong to one
-        conversation."""
+        """Return the data that a copy of these sessions needs in addition to an export. All these sessions belong to
+        one conversation."""
 
     def lines(self, conversation: int, ids: Sequence[str], known: frozenset[str]) -> AsyncIterator[bytes]:
         """Return the lines of an export file for these sessions of a conversation, without header and end. Turns that a
@@ -238,7 +242,7 @@ class Admin(Protocol):
         they are in `known`."""
 
     async def damage(self) -> Damage:
-        """Look for damage in the database file. A PostgreSQL database is not checked, because its server does that."""
+        """Look for damage in the database file. A PostgreSQL database is not checked, because the server checks it."""
 
     async def size(self) -> int | None:
         """Return the size of the database's files in bytes, or None for a database on a server."""
@@ -247,13 +251,14 @@ class Admin(Protocol):
         """Copy the database to a new file while it is in use, and verify the copy.
 
         :raises ~crow.domain.errors.ArgumentError: `path` exists or cannot be created, or the database is on a server.
-        :raises ~crow.domain.errors.StoreUnavailable: the copy could not be written, or it is damaged, which means that
-            the database is damaged.
+        :raises ~crow.domain.errors.StoreUnavailable: the copy could not be written, or the copy is damaged because the
+            database is damaged.
         """
 
 
 def only_match(name: str, found: Sequence[str], *, is_exact: bool) -> str | None:
-    """Return the first of the ids found for `name`. If nothing was found, return None for an exact search.
+    """Return the first of the ids in `found`, which a search for `name` gave. If an exact search found no id, return
+    None.
 
     :raises ~crow.domain.errors.ArgumentError: a search by the beginning of an id found no id, or several.
     """

@@ -2,8 +2,8 @@
 
 A dataclass is written as an object with all its fields. When an object is read, a missing field gets the dataclass's
 default, because an older version may have written the object. An unknown field is ignored, because a newer version may
-have written it. A field of the wrong type raises `Unreadable`. Large and shared values are stored separately as blobs,
-named by their sha256. Pydantic is not used, because it would need 40 ms at the start to build its validators.
+have written this field. A field of the wrong type raises `Unreadable`. Large and shared values are stored separately as
+blobs, named by their sha256. Pydantic is not used, because it would need 40 ms at the start to build its validators.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SPILL_BYTES = 32 * 1024
 """A body whose JSON has more bytes than this is stored as a blob."""
 
 SHARED_BYTES = 8 * 1024
-"""A tool output with more bytes than this becomes a blob, and so does each such side of a diff. Equal blobs are stored
-once."""
+"""A tool output with more bytes than this is stored as a blob. The same holds for each side of a diff. Equal blobs are
+stored once."""
 
 MAX_METADATA_BYTES = 16 * 1024
 """The maximum size of a session's metadata as JSON."""
@@ -39,7 +39,7 @@ MAX_METADATA_DEPTH = 8
 MAX_TAG_CHARS = 50
 
 Load: TypeAlias = Callable[[str], bytes | None]
-"""A function that returns the content of the blob with a given hash, or None if there is no such blob."""
+"""A function that takes a hash and returns the content of the blob with this hash, or None if there is no such blob."""
 
 
 class Unreadable(ValueError):
@@ -51,8 +51,8 @@ class Encoded:
     """A body in its stored form. `text` is its JSON. If the JSON is stored as a blob, `text` is None and `spilled` is
     the blob's hash. `blobs` maps hashes to contents.
 
-    `body` is what will be read back. It equals the given body, unless characters or numbers had to be replaced (see
-    `dump`).
+    `body` is the body that a later read will return. It differs from the given body only if characters or numbers had
+    to be replaced (see `dump`).
     """
 
     kind: str
@@ -63,7 +63,8 @@ class Encoded:
 
 
 def encode(body: Body, *, shares_texts: bool = True) -> Encoded:
-    """Return the stored form of `body`. If `shares_texts` is false, long outputs and diffs are part of the JSON."""
+    """Return the stored form of `body`. If `shares_texts` is false, long outputs and diffs stay in the JSON and do not
+    become blobs."""
     kind = KINDS[type(body)]
     blobs = Blobs(shares_texts=shares_texts)
     text, was_mended = dump(_BODIES[kind].encode(body, blobs))
@@ -103,12 +104,12 @@ def decode_value(kind: str, value: object, load: Load) -> Body:
 
 
 def stand_in(kind: str, words: str, *, message_id: str, title: str, call: Sequence[object]) -> Body:
-    """Return a body with the text `words` that replaces a body that cannot be read.
+    """Return a body with the text `words`, to be used in place of a body that cannot be read.
 
     For the kinds user, assistant and tool, the new body is of the same kind, so that the conversation with the model
     stays valid. For other kinds, it is a remark. For a tool result, `call` is the id of the assistant entry and the
-    index of the call in that entry. If `call` is something else, the new body is a remark, too. `title` is the title of
-    the new result.
+    index of the call in that entry. For a tool result with any other `call`, the new body is a remark. `title` is the
+    title of the new result.
     """
     match kind, call:
         case "user", _:
@@ -146,8 +147,8 @@ def to_json(value: object) -> str:
 
 
 def from_json(text: str | bytes | None, default: Any) -> Any:
-    """Return the value of a JSON column. Return `default` if the column is damaged or its type differs from that of
-    `default`."""
+    """Return the value of a JSON column. If the column is damaged or the value does not have the type of `default`,
+    return `default`."""
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError):
@@ -156,8 +157,8 @@ def from_json(text: str | bytes | None, default: Any) -> Any:
 
 
 def merged_metadata(metadata: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's metadata with `patch` merged into it. Objects are merged member by member, any other value
-    replaces the old one, and null removes a member (RFC 7396).
+    """Return a session's metadata with `patch` merged into it. Objects are merged member by member; null removes a
+    member; any other value replaces the old value (RFC 7396).
 
     :raises ArgumentError: `patch` is too deep, or the result is too large.
     """
@@ -186,8 +187,8 @@ def _merged(old: object, patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tags_of(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a session's tags in alphabetical order and lower case. They are the names in the object `tags` of its
-    metadata; programs may also write a list of names."""
+    """Return a session's tags in alphabetical order and lower case. The member `tags` of its metadata is an object with
+    the tags as keys, or a list of tags."""
     return tuple(sorted(set(map(tag_name, _stored_tags(metadata)))))
 
 
@@ -198,7 +199,8 @@ def _stored_tags(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def tags_patch(metadata: Mapping[str, Any], *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> JsonObject:
-    """Return the patch that adds and removes tags when it is merged into `metadata`."""
+    """Return a patch. When it is merged into `metadata`, the tags in `add` are added, and those in `remove` are
+    removed."""
     stored = _stored_tags(metadata)
     kept = [] if isinstance(metadata.get("tags"), Mapping) else stored
     removed = [name for name in stored if tag_name(name) in remove]
@@ -213,7 +215,7 @@ def tag_name(text: str) -> str:
 def new_tag(text: str) -> str:
     """Return the name of a tag that a person adds.
 
-    :raises ArgumentError: it is empty or too long, or has a space, a comma or an invisible character.
+    :raises ArgumentError: the tag is empty or too long, or has a space, a comma or an invisible character.
     """
     tag = tag_name(text)
     if not 0 < len(tag) <= MAX_TAG_CHARS or any(sign in tag for sign in " ,") or not tag.isprintable():
@@ -224,7 +226,7 @@ def new_tag(text: str) -> str:
 
 
 def _depth(value: object) -> int:
-    """Return how many levels of objects and lists a JSON value has. Counting stops one above the limit."""
+    """Return the number of levels of objects and lists in a JSON value. Counting stops at one level above the limit."""
     level: list[object] = [value]
     for depth in range(MAX_METADATA_DEPTH + 1):
         level = [one for one in level if isinstance(one, Mapping | list | tuple)]
@@ -261,8 +263,9 @@ def show(value: object) -> str:
 
 
 class Blobs:
-    """Collects the blobs of one value while it is encoded. `data` maps hashes to contents. With `inline`, nothing is
-    collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become blobs."""
+    """Collects the blobs of one value while the value is encoded. `data` maps hashes to contents. With `inline`,
+    nothing is collected, and images are written into the JSON. With `shares_texts`, long texts that often recur become
+    blobs."""
 
     __slots__ = ("data", "inline", "shares_texts", "was_mended")
 
@@ -279,7 +282,7 @@ class Blobs:
         return name
 
     def add_text(self, text: str) -> str:
-        """Store `text` as a UTF-8 blob, with lone surrogates replaced, and return its hash."""
+        """Replace lone surrogates in `text`, store the text as a UTF-8 blob, and return the blob's hash."""
         try:
             return self.add(text.encode())
         except UnicodeEncodeError:
@@ -288,8 +291,8 @@ class Blobs:
 
 
 class Field(NamedTuple):
-    """How one value is written and read. If `encode` is None, the value is written unchanged. A value of exactly the
-    type `plain` is also read unchanged, without a call of `decode`."""
+    """The functions that write and read one value. If `encode` is None, the value is written unchanged. A value of
+    exactly the type `plain` is also read unchanged, without a call of `decode`."""
 
     encode: Callable[[Any, Blobs], object] | None
     decode: Callable[[Any, Load], Any]
@@ -297,7 +300,7 @@ class Field(NamedTuple):
 
 
 class Record(NamedTuple):
-    """How the dataclass `cls` is written and read."""
+    """The functions that write and read the dataclass `cls`."""
 
     encode: Callable[[Any, Blobs], dict[str, object]]
     decode: Callable[[Any, Load], Any]
@@ -305,10 +308,10 @@ class Record(NamedTuple):
 
 
 def record(cls: type, *, integer: Field | None = None, **special: Field | str) -> Record:
-    """Return how to write and read the dataclass `cls` as a JSON object.
+    """Return functions that write the dataclass `cls` as a JSON object and read it back.
 
     Fields are written according to their type hints, except for those in `special`. For a `Literal` field, `special`
-    may have a string instead, which replaces unknown words when the field is read. `integer` is used for all fields of
+    may have a string. When the field is read, this string replaces an unknown word. `integer` is used for all fields of
     type int.
     """
     chosen = {
@@ -392,7 +395,7 @@ def _many(item: Field | Record) -> Field:
 
 
 def optional(field: Field | Record) -> Field:
-    """Return the same field, but allow None, which is written as null."""
+    """Return a field like the given one that also accepts None, which is written as null."""
     inner_encode, inner_decode = field.encode, field.decode
     encode = inner_encode and (lambda value, blobs: None if value is None else inner_encode(value, blobs))
     return Field(
@@ -403,7 +406,7 @@ def optional(field: Field | Record) -> Field:
 
 
 def _tagged(**records: Record) -> Field:
-    """Return a field for one of several dataclasses. The key `type` says which one."""
+    """Return a field whose value is of one of several dataclasses. In JSON, the key `type` says which one."""
     names = {one.cls: name for name, one in records.items()}
 
     def encode(value: Any, blobs: Blobs) -> object:
@@ -549,4 +552,4 @@ _BODIES: Mapping[str, Record] = {
 }
 
 KINDS: Mapping[type, str] = {shape.cls: kind for kind, shape in _BODIES.items()}
-"""Maps each type of body to its kind as stored."""
+"""Maps each class of body to the stored name of its kind."""

@@ -20,15 +20,15 @@ _BATCH_CONVERSATIONS = 100
 _CHUNK_BYTES = 1024 * 1024
 
 Outcome: TypeAlias = Literal["copied", "known", "changed", "in use", "refused", "different"]
-"""The outcome for one conversation. "copied": it was copied. "known": the target already had it. "changed": the target
-has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or imported.
-"different": it was copied, but the copy is not equal to the source."""
+"""The outcome for one conversation ("it"). "copied": it was copied. "known": the target already had it. "changed": the
+target has other sessions with the same ids. "in use": a living process uses it. "refused": it cannot be exported or
+imported. "different": it was copied, but the copy is not equal to the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedConversation:
-    """A conversation, and the outcome of its copy. `words` has the reason. It is empty for the outcomes copied and
-    known."""
+    """A conversation, and the outcome of its copy. `words` gives the reason for the outcome. For "copied" and "known",
+    it is empty."""
 
     outcome: Outcome
     sessions: tuple[str, ...]
@@ -38,8 +38,8 @@ class CopiedConversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is their
-    number, and `hash` their sha256 (hex)."""
+    """A conversation in a batch. Its lines are in the file from the byte `start` to the byte `end`. `lines` is the
+    number of these lines, and `hash` their sha256 (hex)."""
 
     sessions: tuple[str, ...]
     extras: Mapping[str, SessionExtras]
@@ -109,8 +109,8 @@ class SessionCopy:
     """Copies all sessions that were ever used from `source` to `target`, and reports the outcome for each conversation.
 
     A conversation becomes visible in the target when it is complete. Then it is read from the target and compared with
-    the source. After an interruption, another copy continues with the conversations that are missing. The source is not
-    changed.
+    the source. If a copy is interrupted, the next one continues with the conversations that are missing. The source is
+    not changed.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SessionCopy:
             self._report(CopiedConversation(outcome="in use", sessions=sessions, words=words))
 
     async def _import(self, batch: _CopiedBatch) -> None:
-        """Import the batch, and clear it. If the import is refused, import each conversation separately."""
+        """Import the batch. If the import is refused, import each conversation separately. Then clear the batch."""
         if not batch.parts:
             return
         batch.finish()

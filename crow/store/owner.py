@@ -1,9 +1,9 @@
 """Identifies the store that runs a turn, and tells whether that store is still alive.
 
 An owner is a store that a process has opened. An owner in this process is alive while its store is open. An owner in
-another process with the same boot, host and pid namespace is alive while a process with its pid and start time exists.
-Any other owner counts as alive for a minute after its last sign of life. Without /proc, start times are unknown. Then
-any living process with the pid counts as the owner.
+another process can be looked up if that process has the same boot, host and pid namespace as this one. It is alive
+while a process with its pid and start time exists. Any other owner counts as alive for a minute after its last sign of
+life. On a system without /proc, start times are unknown, and any living process with the pid counts as the owner.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 LEASE_MS = 60_000
-"""How long an owner counts as alive after its last sign of life, if its process cannot be looked up."""
+"""If an owner's process cannot be looked up, the owner counts as alive for this long after its last sign of life."""
 
 open_stores: set[str] = set()
-"""The owners whose stores are open in this process."""
+"""The owners (as text) whose stores this process has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class Owner:
 
 
 def dead_twin(owner: str) -> str:
-    """Return an owner of the same process whose store is closed. A session with this owner looks as if its owner had
-    died."""
+    """Return an owner with the same process as `owner`, but without an open store. A session with the returned owner
+    looks as if its owner had died."""
     parsed = Owner.parse(owner)
     return str(replace(parsed, token="")) if parsed else ""
 

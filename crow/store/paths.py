@@ -1,4 +1,4 @@
-"""Computes what the store returns about paths through the tree of entries."""
+"""Computes tails, excerpts and outlines from entries, for both engines."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TailPath:
         self._has_prompt = False
 
     def add(self, entry: Entry) -> bool:
-        """Add the parent of the entry that was added last. If the newest valid checkpoint does not keep the parent,
-        return false and do not add it."""
+        """Add `entry`, the parent of the entry that was added last. If the newest valid checkpoint does not keep
+        `entry`, return false and do not add it."""
         if self._first_kept is not None and entry.id < self._first_kept:
             return False
         self._newest_first.append(entry)
@@ -50,7 +50,7 @@ class TailPath:
 
     @property
     def before(self) -> int | None:
-        """The parent of the oldest entry. At least one entry must have been added."""
+        """The parent of the oldest entry. Read this only after an entry was added."""
         return self._newest_first[-1].parent
 
     def entries(self) -> tuple[Entry, ...]:
@@ -59,7 +59,7 @@ class TailPath:
 
 
 def with_excerpt(entry: Entry, most_bytes: int) -> Entry:
-    """Return the entry. If it is a tool result, its text has at most about `most_bytes` bytes."""
+    """Return the entry. If it is a tool result, shorten its text to about `most_bytes` bytes."""
     if not isinstance(entry.body, ToolResult):
         return entry
     text = short_output(entry.body.text, most_bytes, entry.body.call.call_id)
@@ -70,8 +70,8 @@ def recorded_here(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries with each file marked as recorded on this machine. The entries must belong to a conversation
     that was not imported.
 
-    Older versions did not store where a file was recorded. But in such a conversation, every file was recorded on this
-    machine.
+    Older versions did not store where a file was recorded. But every file in a conversation that was not imported was
+    recorded on this machine.
     """
     return tuple(
         replace(entry, body=replace(entry.body, recorded_here=True)) if isinstance(entry.body, File) else entry
@@ -87,8 +87,8 @@ def outline_of(
     prompts: Mapping[int, str],
 ) -> Outline:
     """Return the outline of a tree of entries. `tree` has the id, parent and kind of each entry, oldest first. `ends`
-    are the ends of the branches: first the current leaf, then the end that the session left last, and so on. `labels`
-    and `prompts` map entries to texts."""
+    are the ends of the branches: first the current leaf, then the ends that the session has left, starting with the one
+    that it left last. `labels` and `prompts` map entries to texts."""
     # `point_at` and `message_at` map each entry to the newest branch point and the newest message on the entry's path.
     point_at: dict[int | None, int | None] = {None: None}
     message_at: dict[int | None, int | None] = {None: None}

@@ -1,9 +1,9 @@
 """The export format: conversations as lines of JSON, for other machines and other programs.
 
-A file consists of a header, the conversations one after another, and a last line with the sha256 of everything before
+A file consists of a header, the conversations one after another, and a last line with the sha256 of all lines before
 it. A conversation consists of its sessions, its entries in order, and its moves. Each blob comes before the first entry
-that names it. Entries are numbered from 1 in each conversation, so an export of an imported conversation has the same
-bytes as the first export. A session's mode, model, permissions, configuration and alias are not exported.
+that names it. Entries are numbered from 1 in each conversation. So if a conversation is exported, imported and exported
+again, both exports have the same bytes. A session's mode, model, permissions, configuration and alias are not exported.
 `schemas/export.schema.json` is generated from the records here.
 """
 
@@ -66,8 +66,8 @@ class ConversationRecord:
 class SessionRecord:
     """A session, which points to an entry of its conversation.
 
-    `leaf` is that entry, and `turn` the number of the session's newest turn. `parent_id` (for a sub-agent) and
-    `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
+    `leaf` is the id of this entry, and `turn` is the number of the session's newest turn. `parent_id` (for a sub-agent)
+    and `forked_from` name sessions in the same file. `listed` is false for a session without a prompt.
     """
 
     id: str
@@ -99,8 +99,8 @@ class EntryRecord:
     """A node of the conversation's tree. `id` counts from 1. `parent` is a smaller id, or null for a root.
 
     `session` is the session that wrote the entry, or null if that session is not in the file. `model` is the model that
-    wrote an answer or that a prompt was sent to. `cost` is in US dollars, `estimate` in tokens. The shape of `body`
-    depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
+    wrote the answer, or, for a prompt, the model to which it was sent. `cost` is in US dollars, `estimate` in tokens.
+    The shape of `body` depends on `kind`. A body refers to other entries by their `id`; 0 means no entry.
     """
 
     id: int
@@ -129,8 +129,8 @@ class MoveRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The last line. `lines` is the number of lines before it, and `sha256` (hex) the hash of their bytes. If `sha256`
-    is null, the hash is not checked."""
+    """The last line. `lines` is the number of the lines before it, and `sha256` is the hash (hex) of the bytes of these
+    lines. If `sha256` is null, the hash is not checked."""
 
     lines: int
     sha256: str | None
@@ -191,12 +191,12 @@ _SPECIAL: Mapping[type, Mapping[str, codec.Field]] = {
 _SHAPES: Mapping[type, tuple[str, codec.Record]] = {
     record: (name, codec.record(record, integer=_COUNT, **_SPECIAL.get(record, {}))) for name, record in RECORDS.items()
 }
-"""Maps each record class to its `type`, and to the functions that write and read it."""
+"""Maps each record class to its `type`, and to the functions that write and read such a record."""
 
 
 def line_of(record: Record, *, body: str | None = None) -> bytes:
-    """Return the record as a line. `body` is the JSON of an entry's body. It replaces the body in the record and is
-    written unchanged."""
+    """Return the record as a line. `body` is the JSON of an entry's body. It is written unchanged, in place of the body
+    in the record."""
     name, shape = _SHAPES[type(record)]
     values = {"type": name, **shape.encode(record, Blobs())}
     if body is None:
@@ -258,7 +258,7 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
     """Return `body` with other entry ids. `named` translates the id of an entry. `bound` translates an id that only
     marks a limit, such as `first_kept`.
 
-    In file and prompt entries, `recorded_here` becomes false, because another machine will read them.
+    In file and prompt entries, `recorded_here` becomes false, because another machine will read the entries.
     """
     match body:
         case Started() | File() | ToolResult():
@@ -282,8 +282,8 @@ def renumbered(body: Body, named: Callable[[int], int], bound: Callable[[int], i
 
 
 def _renumbered_pin(pin: Pin, entry: int) -> Pin:
-    """Return the pin with another entry id. A shortened text has a marker that contains the id. The id in the marker is
-    changed, too."""
+    """Return the pin with `entry` as its entry id. If the pin's text is shortened, it has a marker that contains the
+    old id. The id in the marker is changed, too."""
     text = re.sub(rf"\brecall with entry {pin.entry} gives\b", f"recall with entry {entry} gives", pin.text)
     return Pin(entry=entry, text=text)
 
@@ -297,7 +297,7 @@ def clean_title(title: str) -> str | None:
 
 
 def _depth(line: bytes) -> int:
-    """Return how deeply values are nested in a line of JSON. Return 0 if the line has so few brackets that it cannot
+    """Return the depth to which values are nested in a line of JSON. Return 0 if the line has too few brackets to
     exceed the limit."""
     if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
         return 0
@@ -319,11 +319,11 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 class InvalidExport(Exception):
-    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record."""
+    """A record is not valid, or not in a permitted position. `ExportFile.check` finds out which record it is."""
 
 
 class ExportFile:
-    """A file of exported conversations. Blobs are not kept in memory. They are read from the file again when they are
+    """A file of exported conversations. Blobs are not kept in memory, but read from the file again when they are
     needed.
 
     Whoever opens the file must close it.
@@ -389,10 +389,10 @@ class ExportFile:
         return tuple(blocks)
 
     def scan(self) -> tuple[Block, ...]:
-        """Return the conversations. Check the sha256 of the file and all records except entries and blobs, which
-        `records` checks.
+        """Return the conversations. Check the sha256 of the file, and check all records except entries and blobs.
+        (`records` checks these.)
 
-        :raises ArgumentError: the same as `check`.
+        :raises ArgumentError: as for `check`.
         """
         try:
             return self._scan()
@@ -429,8 +429,8 @@ class ExportFile:
         return tuple(blocks)
 
     def records(self, block: Block) -> Iterator[tuple[Record, Body | None]]:
-        """Check the records of a block, and return them. Each entry is paired with its body. Entry ids in bodies are
-        the numbers in the file.
+        """Check the records of a block, and return them. Each entry is paired with its body. The entry ids in bodies
+        stay as in the file.
 
         :raises InvalidExport: a record is not valid, or not in a permitted position.
         :raises ArgumentError: the file was changed since `scan` or `check`.
@@ -495,7 +495,7 @@ def _open_regular(path: Path) -> BinaryIO:
 
 
 class _MisplacedError(Unreadable):
-    """An error in an earlier line than the one that is being read."""
+    """An error in a line before the one that is being read."""
 
     def __init__(self, line: int, words: str) -> None:
         super().__init__(words)
@@ -504,10 +504,10 @@ class _MisplacedError(Unreadable):
 
 class Block:
     """A conversation in a file. Its lines begin at `offset` (bytes). `bytes`, `lines` and `entries` are the sizes of
-    the part that was read.
+    the part that was read so far.
 
-    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions in the
-    file that were read so far.
+    `add` takes one record after another and checks its position. `sessions_of_file` has the ids of all sessions of the
+    file that were read so far, in any conversation.
     """
 
     def __init__(self, offset: int, line: int, sessions_of_file: set[str]) -> None:
@@ -549,10 +549,10 @@ class Block:
         match record:
             case SessionRecord():
                 if self.entries or self._has_moves:
-                    raise Unreadable("session: it comes after an entry or a move; sessions must come first")
+                    raise Unreadable("session: it comes after an entry or a move; expected all sessions before them")
                 if record.id in self._sessions_of_file:
                     raise Unreadable(
-                        f'session: id is "{record.id:.80}"; expected one that no other session of the file has'
+                        f'session: id is "{record.id:.80}"; expected an id that no other session of the file has'
                     )
                 self._sessions[record.id] = (number, record)
                 self._sessions_of_file.add(record.id)
@@ -569,7 +569,7 @@ class Block:
                     if leaf is not None and leaf > self.entries:
                         raise Unreadable(f"move: {name} is {leaf}, but the conversation has {self.entries} entries")
             case Header():
-                raise Unreadable("a second header; expected a conversation, one of its records, or the end")
+                raise Unreadable("a second header; expected a conversation, a record of a conversation, or the end")
         return None
 
     def check_end(self) -> None:
@@ -592,7 +592,7 @@ class Block:
 
     def _check_entry(self, record: EntryRecord) -> None:
         if self._has_moves:
-            raise Unreadable("entry: it comes after a move; moves must come last")
+            raise Unreadable("entry: it comes after a move; expected all entries before the moves")
         if record.id != self.entries + 1:
             raise Unreadable(f"entry: id is {record.id}; expected {self.entries + 1}, the next number")
         if record.parent is not None and not 0 < record.parent < record.id:

@@ -1,4 +1,4 @@
-"""Shows a principal of `crow serve` only the sessions that it owns or shares.
+"""Shows a principal of `crow serve` only the sessions that it owns and those that are shared with it.
 
 Every method first asks what the principal may do with the session. If the session is hidden from the principal, the
 method continues with an id that no session has. So a hidden session causes the same statements and the same error as an
@@ -43,7 +43,7 @@ from crow.store.watching import News, Watcher
 T = TypeVar("T")
 
 _NO_SESSION = "/hidden"
-"""An id that no session has. No session id contains a slash: crow makes no such ids, and imports refuse them."""
+"""An id that no session has. It contains a slash. Crow makes no ids with a slash, and imports refuse such ids."""
 
 _NO_ENTRY = 2**62
 
@@ -54,11 +54,11 @@ _MOST_KNOWN = 1_000
 _PRINCIPAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 
 _SHARED_CHANGES = frozenset({"title", "title_by_user", "model", "mode", "config", "metadata", "calibration"})
-"""Columns that a principal with the access `write` may change. Only the owner may change the others."""
+"""Columns that a principal with the access `write` may change. Only the owner may change the other columns."""
 
 
 def check_principal(name: str) -> str:
-    """Return the name of a principal, which is also used as the name of a directory.
+    """Check and return the name of a principal. The name is also used as the name of a directory.
 
     :raises ArgumentError: the name is not valid.
     """
@@ -73,7 +73,7 @@ def check_principal(name: str) -> str:
 class PrincipalStore(Store, Watcher):
     """A :class:`~crow.store.Store` as one principal sees it. Closing it does not close the store behind it.
 
-    `home` is set to the id of a session if the store is for that open session. Whoever may prompt in the session can
+    If the store is for one open session, `home` is the id of that session. Everybody who may prompt in the session can
     make its agent read this store. So while the session is shared, this store shows only the session and its
     sub-agents. A store whose `principal` is None hides nothing else.
     """
@@ -109,10 +109,10 @@ class PrincipalStore(Store, Watcher):
         return found
 
     async def require(self, session_id: str, need: Access) -> Access:
-        """Check that the principal may do `need` with a session, and return all that it may do.
+        """Check that the principal has at least the access `need` to a session, and return the access that it has.
 
         :raises ~crow.domain.errors.NoSuchSession: the session is unknown or hidden.
-        :raises ~crow.domain.errors.ArgumentError: the session is shared, but only for less than `need`.
+        :raises ~crow.domain.errors.ArgumentError: the session is shared with an access that is less than `need`.
         """
         access = await self.access(session_id)
         if access is None:
@@ -413,8 +413,8 @@ class PrincipalStore(Store, Watcher):
         await self.inner.learn(base_url, model, facts)
 
     async def access_of(self, session_id: str, principal: str) -> Access | None:
-        """Return what a principal may do with a session. Only the owner of the session may ask about other principals;
-        for them, everybody else gets None."""
+        """Return what a principal may do with a session. Only the owner of the session may ask about other principals.
+        If anybody else asks about them, return None."""
         own = await self.access(session_id)
         if principal == self.principal:
             return own
@@ -431,7 +431,7 @@ class PrincipalStore(Store, Watcher):
         await self._guarded(session_id, "own", lambda one: self.inner.share_session(one, principal, access))
 
     async def shares(self, session_id: str) -> tuple[Share, ...]:
-        """Return a session's shares. A principal that is not the owner sees only its own share."""
+        """Return a session's shares. A principal that does not own the session sees only the share with itself."""
         found = await self._guarded(session_id, "read", self.inner.shares)
         is_own = await self.access(session_id) == "own"
         return tuple(share for share in found if is_own or share.principal == self.principal)
@@ -455,7 +455,7 @@ class PrincipalStore(Store, Watcher):
         await self.inner.tidy()
 
     def hurry(self) -> None:
-        """Do nothing, because the process continues when a principal disconnects."""
+        """Do nothing. A principal that disconnects does not end the process."""
 
     async def close(self) -> None:
         """Do nothing. Whoever has opened the inner store closes it."""
@@ -468,8 +468,8 @@ class PrincipalStore(Store, Watcher):
         *,
         missing: Callable[[], Awaitable[object]] | None = None,
     ) -> T:
-        """Call `call` with the session's id. If the session is hidden, call `missing` instead, which must raise
-        `NoSuchSession`. Without `missing`, call `call` with an id that no session has."""
+        """Call `call` with the session's id, and return its result. If the session is hidden, call `missing`, which
+        raises `NoSuchSession`; without `missing`, call `call` with an id that no session has."""
         access = await self.access(session_id)
         if access is not None:
             _check(session_id, access, need)
@@ -485,7 +485,7 @@ class PrincipalStore(Store, Watcher):
     async def _may(self, session_id: str, need: Access) -> bool:
         """Whether the principal sees the session.
 
-        :raises ArgumentError: the principal sees the session, but may not do `need`.
+        :raises ArgumentError: the principal sees the session, but has less access than `need`.
         """
         access = await self.access(session_id)
         if access is not None:
@@ -500,18 +500,18 @@ class PrincipalStore(Store, Watcher):
         return await self.inner.sees_entries(entries, principal=principal, session_id=session_id)
 
     async def _confined_to(self) -> str | None:
-        """Return the session `home` while it is shared, otherwise None."""
+        """Return `home` while that session is shared, otherwise None."""
         return self.home if self.home is not None and await self.inner.shares(self.home) else None
 
     async def _refuse_if_shared(self) -> None:
         if await self._confined_to() is not None:
             raise ArgumentError(
-                "This session is shared, and only its owner may do that. Commands here work for everybody who may "
-                "prompt: use your client instead (session/new, session/fork, session/archive)."
+                "This session is shared, and only its owner may do that. Everybody who may prompt can run this "
+                "command, so use your client instead (session/new, session/fork, session/archive)."
             )
 
     async def _is_in_family(self, session_id: str) -> bool:
-        """Whether a session is `home` or a sub-agent of it at any depth."""
+        """Whether a session is `home`, or a sub-agent below `home` at any depth."""
         above = session_id
         while above not in self._family:
             try:
@@ -535,8 +535,8 @@ class PrincipalStore(Store, Watcher):
 
 
 def session_view(store: Store, row: SessionRow) -> Store:
-    """Return the store for an open session of a server with principals. It shows what the owner of the session sees.
-    While the session is shared, it shows only the session and its sub-agents."""
+    """Return the store for an open session of a server with principals. This store shows all that the session's owner
+    sees. While the session is shared, it shows only the session and its sub-agents."""
     inner = store.inner if isinstance(store, PrincipalStore) else store
     return PrincipalStore(inner, row.principal, home=row.id)
 

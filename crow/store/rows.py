@@ -45,8 +45,8 @@ USAGE_COLUMNS = (*_TOKEN_COUNTS, "estimated")
 """Columns of `entries` that hold a `Usage`. In `estimated`, bit 0 stands for the input and bit 1 for the output."""
 
 IS_REQUEST = "e.kind <> 'tool' AND (e.input_tokens IS NOT NULL OR e.output_tokens IS NOT NULL OR e.cost IS NOT NULL)"
-"""The SQL condition that an entry `e` holds the usage of a request. Tool results do not count: the result of a task
-repeats the usage of its sub-agent."""
+"""The SQL condition that an entry `e` holds the usage of a request. It is false for tool results, because the result of
+a task repeats the usage of its sub-agent."""
 
 _SUMS = {
     "requests": "count(*)",
@@ -60,7 +60,7 @@ _SUMS = {
 }
 
 SUM_NAMES = tuple(_SUMS)
-"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The cost is the last one, and NULL if it is unknown."""
+"""Fields of a `UsageTotal` that `SUM_COLUMNS` computes. The last one is the cost, which is NULL if no cost is known."""
 
 SUM_COLUMNS = ", ".join(f"{expression} AS {name}" for name, expression in _SUMS.items())
 """Columns with sums over entries `e`."""
@@ -96,13 +96,13 @@ def parse_cursor(cursor: str) -> tuple[int, str]:
     except ValueError:
         pass
     raise ArgumentError(
-        f'cursor is "{cursor}", which no page of the list has. Leave it out to start from the newest session.'
+        f'cursor is "{cursor}", but no page of the list has this cursor. Leave it out to begin with the newest session.'
     )
 
 
 def title_of_fork(title: str | None, others: Sequence[str | None]) -> str | None:
-    """Return the title of a fork, such as `Title (fork 2)`. Its number is one more than the largest in `others`, the
-    titles of the conversation's sessions. Return None if the original session has no title."""
+    """Return the title of a fork, such as `Title (fork 2)`. The number in it is one more than the largest number in
+    `others`, the titles of the conversation's sessions. Return None if the original session has no title."""
     if title is None:
         return None
     base = _FORK_TITLE.sub("", title)
@@ -148,13 +148,13 @@ class EntryRow:
 
 
 def columns_of(row: type[EntryRow], **expressions: str) -> str:
-    """Return the columns of a SELECT that reads rows of this type from a table `e`. `expressions` maps fields that are
-    not columns of `e` to SQL expressions."""
+    """Return the column list of a SELECT that reads rows of this type from a table `e`. `expressions` maps fields that
+    are not columns of `e` to SQL expressions."""
     return ", ".join(expressions.get(one.name, f"e.{one.name}") for one in fields(row))
 
 
 def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
-    """Return the body of an entry. `data` is the body's JSON, or None if its blob is missing.
+    """Return the body of an entry. `data` is the body's JSON, or None if the blob with the JSON is missing.
 
     :raises Unreadable: the body is damaged, or this version does not know its kind.
     """
@@ -166,7 +166,8 @@ def body_of(row: EntryRow, data: bytes | None, load: Load) -> Body:
 
 
 def entry_of(row: EntryRow, read_body: Callable[[], Body]) -> Entry:
-    """Return the entry in a row. If `read_body` raises `Unreadable`, the body is a text that says why."""
+    """Return the entry in a row. If `read_body` raises `Unreadable`, the entry has a text as its body that gives the
+    reason."""
     try:
         body = read_body()
     except Unreadable as error:
@@ -207,8 +208,8 @@ def _usage_of(row: EntryRow) -> Usage | None:
 
 
 def entry_values(new: NewEntry, encoded: Encoded, usage: Usage | None) -> dict[str, Any]:
-    """Return the columns of `entries` that do not depend on the entry's place, without `model`. `encoded` is the body,
-    and `usage` the usage from `storable_usage`."""
+    """Return the values of those columns of `entries` that do not depend on the entry's place, except `model`.
+    `encoded` is the encoded body, and `usage` is the result of `storable_usage`."""
     call = call_of(new.body)
     estimated = usage.is_input_estimated + 2 * usage.is_output_estimated if usage is not None else 0
     return {
@@ -254,7 +255,7 @@ def storable(count: int) -> int:
 
 @dataclass(slots=True)
 class SessionCounts:
-    """The sums that entries add to the row of their session. `numbers` has one for each of `COUNTERS`."""
+    """The sums that entries add to the row of their session. `numbers` has one sum for each column in `COUNTERS`."""
 
     numbers: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
     cost: float = 0.0

@@ -28,7 +28,7 @@ SNIPPET_MARGIN = 80
 
 
 def patterns_of(words: Sequence[str]) -> list[re.Pattern[str]]:
-    """Return a pattern for each word. It matches the word anywhere in a text, in upper and lower case."""
+    """Return a pattern for each word. A pattern matches its word anywhere in a text, in upper and lower case."""
     return [re.compile(re.escape(word), re.IGNORECASE) for word in words]
 
 
@@ -43,13 +43,13 @@ def hit_of(entry: int, session: str, kind: str, created_ms: int, text: str, patt
 
 
 def snippet_of(part: str, *, start: int, length: int) -> str:
-    """Return a snippet from a part of a text on one line. The part begins at the index `start` of a text of `length`
-    characters. An ellipsis stands for the text before and after it."""
+    """Return a snippet on one line. `part` is the part of a text that begins at the index `start`; the whole text has
+    `length` characters. An ellipsis stands for the text before the part, and another for the text after it."""
     return f"{'…' if start else ''}{' '.join(part.split())}{'…' if start + len(part) < length else ''}"
 
 
 def searchable_text(body: Body) -> str:
-    """Return the text that the full-text index holds. It is empty for entries other than prompts and answers."""
+    """Return the text that the full-text index holds. The text is empty for entries other than prompts and answers."""
     match body:
         case Assistant(text=text):
             return text
@@ -60,8 +60,8 @@ def searchable_text(body: Body) -> str:
 
 
 def unindexed_text(entry: Entry, without: Collection[str]) -> str:
-    """Return the text that a scan compares: the part of an entry that the full-text index does not hold. Calls and
-    results of the tools in `without` have none."""
+    """Return the text that a scan compares: the part of an entry that the full-text index does not hold. For calls and
+    results of the tools in `without`, this text is empty."""
     match entry.body:
         case Assistant(calls=calls):
             return "\n".join(f"{call.name} {call.arguments}" for call in calls if call.name not in without)

@@ -16,7 +16,8 @@ from crow.store.codec import Encoded, encode
 from crow.store.portable import EntryRecord, MoveRecord, Record, SessionRecord
 
 WRITTEN_LATER = frozenset({"title", "leaf", "listed"})
-"""Fields of a `SessionRecord` that are not columns of a session's row, or that an import sets after the others."""
+"""Fields of a `SessionRecord` that are not columns of a session's row, or whose columns an import sets after the
+others."""
 
 EXTRA_COLUMNS = ("model", "mode", "additional_directories", "config", "metadata", "calibration", "principal")
 """Columns of `sessions` that an export does not contain. `SessionExtras` has fields with the same names."""
@@ -25,7 +26,7 @@ _COPIED = ("turn", "model", "usage", "cost", "estimate")
 """Fields of an entry that have the same value in the file and in the database."""
 
 Piece: TypeAlias = Sequence[MoveRecord | tuple[EntryRecord, Encoded]]
-"""Some records of a conversation, ready to be written. Each entry is paired with its encoded body."""
+"""Records of a conversation, ready to be written. Each entry is paired with its encoded body."""
 
 
 class SessionTaken(ArgumentError):
@@ -39,7 +40,7 @@ class SessionTaken(ArgumentError):
 
 
 class ImportRemoved(StoreUnavailable):
-    """Other stores counted this one as dead, and removed what its import had written."""
+    """Other stores counted this store as dead, and removed the data that its import had written."""
 
     def __init__(self) -> None:
         super().__init__("The import was interrupted for too long and has been removed. Import the file again.")
@@ -57,9 +58,9 @@ class ExportSelection:
     """The part of a conversation that is exported: the current and former paths of the chosen sessions, and the entries
     that these sessions wrote.
 
-    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are the ids among
-    them that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes of the
-    blobs that are already in the file.
+    `head` and `moves` are ready to be written. `ids` are the ids of the entries, ascending. `missing` are those of
+    these ids that a damaged database does not have, although other rows refer to them. `written_blobs` has the hashes
+    of the blobs that are already in the file.
     """
 
     conversation: int
@@ -72,8 +73,8 @@ class ExportSelection:
 
 
 class Lines:
-    """Produces the lines of one export file. Call `records` with the header. For each conversation, call `records` with
-    its head, `entries`, and `records` with its moves. Call `end` last."""
+    """Produces the lines of one export file. First, call `records` with the header. Then, for each conversation, call
+    `records` with its head, `entries` with its entries, and `records` with its moves. Call `end` last."""
 
     def __init__(self) -> None:
         self._count = 0

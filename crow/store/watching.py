@@ -18,7 +18,7 @@ _LARGEST_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The saved part of an answer that is still streaming, from its beginning."""
+    """The part of a streaming answer that has been saved so far."""
 
     message_id: str
     text: str
@@ -27,14 +27,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What has changed in a session.
+    """The changes in a session since the previous news.
 
-    `entries` are the entries that the session has stored since the last news, in their order. If the session was moved
-    to another leaf meanwhile, the parent of the first of them is not the last entry of the previous news. A move
-    without new entries shows only in `row.leaf`. `draft` is None while no answer is streaming.
+    `entries` are the entries that the session has stored since the previous news, oldest first. If the session was
+    moved to another leaf since then, the parent of the first of these entries is not the last entry of the previous
+    news. A move without new entries shows only in `row.leaf`. `draft` is None while no answer is streaming.
 
-    If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, that store is dead,
-    and `open_session` repairs the turn. If `is_cancelled` is true, another store has asked to cancel the running turn.
+    If `is_elsewhere` is true, another store runs a turn of the session. If `is_orphaned` is true, the store that ran
+    the turn is dead, and `open_session` will repair the turn. If `is_cancelled` is true, another store has asked to
+    cancel the running turn.
     """
 
     row: SessionRow
@@ -49,11 +50,12 @@ class Watcher(Protocol):
     """A store whose sessions can be followed."""
 
     def watch(self, session_id: str, *, after: int = 0) -> AsyncGenerator[News, None]:
-        """Yield news of a session when any process has changed it, including this one. The first news come immediately.
-        They have the entries that the session has stored with ids greater than `after`, in batches of bounded size. A
+        """Yield news of a session whenever this or another process has changed the session. The first news come
+        immediately, with the entries of the session whose ids are greater than `after`, in batches of bounded size. A
         slow caller gets fewer and larger news.
 
-        While the database cannot be reached, there are no news. Later news continue after the last ones.
+        While the database cannot be reached, there are no news. When it can be reached again, the next news contain all
+        changes since the last ones.
 
         :raises ~crow.domain.errors.NoSuchSession: the session does not exist, or was deleted.
         :raises ~crow.domain.errors.StoreUnavailable: this store was closed.
@@ -71,9 +73,9 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRead:
-    """What one read of a session found. `entries` are the next entries after a given one, and `has_more` is true if
-    there are more. `pieces` are the pieces after a given piece of the draft at the leaf. `has_draft` is false if no
-    answer is streaming."""
+    """The result of one read of a session. `entries` are the next entries after a given entry, and `has_more` is true
+    if more entries follow. `pieces` are the pieces of the draft at the leaf that follow a given piece. `has_draft` is
+    false if no answer is streaming."""
 
     row: SessionRow
     entries: tuple[Entry, ...]
@@ -92,8 +94,9 @@ async def follow(
     *,
     after: int,
 ) -> AsyncGenerator[News, None]:
-    """Yield news of what `look` finds. The arguments of `look` are the id of the last known entry and the number of the
-    last known piece of the draft. `wait` returns when something may have changed."""
+    """Read a session with `look` again and again, and yield its changes as news. The arguments of `look` are the id of
+    the last known entry and the number of the last known piece of the draft. `wait` returns when the session may have
+    changed."""
     after = max(0, min(after, _LARGEST_ID))
     draft: Draft | None = None
     last_piece = 0

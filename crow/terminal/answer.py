@@ -13,11 +13,11 @@ from crow.terminal.prompt import read_text
 
 MAX_VALUES = 100
 MAX_STARTS = 10_000
-"""At most this many braces and brackets are tried as the start of JSON, because each try may read far ahead."""
+"""At most this many braces and brackets are tried as the start of JSON, because each try may read much text."""
 
 
 class AnswerSchema:
-    """A JSON Schema for the last answer. References to other files are not followed."""
+    """A JSON Schema that the last answer has to match. References to other files are not followed."""
 
     def __init__(self, schema: Any) -> None:
         from jsonschema.validators import validator_for  # takes 40 ms, and only --schema needs it
@@ -29,7 +29,7 @@ class AnswerSchema:
         self._validator = kind(schema, registry=EMPTY_REGISTRY)
 
     def problem(self, value: Any) -> str | None:
-        """Return in one line why the schema rejects `value`, or None if it accepts `value`."""
+        """Return what is wrong with `value`, in one line, or None if the schema accepts `value`."""
         error = next(self._validator.iter_errors(value), None)
         if error is None:
             return None
@@ -52,10 +52,10 @@ def read_schema(path: str) -> AnswerSchema:
 
 
 def json_in(answer: str) -> Any:
-    """Return the JSON value in an answer. It may be in a code fence or between sentences. If there are several values,
-    return the longest.
+    """Return the JSON value in an answer. The value may be in a code fence or between sentences. If the answer contains
+    several values, return the longest.
 
-    :raises ValueError: there is no JSON value.
+    :raises ValueError: the answer contains no JSON value.
     """
     text = answer.strip()
     with suppress(ValueError, RecursionError):

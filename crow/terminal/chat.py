@@ -67,11 +67,12 @@ CAPABILITIES: Mapping[str, Any] = {
 }
 
 QUESTION_LINES = 1_000
-"""A permission question shows at most this many lines. If there are more, the call can be allowed only once."""
+"""A permission question shows at most this many lines. If a call has more lines, only the options for this one call are
+offered."""
 
 REPLAYED_TURNS = 2
 REPLAYED_LINES = 16
-"""A resumed session shows at most this many lines of the last message of each turn."""
+"""When a session is resumed, the chat shows at most this many lines of each turn's last message."""
 
 REPLAYED_UPDATES = 4_000
 HISTORY_UPDATES = frozenset(
@@ -80,7 +81,7 @@ HISTORY_UPDATES = frozenset(
         *("compaction_update", "compaction_summary_chunk"),
     }
 )
-"""The kinds of updates that make up a replayed history."""
+"""The kinds of updates that are part of a replayed history."""
 
 OWN_COMMANDS = {
     "exit": "Leave; the session is kept",
@@ -157,7 +158,8 @@ def run_chat(load: Callable[[], Loaded], options: argparse.Namespace, log_in: Ca
 
 
 def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[], int]) -> bool:
-    """Without a usable model, offer `crow login` or the built-in model. Return False if the user wants neither."""
+    """Offer `crow login` or the built-in model, because no model is usable. Return False if there is still no model
+    afterwards."""
     print(textwrap.fill(safe(problem), shutil.get_terminal_size().columns - 1, break_on_hyphens=False) + "\n")
     print("1) crow login: choose an endpoint, a key and a model")
     print("2) look around with the built-in offline model; it needs no key")
@@ -179,7 +181,7 @@ def choose_model(problem: str, options: argparse.Namespace, log_in: Callable[[],
 
 
 class Chat:
-    """One chat. It is the :class:`crow.terminal.connection.TerminalClient` that serves all sessions of the chat."""
+    """One chat: the :class:`crow.terminal.connection.TerminalClient` for all sessions that the user opens in it."""
 
     def __init__(self, options: argparse.Namespace, loaded: Loaded, reload: Callable[[], Loaded]) -> None:
         self._options = options
@@ -265,7 +267,7 @@ class Chat:
             await self._show_turn(turn)
 
     async def _say_importable(self) -> None:
-        """In the user's first chat, say which sessions of other tools could be imported."""
+        """In the user's first chat, say how many sessions of other tools can be imported."""
         if not self._is_first:
             return
         with importing():
@@ -331,7 +333,7 @@ class Chat:
             await self._say(self._status())
 
     async def _go_to(self, name: str) -> None:
-        """`/session`: show the session, or open the one with this name."""
+        """Run `/session`: show this session, or open the session called `name`."""
         assert self._connection is not None, "the chat has begun"
         before = self._session.id
         if not name:
@@ -358,7 +360,7 @@ class Chat:
         self._choices.arguments |= {"session": known, "bring": known}
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
-        """Handle Ctrl-C: the first press cancels the turn, the second leaves the chat."""
+        """Handle Ctrl-C. During a turn, the first press cancels the turn, and the second leaves the chat."""
         if not self._is_prompting or self._connection is None:
             if not self._keyboard.interrupt():
                 main.cancel()
@@ -552,7 +554,8 @@ class Chat:
                     await self._begin_block("tool", title_of(self._look, title, "running"))
 
     def _details(self, call: Mapping[str, Any]) -> str:
-        """Return the lines to show below the line of a finished call: its diffs, or the end of its output."""
+        """Return the text below the title of a finished call: the diffs of the call, the end of its output, or
+        nothing."""
         contents = call.get("content") or ()
         texts = [part["content"].get("text", "") for part in contents if part["type"] == "content"]
         if call["status"] == "failed" or call.get("kind") == "execute":
@@ -574,7 +577,7 @@ class Chat:
         await self._begin_block("remark", wrapped(self._look, "bold" if is_warning else "dim", words))
 
     async def _begin_block(self, kind: str, text: str) -> None:
-        """Show a block. An empty line separates it from a block of another kind."""
+        """Show a block. An empty line comes first if the previous block is of another kind."""
         await self._end_message()
         gap = "\n" if kind != self._block else ""
         self._block = kind
@@ -592,7 +595,7 @@ class Chat:
     # Showing the last turns of a stored session.
 
     def _keep(self, update: Params) -> None:
-        """Keep an update of a replayed history, if it may belong to the last turns."""
+        """Keep an update of a replayed history if it may belong to one of the last `REPLAYED_TURNS` turns."""
         assert self._replayed is not None, "a session is being opened"
         if update["sessionUpdate"] == "user_message_chunk":
             is_first = not self._replayed or self._replayed[-1][-1]["sessionUpdate"] != "user_message_chunk"
@@ -602,7 +605,7 @@ class Chat:
             self._replayed[-1].append(update)
 
     async def _show_turn(self, turn: Sequence[Params]) -> None:
-        """Show the prompt of a stored turn, and the end of the last message."""
+        """Show the prompt of a stored turn, and the end of the turn's last message."""
         prompt, messages = "", dict[str, str]()
         calls = 0
         for update in turn:
@@ -629,12 +632,12 @@ class Chat:
 
 
 def how_to_return(row: SessionRow) -> str:
-    """Return the sentence that tells the user how to come back to this session."""
+    """Return a sentence that says how to come back to this session."""
     return f"Come back with: crow chat --session {quoted(row.alias) if row.alias else row.id}"
 
 
 def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]]]:
-    """Return the text and the options of a permission request."""
+    """Return the text to show for a permission request, and the options to offer."""
     call, options = params["toolCall"], list(params["options"])
     left = QUESTION_LINES
     shown = [look.paint("bold", f"Allow this? {_plain_title(call['title'])}") + "\n"]
@@ -658,8 +661,8 @@ def question_of(look: Look, params: Params) -> tuple[str, list[Mapping[str, Any]
 
 
 def _question_lines(look: Look, text: str) -> list[str]:
-    """The lines of a text in a permission question. Code has a bar before each line instead of fences around it, so
-    that no line of code looks like an option."""
+    """Return the lines to show for a text in a permission question. A bar before each line of code replaces the fences,
+    so that no line of code looks like an option."""
     fence, lines = "", []
     bar = look.paint("dim", "" if look.has_words else "│ " if look.has_styles else "| ")
     for line in text.splitlines():
@@ -676,7 +679,7 @@ def _question_lines(look: Look, text: str) -> list[str]:
 
 
 def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """The options, each under the key that chooses it."""
+    """Map the key that the user presses for an option to that option."""
     letters = {"allow_once": "y", "allow_always": "aw", "reject_once": "n", "reject_always": "dr"}
     keys: dict[str, Mapping[str, Any]] = {}
     for number, option in enumerate(options, 1):
@@ -686,12 +689,13 @@ def _keys_of(options: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 
 def _plain_title(title: str) -> str:
-    """The title of a call without Markdown."""
+    """Return the title of a call without Markdown."""
     return "".join(text for _, text in inline(title)[0])
 
 
 def _file_block(path: str) -> dict[str, Any]:
-    """An image, or a link to any other file. If the link is to a small text file, crow itself attaches the content."""
+    """Return the content of an image file, or a link to any other file. The front end attaches the content of small
+    text files."""
     if Path(path).suffix.lower() in IMAGE_TYPES:
         return image_block(path)
     return {"type": "resource_link", "uri": Path(path).as_uri(), "name": Path(path).name}

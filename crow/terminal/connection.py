@@ -1,4 +1,4 @@
-"""Connects a client with the front end in the same process. Messages are passed on as objects, without a byte
+"""A client's connection to the front end in the same process. Messages are passed on as objects, not as a byte
 stream."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ ID_PREFIX = "crow-"
 class TerminalClient(Protocol):
     """The methods with which a client handles the front end's messages.
 
-    The turn waits until the called method returns. So the updates of a session arrive in order, and all updates of a
-    turn arrive before the response to its prompt. An exception in a method ends the connection, and the waiting
-    requests raise it.
+    A turn waits until the method that it called returns. So the updates of a session arrive in order, and all updates
+    of a turn arrive before the response to its prompt. If a method raises an exception, the connection ends, and the
+    client's waiting requests raise the same exception.
     """
 
     async def update(self, params: Params) -> None:
@@ -49,11 +49,11 @@ class TerminalClient(Protocol):
         ...
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
-        """Answers `session/request_permission`. Cancelled together with the turn."""
+        """Answers `session/request_permission`. If the turn is cancelled, this call is cancelled too."""
         ...
 
     async def elicit(self, params: Params) -> dict[str, Any]:
-        """Answers `elicitation/create`. Called only if `capabilities` offer elicitation."""
+        """Answers `elicitation/create`. This method is called only if the client's `capabilities` offer elicitation."""
         ...
 
 
@@ -68,8 +68,8 @@ async def connect(
 ) -> AsyncIterator[TerminalConnection]:
     """Start the front end in this process, initialize it, and close it at the end.
 
-    With `is_warmed`, crow prepares the first prompt while the client is quiet, in the same way as for an editor. At the
-    end, running work is cancelled and stored, and everything is closed within a second.
+    With `is_warmed`, crow prepares for the first prompt while the client sends nothing, as it does for an editor. When
+    the block is left, running turns are cancelled, and then everything is stored and closed within a second.
     """
     adapters.protect_process(loaded)
     with recording(loaded) as recorder:
@@ -92,8 +92,8 @@ async def connect(
 
 
 class TerminalConnection:
-    """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the requests
-    of the client. Made by :func:`connect`."""
+    """Both ends of the connection: a :class:`crow.frontend.client.ClientConnection` for the front end, and the methods
+    with which the client sends requests. :func:`connect` makes it."""
 
     def __init__(self, client: TerminalClient, store: Callable[[], Store], *, observe: Observer | None = None) -> None:
         self._client = client
@@ -107,17 +107,18 @@ class TerminalConnection:
         self._stopped = anyio.Event()
         self._failure: BaseException | None = None
         self.started = anyio.Event()
-        """Set when the front end takes requests, or has failed."""
+        """This event is set when the front end takes requests, or when it has failed."""
 
     # The client's side.
 
     @property
     def store(self) -> Store:
-        """The front end's store, only for reading. It is available after a session was opened."""
+        """The front end's store. Use it only for reading, and only after a session was opened."""
         return self._store()
 
     async def call(self, method: str, params: Params) -> Any:
-        """Send a request and return its result. If this call is cancelled, the request is withdrawn.
+        """Send a request and return the result. If this call is cancelled, the front end is asked to cancel the
+        request.
 
         :raises RequestError: the response is an error. :raises ConnectionError: the connection has ended.
         """
@@ -148,7 +149,7 @@ class TerminalConnection:
             await self._handle(method, params, True)
 
     def close(self, serving: asyncio.Task[None]) -> None:
-        """Called when the front end has ended. Requests that are still waiting fail."""
+        """Mark the connection as closed, because the front end has ended. Requests that are still waiting fail."""
         if not serving.cancelled():
             self._failure = self._failure or serving.exception()
         self.started.set()
@@ -199,7 +200,7 @@ class TerminalConnection:
             await asyncio.wait(tasks)
 
     def stop(self, reason: str = "") -> None:  # noqa: ARG002 - the process ends anyway
-        """End the connection: the front end closes everything. See `ClientConnection`."""
+        """End the connection, so that the front end closes everything. See `ClientConnection`."""
         self._stopped.set()
 
     def after_response(self, action: Callable[[], object]) -> None:
@@ -231,7 +232,7 @@ class TerminalConnection:
                 self._end_with(error)
 
     async def _ask(self, method: str, params: Params) -> dict[str, Any]:
-        """Let the client handle a request of the front end."""
+        """Let the client handle a request of the front end, and return the client's answer."""
         if self._failure is not None:
             raise ConnectionError("The client has failed.")
         try:
@@ -260,10 +261,10 @@ class TerminalConnection:
 
 
 async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
-    """Return the session with this alias, id or beginning of an id. Return None if `name` is not an alias and does not
-    start with `ID_PREFIX`.
+    """Return the session that `name` stands for: an alias, an id, or the beginning of an id. Return None if `name` is
+    not an alias and does not start with `ID_PREFIX`.
 
-    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX`, but no id or several ids begin with
+    :raises ~crow.domain.errors.ArgumentError: `name` starts with `ID_PREFIX`, but not exactly one id begins with
         `name`.
     """
     if adapters.is_empty(loaded) and not name.startswith(ID_PREFIX):
@@ -280,17 +281,19 @@ async def find_session(loaded: Loaded, name: str) -> SessionRow | None:
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that choose the session and its workspace."""
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--session", metavar="NAME|ID", help="continue this session, or start one with this new NAME")
+    which.add_argument(
+        "--session", metavar="NAME|ID", help="continue this session; if no session has this NAME, start one"
+    )
     which.add_argument("--continue", dest="newest", action="store_true", help="continue the newest session of --cwd")
     parser.add_argument(
-        "--cwd", metavar="DIR", help="the workspace (default: the current directory, or that of --session)"
+        "--cwd", metavar="DIR", help="the workspace (default: that of --session, else the current directory)"
     )
 
 
 def check_session_options(options: argparse.Namespace) -> str | None:
     """Check --mode and --cwd, and return the directory of --cwd. :raises ArgumentError: one of them cannot be used."""
     if options.mode is not None and options.mode not in MODES:
-        raise ArgumentError(f'--mode is "{options.mode}"; expected {", ".join(MODES)}.')
+        raise ArgumentError(f'--mode is "{options.mode}"; expected one of {", ".join(MODES)}.')
     if options.cwd is None:
         return None
     if not os.path.isdir(options.cwd):
@@ -300,7 +303,8 @@ def check_session_options(options: argparse.Namespace) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """An open session. `response` is the response to the request that opened it. `is_new`: it has no messages yet."""
+    """An open session. `response` is the response to the request that opened the session. `is_new` says that the
+    session has no messages yet."""
 
     id: str
     cwd: str
@@ -316,9 +320,10 @@ async def open_session(
     *,
     is_replayed: bool = False,
 ) -> OpenedSession:
-    """Open the session that the options name. With `is_replayed`, a stored session first sends its history.
+    """Open the session that the options name. With `is_replayed`, the history of a stored session is first sent to the
+    client.
 
-    :raises ArgumentError: there is no such session. :raises RequestError: it cannot be opened.
+    :raises ArgumentError: there is no such session. :raises RequestError: the session cannot be opened.
     """
     here, is_fork = cwd or os.getcwd(), getattr(options, "fork", False)
     meta: dict[str, Any] = {}
@@ -330,7 +335,7 @@ async def open_session(
         if found is not None:
             known, here = found.id, cwd or found.cwd
         elif is_fork:
-            raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list them.')
+            raise ArgumentError(f'No session "{options.session}" to copy. Run "crow sessions" to list the sessions.')
         else:
             meta["crow"] = {"alias": options.session}
     params: dict[str, Any] = {"cwd": here, "mcpServers": []}
@@ -353,12 +358,12 @@ async def open_session(
 async def _newest_session(connection: TerminalConnection, cwd: str) -> str:
     listed = await connection.call("session/list", {"cwd": cwd})
     if not listed["sessions"]:
-        raise ArgumentError(f"No session in {cwd} to continue. Leave out --continue to start one.")
+        raise ArgumentError(f"No session in {cwd} to continue. To start one, leave out --continue.")
     return str(listed["sessions"][0]["sessionId"])
 
 
 async def session_ids(loaded: Loaded) -> tuple[str, ...]:
-    """The ids of all stored sessions."""
+    """Return the ids of all stored sessions."""
     store = await adapters.open_store(loaded)
     try:
         return await adapters.open_admin(store).ids()
@@ -372,7 +377,7 @@ def _error_object(error: RequestError) -> dict[str, Any]:
 
 
 def error_of(error: RequestError) -> CrowError:
-    """Turn a failed request into an error of the command line: `UserError` if the user can fix the cause, else
-    `CrowError`."""
+    """Return the error of the command line for a failed request: a `UserError` if the user can fix the cause, otherwise
+    a `CrowError`."""
     is_users = error.code in (AUTH_REQUIRED, RESOURCE_NOT_FOUND, INVALID_PARAMS)
     return (UserError if is_users else CrowError)(str(error))

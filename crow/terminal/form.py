@@ -1,4 +1,4 @@
-"""The fields of an MCP server's form, as the user fills them in at the terminal."""
+"""The fields of a form of an MCP server, which the user fills in at the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _CHECKED = (
     *("type", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "uniqueItems", "items"),
     *("oneOf", "anyOf", "const"),
 )
-"""The keywords that are checked here. The server checks the others, because some (such as `pattern`) may take long."""
+"""The keywords of JSON Schema that crow checks. It leaves the others to the server, because checking some of them (such
+as `pattern`) may take long."""
 
 _KINDS = ("string", "number", "integer", "boolean", "array")
 _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
@@ -20,8 +21,8 @@ _YES, _NO = ("y", "yes", "true"), ("n", "no", "false")
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form. `choices` are the values and names to choose from; empty if every value of `kind` is
-    allowed."""
+    """A field of a form. `choices` are the allowed values, each with a name for the user. Without choices, every value
+    of `kind` is allowed."""
 
     name: str
     title: str
@@ -46,7 +47,7 @@ class FormField:
                 return str(self.default)
 
     def value_of(self, typed: str) -> Any:
-        """Return the value that the typed text stands for, or None if the field stays empty.
+        """Return the value for the typed text, or None if the user has typed nothing and the field is not required.
 
         :raises ValueError: the field does not accept the text; the message says what it accepts.
         """
@@ -87,7 +88,7 @@ class FormField:
                 return self._chosen(text) if self.choices else text
 
     def _chosen(self, text: str) -> str:
-        """The choice with this number, name or value."""
+        """Return the value of the choice with this number, name or value."""
         for number, (value, name) in enumerate(self.choices, 1):
             if text in (value, name, str(number)):
                 return value
@@ -97,7 +98,7 @@ class FormField:
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
-    """Return the fields of a form, in order. A default is left out if its own field would not accept it."""
+    """Return the fields of a form, in order. If a field does not accept its own default, the default is left out."""
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     properties = schema.get("properties")

@@ -26,14 +26,14 @@ from crow.domain.rendering import on_one_line, safe
 from crow.terminal.screen import discard_input, next_input, write
 
 HISTORY_BYTES = 1_000_000
-"""When crow starts, a larger history file is cut to its newest `HISTORY_BYTES // 2` bytes."""
+"""If the history file is larger when crow starts, it is cut to its newest `HISTORY_BYTES // 2` bytes."""
 
 MAX_WALKED = 20_000
 """To complete an `@` without a directory, at most this many files and directories are examined."""
 
 MAX_COMPLETIONS = 50
 ESCAPE, END = "escape", "end"
-"""The value that `Keyboard.key` returns for Esc, and for Ctrl-D or the end of input."""
+"""`Keyboard.key` returns `ESCAPE` for Esc, and `END` for Ctrl-D or the end of input."""
 
 _SKIPPED = frozenset({".git", "node_modules", ".venv", "__pycache__"})
 _TYPED_FILE = re.compile(r"(?:^|(?<=\s))@(\"[^\"\n]*|[^\s\"@]*)$")
@@ -46,8 +46,8 @@ class Interrupted(Exception):
 
 @dataclass(slots=True)
 class Choices:
-    """The words that the user can complete with Tab. `commands` maps the names of slash commands to descriptions.
-    `arguments` maps the name of a command to its arguments with descriptions. `cwd` is the workspace."""
+    """The words that completion offers. `commands` maps the names of slash commands to descriptions, and `arguments`
+    maps names of commands to their arguments with descriptions. `cwd` is the workspace."""
 
     cwd: Path
     commands: dict[str, str] = field(default_factory=dict)
@@ -55,7 +55,8 @@ class Choices:
 
 
 class Keyboard(Protocol):
-    """The user's keyboard. Only one method is used at a time, except `set_aside` and `interrupt`."""
+    """The user's keyboard. `set_aside` and `interrupt` may be called while another method runs. The other methods run
+    one at a time."""
 
     async def prompt(self, message: str) -> str:
         """Read a prompt. :raises EOFError: Ctrl-D."""
@@ -70,16 +71,17 @@ class Keyboard(Protocol):
         ...
 
     def discard(self) -> None:
-        """Discard what was typed so far. Call this just before the end of a question is shown, because only what is
-        typed after that is an answer."""
+        """Discard all keys typed so far. Call this just before the last part of a question is shown: keys that were
+        typed before cannot be an answer to it."""
         ...
 
     def set_aside(self) -> AbstractAsyncContextManager[None]:
-        """A context manager that hides an unfinished prompt, so that something can be written."""
+        """Return a context manager that hides an unfinished prompt during the block, so that other text can be
+        written."""
         ...
 
     def quiet(self) -> Any:
-        """A context manager in which typed keys are not shown. The next prompt reads them."""
+        """Return a context manager. During its block, typed keys are not shown, but kept for the next prompt."""
         ...
 
     def interrupt(self) -> bool:
@@ -115,8 +117,8 @@ class ChoicesCompleter(Completer):
 
 
 def find_files(cwd: Path, typed: str) -> Iterator[str]:
-    """Files and directories of the workspace that match `typed`, the text after `@`. Their paths are relative to `cwd`.
-    If `typed` has no slash, files in all subdirectories match too, if their names contain `typed`. Names with hidden
+    """Yield the files and directories of the workspace that match `typed`, the text after `@`, as paths relative to
+    `cwd`. If `typed` has no slash, files in all subdirectories whose names contain `typed` match too. Names with hidden
     characters are left out."""
     folder, _, name = typed.rpartition("/")
     if os.path.isabs(typed) or ".." in folder.split("/"):
@@ -149,7 +151,7 @@ def _is_typable(path: str) -> bool:
 
 
 def mentioned_files(text: str, cwd: Path) -> list[str]:
-    """The `@files` in a prompt that exist in the workspace, as absolute paths without duplicates."""
+    """Return the files of the workspace that a prompt mentions with `@`, as absolute paths without duplicates."""
     found: dict[str, None] = {}
     for match in _MENTION.finditer(text):
         name = match[1] or match[2]
@@ -163,7 +165,8 @@ def mentioned_files(text: str, cwd: Path) -> list[str]:
 
 
 def open_history(path: Path) -> tuple[History, bool]:
-    """The prompt history, kept in a file that only the user can read. Also return whether that file is new."""
+    """Return the prompt history, and whether its file is new. Only the user can read this file. If the file cannot be
+    used, the history is kept in memory."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_new = not path.exists()
@@ -182,7 +185,7 @@ def open_history(path: Path) -> tuple[History, bool]:
 
 
 class LineEditor:
-    """The keyboard with a line editor. `toolbar` is the line below the prompt."""
+    """The keyboard with a line editor. `toolbar` returns the line to show below the prompt."""
 
     def __init__(self, choices: Choices, history: History, toolbar: Callable[[], str]) -> None:
         style = Style.from_dict({"bottom-toolbar": "noreverse italic", "completion-menu.completion.current": "reverse"})
@@ -239,12 +242,13 @@ class LineEditor:
             yield
 
     def interrupt(self) -> bool:
-        """See `Keyboard`. While the line editor runs, it reads Ctrl-C as a key."""
+        """See `Keyboard`. The line editor itself reads Ctrl-C as a key, so nothing is done here."""
         return get_app_or_none() is not None
 
 
 class PlainKeyboard:
-    """The keyboard without a line editor, for screen readers and simple terminals: the terminal edits each line.
+    """The keyboard without a line editor, for screen readers and simple terminals. The terminal itself lets the user
+    edit a line.
 
     A line that ends with a backslash continues on the next line. Lines that arrive together, such as pasted ones, are
     one prompt.
@@ -267,7 +271,7 @@ class PlainKeyboard:
         return await self._read(f"{message}[{safe(default)}] " if default else message) or default
 
     async def key(self, keys: Collection[str]) -> str:
-        """See `Keyboard`. The key is typed on a line of its own; any other line is treated as `ESCAPE`."""
+        """See `Keyboard`. The user types the key and Enter. Any other line counts as `ESCAPE`."""
         try:
             typed = (await self._read(f"Type {', '.join(keys)}, then Enter: ")).strip().lower()
         except EOFError:

@@ -17,7 +17,7 @@ INPUT_BYTES = 1_000_000
 """At most this many bytes are read from standard input and from each file of --prompt-file."""
 
 ATTACHED_BYTES = 200_000
-"""For a larger --file, the prompt has only a link: the model reads the parts that it needs."""
+"""If a --file is larger, the prompt contains only a link to it, and the model reads the parts that it needs."""
 
 IMAGE_BYTES = 15_000_000
 STDIN_HINT_S = 2.0
@@ -27,7 +27,7 @@ IMAGE_TYPES |= {".webp": "image/webp"}
 
 
 def read_prompt(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The content blocks of the prompt. :raises ArgumentError: there is no prompt, or a file cannot be read."""
+    """Return the content blocks of the prompt. :raises ArgumentError: there is no prompt, or a file cannot be read."""
     texts = [] if options.prompt_file is None else [read_text("--prompt-file", options.prompt_file)]
     texts += [] if options.prompt in (None, "-") else [options.prompt]
     blocks = [text_block("\n\n".join(texts))] if any(text.strip() for text in texts) else []
@@ -43,8 +43,8 @@ def text_block(text: str) -> dict[str, Any]:
 
 
 def read_stdin() -> str:
-    """Return standard input, up to `INPUT_BYTES`, or an empty text if it is a terminal. If crow has to wait for the
-    input or cuts it, tell the user."""
+    """Return standard input, or an empty text if standard input is a terminal. At most `INPUT_BYTES` are returned. Tell
+    the user if crow has to wait for the input or cuts it."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         return ""
     fd = sys.stdin.fileno()
@@ -104,5 +104,5 @@ def image_block(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ArgumentError(f"--image {path}: {error.strerror or error}") from None
     if len(data) > IMAGE_BYTES:
-        raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale it down.")
+        raise ArgumentError(f"--image {path} has more than {IMAGE_BYTES:,} bytes; scale the image down.")
     return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime_type}

@@ -21,12 +21,12 @@ PROSE_COLUMNS = 100
 """Prose is wrapped at this column even in a wider terminal, because long lines are hard to read."""
 
 HELD_CHARS = 200
-"""At most this many characters are held back until it is clear whether they are Markdown."""
+"""While it is not clear whether characters are Markdown, at most this many of them are held back."""
 
 LINK_CHARS = 800
 TABLE_ROWS = 200
 TABLE_CHARS = 50_000
-"""A table with more characters, or with more than `TABLE_ROWS` rows, is shown as it was written."""
+"""A table with more characters, or with more than `TABLE_ROWS` rows, is shown unchanged, as the model wrote it."""
 
 DIFF_LINES = 40
 """At most this many lines of a finished call's diffs are shown."""
@@ -54,15 +54,15 @@ _SGR: Mapping[Tone, tuple[str, str]] = {
     "bad": ("1", "31"),
     "good": ("", "32"),
 }
-"""The SGR codes of each tone: the style, then the colour."""
+"""The SGR codes (escape sequences for text) of each tone: first the style, then the colour."""
 
 Segment: TypeAlias = "tuple[Tone, str]"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The style in which text is written. `has_words` is for screen readers: words replace symbols, and crow adds no
-    line breaks. `has_styles`: the terminal understands escape sequences."""
+    """The way in which text is shown. With `has_words`, which is for screen readers, words replace symbols, and crow
+    adds no line breaks. With `has_styles`, the text may contain escape sequences."""
 
     has_styles: bool = True
     has_colors: bool = True
@@ -75,23 +75,23 @@ class Look:
 
     @property
     def prose_columns(self) -> int:
-        """The width of prose; huge if prose is not wrapped."""
+        """The width at which prose is wrapped. It is huge if prose is not to be wrapped."""
         return 1_000_000 if self.has_words else min(PROSE_COLUMNS, self.columns - 1)
 
     def paint(self, tone: Tone, text: str) -> str:
-        """`text` in this tone, with hidden characters escaped."""
+        """Return `text` in this tone, with hidden characters escaped."""
         text = safe(text)
         plain, color = _SGR[tone]
         codes = ";".join(code for code in (plain, color if self.has_colors else "") if code)
         return f"\x1b[{codes}m{text}\x1b[0m" if self.has_styles and codes and text else text
 
     def symbol(self, symbol: str, word: str) -> str:
-        """The symbol, or the word for a screen reader."""
+        """Return the symbol, or `word` with a colon if the look is for a screen reader."""
         return f"{word}:" if self.has_words else symbol
 
 
 def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
-    """Return the style for this terminal. It depends on the variables TERM and NO_COLOR, and on `--plain`."""
+    """Return the look that TERM, NO_COLOR and `--plain` select."""
     has_styles = not is_plain and environment.get("TERM", "dumb") not in ("", "dumb")
     return Look(has_styles=has_styles, has_colors=has_styles and not environment.get("NO_COLOR"), has_words=is_plain)
 
@@ -99,11 +99,11 @@ def look_of(environment: Mapping[str, str], *, is_plain: bool) -> Look:
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003ffff"
 _PIECES = re.compile(rf"([ \t]+|[{_WIDE}])")
 _WORD_CHARS = 60
-"""A longer word is written in parts of this many characters."""
+"""A word with more characters is written in parts of this length."""
 
 
 class WrappedText:
-    """Text that only grows at its end. Lines are broken between words to fit the terminal.
+    """A text that grows only at its end. Line breaks between words make the lines fit the terminal.
 
     A word is written when it is complete, and written text never changes. Each line after a break begins with `lead`.
     """
@@ -138,14 +138,14 @@ class WrappedText:
                     self._end_word()
 
     def put_unbroken(self, tone: Tone, text: str) -> None:
-        """Append text that is not broken."""
+        """Append text without breaking it into lines."""
         self._end_word()
         self._out.append((tone, self._space + text))
         self.column += cell_len(self._space + text)
         self._space = ""
 
     def end_line(self) -> None:
-        """End the line. Spaces at its end are dropped."""
+        """End the line, and drop the spaces at its end."""
         self._end_word()
         self._space = ""
         self._out.append(("", "\n"))
@@ -158,7 +158,7 @@ class WrappedText:
             self.end_line()
 
     def take(self) -> str:
-        """The text that was written since the last call."""
+        """Return the text that was written since the last call of this method."""
         text = "".join(self._look.paint(tone, part) for tone, part in _joined(self._out))
         self._out.clear()
         return text
@@ -179,7 +179,7 @@ class WrappedText:
 
 
 def wrapped(look: Look, tone: Tone, text: str) -> str:
-    """The text in this tone, with breaks between words. It ends with a line end."""
+    """Return the text in this tone, with line breaks between words and at the end."""
     out = WrappedText(look)
     for line in text.split("\n"):
         out.put(tone, line)
@@ -188,7 +188,7 @@ def wrapped(look: Look, tone: Tone, text: str) -> str:
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments, with adjacent ones of the same tone joined."""
+    """Return the segments. Adjacent segments of the same tone are joined."""
     joined: list[Segment] = []
     for tone, text in segments:
         if joined and joined[-1][0] == tone:
@@ -221,9 +221,9 @@ _SPAN_PATTERNS = [(mark, tone, _span_pattern(mark)) for mark, tone in _SPANS]
 
 
 def inline(text: str, *, before: str = "", is_end: bool = True, depth: int = 0) -> tuple[list[Segment], int]:
-    """Read emphasis, code and links in a line. Return the segments, and how many characters of `text` they cover.
-    Unless `is_end`, some characters may be left over, because text that is still to come may change their meaning.
-    `before` is the character before the text."""
+    """Read emphasis, code and links in a line. Return the segments, and the number of characters of `text` that they
+    cover. If more text may follow (`is_end` is False), the last characters may not be covered yet, because the
+    following text may change their meaning. `before` is the character before the text."""
     segments: list[Segment] = []
     at = 0
     while at < len(text):
@@ -270,7 +270,8 @@ def _may_continue(text: str, at: int, last: str) -> bool:
 
 
 def _span_at(text: str, at: int, last: str, depth: int) -> tuple[list[Segment], int] | None:
-    """The segments and the end of the span that begins at `at`; None if no span begins there."""
+    """Return the segments of the span that begins at `at`, and the index of its end. Return None if no span begins
+    there."""
     char = text[at]
     if char == "\\":
         following = text[at + 1 : at + 2]
@@ -307,8 +308,8 @@ _DIVIDER = re.compile(r"[\s|:-]+$")
 
 
 class MarkdownStream:
-    """Markdown that is shown while it arrives. `feed` and `end` return the text to write next. Written text never
-    changes.
+    """A Markdown text that is shown while it arrives. `feed` and `end` return the next part to write. Text that was
+    written is never changed.
 
     `tone` applies to all of the text; for example, thoughts are dim.
     """
@@ -335,7 +336,7 @@ class MarkdownStream:
         return self._text.take()
 
     def end(self) -> str:
-        """The text is complete: return the rest. It ends with a line end if anything was shown."""
+        """End the text, and return the rest of it. If anything was shown, the shown text then ends with a line end."""
         self._held += "\n" if self._return else ""
         self._read(is_end=True)
         self._show_table()
@@ -350,8 +351,8 @@ class MarkdownStream:
                 return
 
     def _begin_line(self, *, is_end: bool) -> bool:
-        """Read the beginning of a line. If the kind of the line is only clear at its end, read the whole line. Return
-        False if more text is needed."""
+        """Read the beginning of a line. If the beginning does not show the kind of the line, read the whole line.
+        Return False if that needs more text."""
         newline = self._held.find("\n")
         is_whole = newline >= 0 or is_end
         line = self._held[:newline] if newline >= 0 else self._held
@@ -404,13 +405,13 @@ class MarkdownStream:
         self._text.end_line()
 
     def _space_out(self) -> None:
-        """Before the next block, write an empty line if the Markdown has one there."""
+        """Write an empty line before the next block if the Markdown has one there."""
         if self._blank and self._has_text:
             self._text.end_line()
         self._blank, self._has_text = False, True
 
     def _begin_block(self, line: str) -> None:
-        """Begin a line of prose: read what marks a heading, an item or a quotation."""
+        """Begin a line of prose: read the marks of a heading, a list item or a quotation."""
         self._space_out()
         self._is_in_line, self._last, self._line_tone = True, "", self._tone
         taken, lead, marks = 0, "", ""
@@ -462,7 +463,7 @@ class MarkdownStream:
         self._table.clear()
 
     def _show_table(self) -> None:
-        """Show the rows that were held back. If they form a table, show them as one."""
+        """Show the rows that were held back: as a table if they form one, otherwise unchanged."""
         if not self._table:
             return
         if len(self._table) < 2 or not _DIVIDER.match(self._table[1]):
@@ -477,7 +478,7 @@ class MarkdownStream:
 
 
 def _cells(row: str) -> list[str]:
-    """The cells of a table row, without Markdown."""
+    """Return the cells of a table row, without Markdown."""
     inner = row.strip().removeprefix("|").removesuffix("|")
     cells = re.split(r"(?<!\\)\|", inner)[:50]
     return ["".join(text for _, text in inline(cell.strip().replace("\\|", "|"))[0]) for cell in cells]
@@ -499,7 +500,7 @@ def _table_lines(look: Look, head: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def title_of(look: Look, title: str, state: Literal["running", "completed", "failed"]) -> str:
-    """The line of a tool call."""
+    """Return the line that shows a tool call and its state."""
     symbols: Mapping[str, tuple[Tone, str, str]] = {
         "running": ("dim", "•", "Running"),
         "completed": ("good", "✓", "Done"),
@@ -512,7 +513,7 @@ def title_of(look: Look, title: str, state: Literal["running", "completed", "fai
 
 
 def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = True) -> tuple[str, int]:
-    """A diff of a tool call, in at most `most` lines. Also return how many lines are left out."""
+    """Return at most `most` lines of a tool call's diff, and the number of lines that are left out."""
     lines = diff_lines(part.get("oldText") or "", part["newText"])
     tones: Mapping[str, tuple[Tone, str]] = {
         "+": ("added", "added: "),
@@ -532,7 +533,7 @@ def diff_of(look: Look, part: Mapping[str, Any], *, most: int, has_path: bool = 
 
 
 def output_of(look: Look, text: str) -> str:
-    """The last lines of a finished call's output."""
+    """Return the last lines of a finished call's output."""
     lines = [line.rstrip() for line in text.strip("\n").splitlines()]
     if lines and re.match(r"`{3,}", lines[0]) and lines[-1] == "`" * len(lines[-1]):
         lines = lines[1:-1]
@@ -546,12 +547,12 @@ def output_of(look: Look, text: str) -> str:
 
 
 def cut(text: str, columns: int) -> str:
-    """The text, or as much of it as fits into this many columns."""
+    """Return the text, or its beginning with `…` if the text does not fit into this many columns."""
     return text if cell_len(text) <= columns else set_cell_size(text, max(0, columns - 1)) + "…"
 
 
 def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
-    """The plan, one step per line."""
+    """Return a plan as text with one step per line."""
     marks: Mapping[str, tuple[Tone, str, str]] = {
         "completed": ("good", "✓", "done"),
         "in_progress": ("bold", "▸", "now"),
@@ -571,7 +572,7 @@ def plan_of(look: Look, entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def usage_of(used: int, size: int, cost: float | None) -> str:
-    """Return the size of the context, and the cost of the session, as text."""
+    """Return how full the context is, and what the session has cost, as text."""
     parts = []
     if size:
         window = f"{round(size / 1000)}k" if size >= 10_000 else str(size)

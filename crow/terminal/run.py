@@ -1,4 +1,4 @@
-"""The command `crow run`: runs one prompt, and prints the answer on stdout and its progress on stderr."""
+"""The command `crow run`: runs one prompt, prints the answer on stdout, and reports on stderr what happens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ DONE, FAILED, USAGE, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 EXIT_CODES = f"""exit codes:
   {DONE}    the turn is done
-  {FAILED}    it failed: the model, the endpoint, the database, or no JSON that --schema accepts
+  {FAILED}    the run failed: the model, the endpoint, the database, or no JSON that --schema accepts
   {USAGE}    an argument or a setting cannot be used; nothing was sent
-  {LIMIT}    a limit stopped it: --max-steps, --max-cost, or the length of an answer
+  {LIMIT}    a limit stopped the run: --max-steps, --max-cost, or the length of an answer
   {REFUSED}    a tool call was refused because nobody could be asked, and no later call succeeded
   {INTERRUPTED}  Ctrl-C, SIGTERM or SIGHUP
 """
@@ -55,9 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     add = parser.add_argument
     add("prompt", metavar="PROMPT", nargs="?", help="what to do; standard input is appended if it is not a terminal")
-    add("--prompt-file", metavar="FILE", help="read the prompt, or its first part, from FILE")
+    add("--prompt-file", metavar="FILE", help="read the prompt from FILE; PROMPT is appended to it")
     add("--file", metavar="FILE", action="append", default=[], help="attach FILE; repeatable")
-    add("--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP; repeatable")
+    add(
+        "--image", metavar="FILE", action="append", default=[], help="attach a PNG, JPEG, GIF or WebP image; repeatable"
+    )
     add_session_arguments(parser)
     add("--fork", action="store_true", help="continue in a copy of the session; the session itself stays as it is")
     add(
@@ -67,18 +69,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help='allow calls that match this rule, such as "shell(make *)"; for this run only',
     )
-    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost this much")
+    add("--max-cost", metavar="USD", type=float, help="stop when this run has cost USD or more")
     add("--max-steps", metavar="N", type=int, help="stop after N answers of the model")
     add(
         "--schema",
         metavar="FILE",
-        help="print only JSON that this JSON Schema accepts; the model is asked again up to three times",
+        help="print only JSON that the JSON Schema in FILE accepts; ask the model again up to three times",
     )
-    add("--json", action="store_true", help="print each ACP session/update as a line, then one result line")
+    add(
+        "--json",
+        action="store_true",
+        help="print each ACP session/update as a line of JSON, then the result as the last line",
+    )
 
 
 def with_options(loaded: Loaded, options: argparse.Namespace) -> Loaded:
-    """Return the settings with the rules and limits of this run added, which are not stored."""
+    """Return the settings together with the rules and limits of the options. These are not stored: they apply to this
+    run only."""
     settings = loaded.settings
     allow = (*settings.permissions.allow, *options.allow)
     changes: dict[str, object] = {"permissions": settings.permissions.model_copy(update={"allow": allow})}
@@ -120,9 +127,9 @@ def check_options(options: argparse.Namespace) -> str | None:
 
 @dataclass
 class RunProgress:
-    """The progress of a run. `text` is the last message. `refused` are the rules that would allow the refused
-    calls. `first_cost` is the session's cost in US dollars before the run. `cost` is its cost now, or None if
-    unknown."""
+    """The state of a run. `text` is the model's last message. `refused` are rules that would have allowed the refused
+    calls. `first_cost` and `cost` are the session's cost in US dollars: before the run, and now. `cost` is None if it
+    is unknown."""
 
     message_id: str = ""
     text: str = ""
@@ -139,7 +146,7 @@ class RunProgress:
 
 
 class RunClient:
-    """One run: the :class:`crow.terminal.connection.TerminalClient` of its session."""
+    """One run of `crow run`: the :class:`crow.terminal.connection.TerminalClient` for its session."""
 
     def __init__(
         self,
@@ -183,8 +190,8 @@ class RunClient:
                 return INTERRUPTED
 
     async def _prompt(self, connection: TerminalConnection, prompt: list[dict[str, Any]]) -> int:
-        """Run the prompt and print the result. While --schema rejects the answer, ask for a corrected one, at most
-        `SCHEMA_TRIES` times."""
+        """Run the prompt and print the result. As long as the schema of --schema rejects the answer, ask for a
+        corrected answer, but at most `SCHEMA_TRIES` times."""
         before = await connection.store.session(self._session_id)
         self._turn.first_cost = before.cost
         stop, problem, value = "", "", None
@@ -214,7 +221,7 @@ class RunClient:
         return code
 
     def _judge_answer(self, stop: str) -> tuple[str, Any]:
-        """Return the reason why the answer is rejected, or an empty string, and the JSON in the answer."""
+        """Return two values: the problem with the answer (empty if there is none), and the JSON in the answer."""
         if self._schema is None or stop != "end_turn":
             return "", None
         try:
@@ -271,12 +278,12 @@ class RunClient:
         await self._screen.print_line({"result": result})
 
     def _spent(self) -> float | None:
-        """The cost of this run in US dollars, or None if it is unknown."""
+        """Return the cost of this run in US dollars, or None if it is unknown."""
         turn = self._turn
         return None if turn.cost is None else round(turn.cost - turn.first_cost, 9)
 
     def _interrupt(self, main: asyncio.Task[Any]) -> None:
-        """Handle Ctrl-C: the first press cancels the turn, the second ends the program."""
+        """Handle Ctrl-C. The first press cancels a running turn. Any other press ends the program."""
         self._interrupts += 1
         if self._interrupts == 1 and self._is_prompting and self._connection is not None:
             self._screen.clear()
@@ -340,7 +347,7 @@ class RunClient:
             await self._screen.say(f"  failed: {title}")
 
     async def _check_cost(self, cost: float | None) -> None:
-        """Cancel the turn when the run has cost as much as --max-cost allows, or when its cost is unknown."""
+        """If --max-cost is given, cancel the turn when the run has cost that much, or when its cost is unknown."""
         turn, most = self._turn, self._options.max_cost
         turn.cost = cost if cost is not None else turn.cost
         if most is None or turn.stopped_by or self._connection is None:
@@ -357,7 +364,8 @@ class RunClient:
             self._start(self._connection.cancel(self._session_id))
 
     async def ask_permission(self, params: Params) -> dict[str, Any]:
-        """See `TerminalClient`. Without a terminal, the call is refused with the rule that would allow it."""
+        """See `TerminalClient`. Without a terminal, the call is refused, and the user is told which rule would allow
+        it."""
         call, question = params["toolCall"], question_of(params)
         terminal = open_terminal()
         if terminal is not None:
@@ -374,10 +382,10 @@ class RunClient:
         return selected(question.no)
 
     async def elicit(self, params: Params) -> dict[str, Any]:  # noqa: ARG002
-        """See `TerminalClient`. Not called, because `CAPABILITIES` do not offer elicitation."""
+        """See `TerminalClient`. This method is not called, because `CAPABILITIES` do not offer elicitation."""
         return {"action": "cancel"}
 
 
 def selected(option_id: str) -> dict[str, Any]:
-    """The response to a `session/request_permission`."""
+    """Return the response that selects this option of a `session/request_permission`."""
     return {"outcome": {"outcome": "selected", "optionId": option_id}}

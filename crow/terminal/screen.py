@@ -1,5 +1,5 @@
-"""The user's terminal: writes the answer to stdout and the progress to stderr, and asks questions at the controlling
-terminal."""
+"""The user's terminal. The answer goes to stdout, reports of what happens go to stderr, and questions are asked at the
+controlling terminal."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from crow.frontend import frames
 from crow.terminal.connection import Params
 
 QUESTION_LINES = 60
-"""A question shows at most this many lines of a call. If there are more, the call can be allowed only once."""
+"""A question shows at most this many lines of a call. If a call has more lines, only the options for this one call are
+offered."""
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINNER_S = 0.1
 
 
 class Screen:
-    """stdout for the answer and stderr for the rest. Text for a terminal is escaped; stdout in a pipe is not.
+    """Writes the answer to stdout, and everything else to stderr. Text for a terminal is escaped. If stdout is a pipe,
+    the answer is not escaped.
 
     Without `is_animated`, no spinner is shown. `label` is shown beside the spinner.
     """
@@ -52,7 +54,7 @@ class Screen:
         self._at_line_start = text.endswith("\n") or not self._escapes
 
     async def print_rendered(self, text: str) -> None:
-        """Write text to stdout unchanged. The caller has already prepared it for the terminal, with escape
+        """Write text to stdout unchanged. The caller has already prepared the text for the terminal, with escape
         sequences."""
         if text:
             self.clear()
@@ -80,7 +82,7 @@ class Screen:
             await write(sys.stderr, f"{lead}{safe(line)}\n")
 
     async def end_line(self) -> None:
-        """End the last line of a message."""
+        """End the last line of the messages if it has not ended yet."""
         if not self._newlines:
             self._newlines = 1
             await self.print_answer("\n")
@@ -105,7 +107,7 @@ class Screen:
 
     @contextmanager
     def spinning(self) -> Iterator[None]:
-        """Show a spinner while nothing is written; only in a terminal."""
+        """Show a spinner during the block while nothing is written, if stderr is a terminal."""
         task = asyncio.ensure_future(self._spin()) if self._can_spin else None
         try:
             yield
@@ -128,7 +130,7 @@ class Screen:
 
 
 async def write(file: TextIO, text: str) -> None:
-    """Write and flush. If that may block, do it in a thread. Lone surrogates become question marks."""
+    """Write `text` and flush `file`, in a thread if that may block. Lone surrogates become question marks."""
     data = text.encode("utf-8", "replace")
     can_wait = len(data) > select.PIPE_BUF or not select.select([], [file], [], 0)[1]
 
@@ -163,7 +165,8 @@ def interrupts(
 
 
 def open_terminal() -> TextIO | None:
-    """Open the user's terminal, or return None if stderr is not a terminal. stdin may be a pipe."""
+    """Open the user's terminal, even if stdin is a pipe. Return None if stderr is not a terminal, or if there is no
+    terminal to open."""
     if not sys.stderr.isatty():
         return None
     try:
@@ -174,8 +177,8 @@ def open_terminal() -> TextIO | None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A permission request as shown at the terminal. `option_ids` are in the order of the numbers in `text`. `yes` and
-    `no` are the ids of the options for y and n."""
+    """A permission request as it is shown at the terminal. `option_ids` has the same order as the numbered options in
+    `text`. `yes` and `no` are the ids of the options that y and n stand for."""
 
     text: str
     option_ids: tuple[str, ...]
@@ -183,7 +186,7 @@ class Question:
     no: str
 
     def option_for(self, answer: str) -> str:
-        """Return the id of the option for this answer: a number, y or yes. Any other answer means no."""
+        """Return the id of the option for this answer, which may be a number, y or yes. Any other answer means no."""
         numbers = [str(number) for number in range(1, len(self.option_ids) + 1)]
         if answer in numbers:
             return self.option_ids[numbers.index(answer)]
@@ -191,10 +194,9 @@ class Question:
 
 
 def question_of(params: Params) -> Question:
-    """Return the question for a `session/request_permission`. It shows the command or the change, followed by the
-    options.
+    """Return the question for a `session/request_permission`. It shows what would run or change, and then the options.
 
-    If not all lines are shown, only the options for this one call are offered.
+    If some lines of the call are not shown, only options that apply to this one call are offered.
     """
     call, options = params["toolCall"], params["options"]
     lines = [f"Allow this? {call['title']}"]
@@ -218,7 +220,7 @@ def question_of(params: Params) -> Question:
 
 
 async def answer_at(terminal: TextIO, question: str) -> str:
-    """Ask at the terminal. Whatever was typed before the question is discarded."""
+    """Ask at the terminal, and return the answer. Anything that was typed before the question is discarded."""
     fd = terminal.fileno()
     discard_input(fd)
     terminal.write(question)
@@ -227,8 +229,8 @@ async def answer_at(terminal: TextIO, question: str) -> str:
 
 
 async def next_input(fd: int, ready: asyncio.Future[bytes] | None = None) -> bytes:
-    """Wait for the next line that is typed at this terminal, and return it. Return an empty text at the end of input.
-    To end the wait, set an exception on `ready`."""
+    """Wait for input at this terminal, and return it. At the end of input, return an empty value. To end the wait
+    early, set an exception on `ready`."""
     loop = asyncio.get_running_loop()
     typed: asyncio.Future[bytes] = loop.create_future() if ready is None else ready
 

@@ -1,4 +1,4 @@
-"""The interface that tools offer to the agent, and what tools need from the session."""
+"""The interface that tools offer to the agent, and the interfaces that tools need from the session."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from crow.domain.messages import (
 from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""The effect of a call: `none` touches only the session (plan, recall), `external` calls a tool of an MCP server."""
+"""What a call may affect. With `none`, the call affects only the session (plan, recall). With `external`, it runs a
+tool of an MCP server."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, `full` is not confined. Only
-`full` can use the network, unless the user's settings allow that for `write` too."""
+`full` can use the network; the user's settings may allow the network for `write` too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxStatus:
-    """The sandbox that confines the commands of a workspace, and what it can do.
+    """The state of the sandbox that confines the commands of a workspace.
 
     `name` is the sandbox with its version, such as `bubblewrap 0.8.0`. If nothing confines commands, `name` is empty
     and `problem` is a sentence that tells the user why. `setting` is the value of `sandbox.enabled`. With
@@ -50,7 +51,7 @@ class SandboxStatus:
 
 Protection: TypeAlias = Literal["none", "ask", "never"]
 """How a path is protected from writes. With `ask`, the user is asked about each write, and no rule can allow a write in
-advance. `never` is for crow's own files."""
+advance. With `never`, nobody can allow a write, for example to crow's own files."""
 
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a workspace that may hold skills."""
@@ -62,16 +63,17 @@ AGENT_MODES = ("plan", "ask", "accept-edits", "auto")
 """The permission modes that an agent file can name, the strictest first."""
 
 OnOutput: TypeAlias = Callable[[str], Awaitable[None]]
-"""Called again and again while a tool call runs, each time with all of the output that has been kept so far."""
+"""A function that is called repeatedly while a tool call runs, each time with all of the output kept so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludedPaths:
     """The files that the user's deny rules cover.
 
-    `patterns` are regular expressions that ignore case. A file is excluded if one of them matches its whole absolute
-    path or, inside cwd, its whole path relative to cwd, in Unicode's form NFC. `places` are the paths of the rules, cut
-    before the first part that has a wildcard. They are absolute, or relative to cwd.
+    `patterns` are regular expressions that ignore case. A file is excluded if a pattern matches its whole absolute
+    path. For a file inside cwd, a match of its whole path relative to cwd is enough. Both paths are compared in
+    Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard. They are
+    absolute, or relative to cwd.
     """
 
     patterns: tuple[str, ...] = ()
@@ -83,29 +85,28 @@ NOTHING_EXCLUDED = ExcludedPaths()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """A planned call: the effects that the call would have if it ran.
+    """The plan of a tool call: what the call would do if it ran.
 
-    Which files it touches, with links resolved:
-        `is_outside`: one of them is outside the workspace. `rule_paths`: the paths by which permission rules may name
-        the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: more paths of that
-        file, which only deny rules use: the path as it was given, and hard links to the file. `has_hard_links`: the
-        file has several names. `has_unknown_names`: some of these names were not found. `excluded`: what a search or a
-        confined command must leave out; the agent fills this in.
+    The files that the call touches, with links resolved:
+        `is_outside`: at least one file is outside the workspace. `rule_paths`: the paths by which permission rules may
+        name the touched file: the absolute path and, inside cwd, also the relative one. `other_paths`: more paths of
+        that file, which only deny rules use: the path as it was given, and hard links to the file. `has_hard_links`:
+        the file has several names. `has_unknown_names`: at least one of these names was not found. `excluded`: what a
+        search or a confined command must leave out; the agent fills this in.
 
     What decides whether the user is asked:
-        `argument`: what a permanent permission would cover besides the tool's name, such as the command line of `shell`
-        or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if that is not
-        the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a secret place.
-        `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the user must be
-        asked unless they have already allowed exactly this `argument` or one of `wider_arguments`; their permission
-        lasts for the session. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the
-        text that the user should read before they answer. `command_access`: what the kernel will let a command do;
-        `full` if nothing confines commands, None for other calls. `requested_access`: the access that the model asked
-        for.
+        `argument`: the text that a permanent permission would cover besides the tool's name, such as the command line
+        of `shell` or the URL of `fetch`; None if there is nothing else. `rule_tool`: the tool whose rules apply, if
+        that is not the called tool. `is_protected`: the call writes to a path whose protection is `ask`, or reads a
+        secret place. `is_read_only`: the user's configuration declares this external tool read-only. `asks_once`: the
+        user must be asked, but not again in this session once they have allowed exactly this `argument` or one of
+        `wider_arguments`. A deny rule about one of `narrower_arguments` also covers the call. `review_text`: the text
+        that the user should read before they answer. `command_access`: what the kernel will let a command do; `full` if
+        nothing confines commands, None for other calls. `requested_access`: the access that the model asked for.
 
-    How it runs:
-        `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes
-        files, so nothing may run in parallel.
+    How the call runs:
+        `fault`: the error message for the model; a call with a fault must not run. `is_barrier`: the call writes files,
+        so no other call may run in parallel.
     """
 
     announcement: Announcement
@@ -164,12 +165,12 @@ class SkillInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentKind:
-    """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using it needs the user's
-    permission.
+    """A kind of sub-agent. `source` is the path of its file. If `is_from_workspace` is set, using the kind needs the
+    user's permission.
 
     `tools` are the names or globs of the tools that the sub-agent may use; None means all. If `model` is empty, the
     sub-agent uses the session's model. If `mode` is not empty, the sub-agent has at most the permissions of that mode.
-    `problem` says why the file cannot be used, as the end of a sentence.
+    `problem` says why the file cannot be used, in words that can end a sentence.
     """
 
     name: str
@@ -185,8 +186,8 @@ class AgentKind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """The state of an MCP server of the session. `detail` says why the server failed, and stays set while the server
-    starts again. `resources` counts templates, too. `losses` is how often the server ended after it had worked, and
-    `loss` says why it ended the last time."""
+    starts again. `resources` counts templates, too. `losses` counts how often the server ended after it had worked;
+    `loss` is the reason for the latest such end."""
 
     name: str
     state: Literal["starting", "ready", "failed"]
@@ -213,11 +214,11 @@ class Toolbox(Protocol):
         """The kinds of sub-agents in a stable order, including those that cannot be used."""
 
     async def restart(self, name: str | None = None) -> tuple[str, ...]:
-        """Restart the server with this name or, without a name, all servers that are not ready. Return the names of the
-        restarted servers."""
+        """Restart the server with this name. Without a name, restart all servers that are not ready. Return the names
+        of the restarted servers."""
 
     def prepare(self) -> None:
-        """Start to prepare for tool calls in the background, while the model answers."""
+        """Begin the preparations for tool calls. They run in the background, while the model answers."""
 
     async def plan(self, call: ToolCall) -> PlannedCall:
         """Plan `call` without running it. For an invalid call, return a plan with a `fault` instead of raising an
@@ -226,7 +227,8 @@ class Toolbox(Protocol):
     async def run(
         self, call: ToolCall, call_id: str, on_output: OnOutput, *, planned: PlannedCall | None = None
     ) -> Outcome:
-        """Run `call`. A failure is returned as an `Outcome` with `is_error`; only cancellation and bugs are raised.
+        """Run `call`. A failure is returned as an `Outcome` with `is_error`. Only cancellation and errors in crow
+        itself are raised.
 
         `call_id` is passed on to the ports. `planned` is the planned call that was allowed: if a link has changed since
         then and the call would now touch another file, the call fails. On cancellation, child processes get SIGTERM at
@@ -250,8 +252,8 @@ class FileStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """The end of a program of the user. `code` is None if the program took too long and was ended. `output` and
-    `errors` have the beginning of its standard output and of its standard error. With `is_cut`, `output` is
+    """The result of a program of the user. `code` is None if the program took too long and was ended. `output` and
+    `errors` have the beginning of the program's standard output and standard error. With `is_cut`, `output` is
     incomplete."""
 
     code: int | None
@@ -271,7 +273,7 @@ class BackgroundCommand(Protocol):
         """Wait until the command has ended and its output was read."""
 
     async def end(self, grace_s: float) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after that."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace_s`. Returns at most 0.3 s after `grace_s`."""
 
 
 class Workspace(Protocol):
@@ -309,15 +311,16 @@ class Workspace(Protocol):
         self, paths: Collection[Path], places: Sequence[str] = ()
     ) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
         """For each file with hard links, return its absolute names in the workspace and below `places`, and whether
-        these are all of its names. Files without hard links are left out. The search is limited."""
+        these are all of its names. Files without hard links are left out. The search ends after a limited number of
+        entries."""
 
     async def stat(self, path: Path, *, head: int = 0) -> FileStat:
-        """Return the state of the path. If it is a file, the state includes its first `head` bytes. :raises OSError:
-        the path cannot be read."""
+        """The state of the path, which need not exist. For a file, this includes the first `head` bytes.
+        :raises OSError: the path cannot be read."""
 
     async def read_bytes(self, path: Path, limit: int | None = None, start: int = 0) -> bytes:
-        """At most `limit` bytes from `start`, from disk. :raises OSError: the file cannot be read, or is not a regular
-        file."""
+        """At most `limit` bytes of the file on disk, beginning at byte `start`. :raises OSError: the file cannot be
+        read, or is not a regular file."""
 
     async def read_text(self, path: Path) -> str:
         """The whole text as the user sees it: the editor's buffer if the file is open there, else the file on disk as
@@ -327,8 +330,8 @@ class Workspace(Protocol):
         """
 
     async def write_text(self, path: Path, text: str) -> str:
-        """Replace the file in one step, through the editor if it serves the file. Keep the file's mode, and create
-        missing parent directories.
+        """Replace the file in one step. If the editor serves the file, the editor replaces it. Keep the file's mode,
+        and create missing parent directories.
 
         Returns the text that the file holds afterwards, because editors may format on save. :raises OSError: the file
         cannot be written.
@@ -340,8 +343,8 @@ class Workspace(Protocol):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether tools can never read or change anything outside the workspace, even if a user or a rule allows it.
-        Paths outside then have the protection `never`."""
+        """Whether tools are limited to the workspace, whatever anybody allows. If so, paths outside have the protection
+        `never`."""
 
     @property
     def confines(self) -> bool:
@@ -349,13 +352,12 @@ class Workspace(Protocol):
         access. Valid only after `sandbox_status` was called."""
 
     async def sandbox_status(self) -> SandboxStatus:
-        """Return the state of the sandbox that confines commands. The first call in this process tests the sandbox, in
-        a thread."""
+        """Return the state of the sandbox. The first call in this process tests the sandbox, in a thread."""
 
     def explain_failure(self, access: CommandAccess, output: str, *, has_failed: bool = True) -> str:
         """Return a line for the model if a command's output shows that its access was not enough, else an empty string.
-        The line says which access or setting would be enough. `has_failed` is needed because a command may succeed
-        although it was not allowed to do everything."""
+        The line says which access or setting would be enough. `has_failed`: the command failed; even a command that
+        succeeds may have been unable to do everything."""
 
     async def run(
         self,
@@ -366,13 +368,13 @@ class Workspace(Protocol):
         on_output: OnOutput,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> tuple[int | None, str]:
-        """Run a shell command in its own process group, without input or a terminal. If it is confined, it cannot read
-        the `excluded` files.
+        """Run a shell command in its own process group, without input or a terminal. If the command is confined, it
+        cannot read the `excluded` files.
 
         Returns the exit code, and standard output and error in the order in which they arrived. The code is None if the
-        command timed out and was killed, and the negative signal number if a signal ended it. If there are more than 10
-        million characters, a marker replaces the middle. On cancellation the process group gets SIGTERM at once, and
-        SIGKILL 2 s later from `reap`; this method does not wait for its end.
+        command timed out and was killed, and the negative signal number if a signal ended it. If the output has more
+        than 10 million characters, a marker replaces its middle. On cancellation the process group gets SIGTERM at
+        once, and SIGKILL 2 s later from `reap`; this method does not wait for the end of the group.
         """
 
     async def spawn(
@@ -383,16 +385,17 @@ class Workspace(Protocol):
         access: CommandAccess,
         excluded: ExcludedPaths = NOTHING_EXCLUDED,
     ) -> BackgroundCommand:
-        """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: it
-        cannot be started."""
+        """Start a command in the same way as `run`, and leave it running. The caller must end it. :raises OSError: the
+        command cannot be started."""
 
     async def run_program(self, argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> ProgramResult:
-        """Run a program of the user, such as a hook, in cwd and with `data` as its input. It is not confined, and its
-        environment contains no endpoint keys. A program named without a directory is looked up on PATH, but never found
-        in the workspace.
+        """Run a program of the user, such as a hook, in cwd and with `data` as its input. The program is not confined,
+        and its environment contains no endpoint keys. If `argv` names it without a directory, it is looked up on PATH;
+        programs in the workspace do not count.
 
-        At most `max_bytes` of its output and of its errors are kept. Processes that it leaves running are ended. If the
-        call is cancelled, the program is ended in the same way as a command. :raises OSError: it cannot be started.
+        At most `max_bytes` each of the program's output and errors are kept. Processes that it leaves running are
+        ended. If the call is cancelled, the program is ended in the same way as a command. :raises OSError: the program
+        cannot be started.
         """
 
     async def start_confined(
@@ -406,13 +409,13 @@ class Workspace(Protocol):
         on_output: Callable[[bytes], None],
         on_errors: Callable[[bytes], None],
     ) -> Process:
-        """Start a program that takes input and keeps running, such as an MCP server. It is confined like a command with
-        this access.
+        """Start a program that takes input and keeps running, such as an MCP server. The program is confined like a
+        command with the access `access`.
 
-        `directory` is the program's own directory for temporary files; the program can write to it. End it with
-        `end_confined`.
+        `directory` is the program's own directory for temporary files; the program can write to it. End the program
+        with `end_confined`.
 
-        :raises OSError: it cannot be started, or nothing confines programs here. It never runs unconfined.
+        :raises OSError: the program cannot be started, or nothing confines programs here. It never runs unconfined.
         """
 
     async def end_confined(self, process: Process, grace_s: float) -> None:
@@ -423,20 +426,20 @@ class Workspace(Protocol):
         """Whether cancelled commands have left processes that `reap` must kill."""
 
     async def reap(self) -> None:
-        """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls it."""
+        """Kill the remaining processes of cancelled commands, within 3 s. The session's task calls this method."""
 
     async def close(self) -> None:
-        """Remove the directories that commands used. The session's task calls it at the end."""
+        """Remove the directories that commands used. The session's task calls this method at the end."""
 
 
 RecallScope: TypeAlias = Literal["this", "workspace", "all"]
-"""The sessions in which `recall` looks: this session, all sessions of the same working directory, or all sessions."""
+"""The sessions that `recall` searches: this session, all sessions of the same working directory, or all sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallQuery:
-    """A query of `recall`. It asks for entries that contain all `words`, or for the entry with the id `entry`, or for
-    the places in that entry where one of the words occurs.
+    """A query of `recall`. With `words`: find the entries that contain all of them. With `entry`: read the entry with
+    this id. With both: find the places in that entry where one of the words occurs.
 
     Only entries at or after `since_ms` and before `before_ms` are searched (Unix ms; None: no limit). With `session`,
     only that session is read.
@@ -454,11 +457,12 @@ class Log(Protocol):
     """The part of the session's log that tools use."""
 
     async def recall(self, query: RecallQuery, *, limit: int) -> str:
-        """Return the text that `query` asks for, from at most `limit` entries or places. Compacted entries are
-        included. The user must already have permitted the scope, unless it is `this`."""
+        """The text that `query` asks for, at most `limit` entries or places. Compacted entries are included. The user
+        must already have permitted any scope other than `this`."""
 
     async def before_change(self, call_id: str, path: Path, before: bytes | None, after: bytes) -> None:
-        """Store the content of the file before the call writes `after`. `before` is None if there was no file."""
+        """Store the content of the file before the call replaces it with `after`. `before` is None if there was no
+        file."""
 
 
 class Plan(Protocol):
@@ -486,9 +490,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentResult:
-    """The result of a task. `id` can be used to resume the task. `text` is the sub-agent's last answer, or the error.
+    """The result of a task. `id` can be used to resume the task; `text` is the sub-agent's last answer, or the error.
 
-    With `is_running`, the task works in the background, and there is no answer yet.
+    With `is_running`, the sub-agent still works in the background, and there is no answer yet.
     """
 
     id: str
@@ -506,7 +510,7 @@ class SubagentRunner(Protocol):
     async def delegate(self, call_id: str, task: Task, toolbox: Toolbox, on_output: OnOutput) -> SubagentResult:
         """Run a task in its own conversation with the tools of `toolbox`, and report progress.
 
-        :raises ~crow.domain.errors.ArgumentError: a tool is unknown, or there is no such task.
+        :raises ~crow.domain.errors.ArgumentError: a tool is unknown, or the task to resume does not exist.
         """
 
 
@@ -528,15 +532,15 @@ class ElicitationHandler(Protocol):
         """The kinds of questions that the editor supports."""
 
     async def elicit(self, question: Elicitation) -> ElicitationAnswer:
-        """Ask the user, after the earlier questions have been answered. If too many questions are waiting, decline. If
-        the editor fails or sends an invalid answer, the answer is `cancel`."""
+        """Ask the user as soon as all earlier questions have been answered. Return the answer: `decline` if too many
+        questions are waiting, `cancel` if the editor fails or sends an invalid answer."""
 
     async def finish_question(self, question_id: str) -> None:
         """Report that the server has finished the interaction that the question started."""
 
 
 class WatchedCommand(Protocol):
-    """The interface of a background command for the session that waits for its end."""
+    """The parts of a background command that a session uses while it waits for the command's end."""
 
     @property
     def id(self) -> str:
@@ -566,11 +570,11 @@ class BackgroundWatcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRequest:
-    """An MCP server asks the session's model for an answer, while a call of the server runs.
+    """A request of an MCP server to the session's model, sent while a call of the server runs.
 
     `prefix` is the server's name in permission rules: `sampling(prefix)`. `call`, `name`, `arguments` and
-    `announcement` are those of the running call. The `messages` alternate between the roles. The answer ends before the
-    first of the `stop_sequences`. `is_read_only`: the user's settings allow such requests in plan mode.
+    `announcement` are those of the running call. The `messages` alternate between the roles. The answer ends where the
+    first of the `stop_sequences` would begin. `is_read_only`: the user's settings allow such requests in plan mode.
     """
 
     server: str
@@ -597,7 +601,7 @@ class SamplingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRefusal:
-    """The reason why a server gets no answer from the model. `is_users` means that the user did not allow an answer."""
+    """The reason why a server gets no answer from the model. `is_users`: the user did not allow an answer."""
 
     words: str
     is_users: bool = False
@@ -609,15 +613,15 @@ class Sampler(Protocol):
     async def sample(
         self, request: SamplingRequest, on_progress: Callable[[int], Awaitable[None]]
     ) -> SamplingAnswer | SamplingRefusal:
-        """Ask the user for permission, and then ask the model. `on_progress` is called with the number of characters so
-        far."""
+        """Ask the user for permission, and then ask the model. `on_progress` is called with the length of the answer so
+        far, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The parts of the session that tools may use. Without `subagents`, there is no tool `task`. Without `elicitation`,
-    questions from servers are declined. Without `sampler`, servers cannot use the model. Without `background`, nobody
-    waits for background commands."""
+    """The parts of the session that tools may use. Without `subagents` there is no `task` tool; without `elicitation`,
+    questions from servers are declined; without `sampler`, servers cannot use the model. Without `background`, the
+    model is not told when a background command ends."""
 
     log: Log
     plan: Plan

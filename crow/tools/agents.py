@@ -1,8 +1,8 @@
 """Finds and reads agent files: Markdown files that describe kinds of sub-agents.
 
 The user's folder comes first, then those of the workspace. As with skills, files of the workspace are untrusted until
-the user allows them, and must be inside the workspace after links are resolved. The head of each file is read in
-advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
+the user allows them, and must be inside the workspace after links are resolved. Only the beginning of each file is read
+in advance. Files that cannot be used are returned too, with the reason, so that crow can report them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ OTHER_NAMES: Mapping[str, str] = {
     "WebFetch": "fetch",
     "Skill": "skill",
 }
-"""Names of tools in agent files that were written for Claude Code, and crow's names of these tools."""
+"""Maps the names of tools in agent files written for Claude Code to crow's names of the same tools."""
 
 
 def find_agents(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[AgentKind, ...]:
-    """All agent files, sorted by name. If two have the same name, the first one is used, so a workspace cannot replace
-    a user's file.
+    """All agent files, sorted by name. If several have the same name, the first one found is used. The user's folders
+    are searched first, so a workspace cannot replace a user's file.
 
     `is_inside` tells whether a resolved path is in the workspace and may be read freely.
     """
@@ -107,8 +107,8 @@ def agent_kind(name: str, head: bytes, path: Path, *, is_from_workspace: bool) -
 
 
 def tools_in(text: str) -> tuple[tuple[str, ...], str]:
-    """The tool names and globs in a list, and what is wrong with the list. Commas, spaces or dashes separate the
-    names."""
+    """The tool names and globs in a list, and a text that says what is wrong with the list, empty if nothing is.
+    Commas, spaces or dashes separate the names."""
     words = [word.strip("\"'") for word in re.split(r"[\s,\[\]]+", text)]
     names = [OTHER_NAMES.get(word, word) for word in words if word.strip("-")]
     wrong = next((name for name in names if not TOOL_NAME.fullmatch(name)), None)

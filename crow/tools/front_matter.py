@@ -12,10 +12,11 @@ from functools import cache
 from typing import Any
 
 MAX_CHARS = 16 * 1024
-"""Longer front matter is ignored."""
+"""Front matter with more characters is ignored."""
 
 YAML_CHARS = 4_000
-"""A longer value is taken as plain text. Parsing a value of this size takes at most 20 ms, whatever it holds."""
+"""A value with more characters is taken as plain text. Parsing a value of this size takes at most 20 ms, whatever it
+holds."""
 
 _KEY = re.compile(r"""(["']?)([A-Za-z][\w.-]*)\1[ \t]*:(?=\s|$)""")
 _BLOCK_MARK = re.compile(r"\s*[|>][-+0-9]*[ \t]*(?=[\r\n])")

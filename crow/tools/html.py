@@ -3,9 +3,9 @@
 The time is always proportional to the size of the input: the scanner looks at each character once (in many releases of
 Python, `html.parser` may look at the same character many times), and no regular expression can backtrack.
 
-Large documents are converted by running this file as a program, because a process can be killed. It is started by its
-path with the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and text on
-standard output. It is never started with `-m`, which would import from the current directory, perhaps a hostile
+Large documents are converted by running this file as a program, because a process can be killed. The file is started by
+its path, and uses the standard library alone: `python -I -S html.py MEDIA CHARSET`, with bytes on standard input and
+text on standard output. It is never started with `-m`, which would import from the current directory, perhaps a hostile
 workspace.
 """
 
@@ -41,8 +41,8 @@ punycode takes hours for some megabytes."""
 MARKUP = re.compile(r"<(?=[A-Za-z/!?])")
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
 ATTRIBUTE = re.compile(r"""[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+)))?+""")
-"""Matching takes linear time: the search for a closing quote fails at most twice, once for single and once for double
-quotes, because it can fail only for the last quote of its kind."""
+"""Matching takes linear time: a search for a closing quote fails only at the last quote of its kind in the text, so it
+fails at most once for single and once for double quotes."""
 
 TAG_END = re.compile(r"([\s/]*+)>")
 COMMENT_END = re.compile("--!?>")
@@ -146,7 +146,7 @@ class Reader:
         self._links: list[str] = []
 
     def read(self, html: str) -> None:
-        """Read a page. As in a browser, a tag or comment that never ends hides the rest of the page."""
+        """Read a page. If a tag or comment never ends, everything from its start on is left out, as in a browser."""
         at = 0
         while markup := MARKUP.search(html, at):
             if markup.start() > at:

@@ -52,8 +52,8 @@ class Job:
         return f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}"
 
     def take_output(self) -> str:
-        """Return the unread output. While the command runs, the end of the output stays unread if it may be the
-        beginning of a secret. So the whole secret can be recognised later."""
+        """Return the unread output; from now on, it counts as read. While the command runs, text at the end that may be
+        the beginning of a secret stays unread, so that the whole secret can be recognised later."""
         text = self.unread.text()
         kept = self.keys().mask.unfinished(text) if self.is_running else 0
         self.unread.clear()
@@ -81,10 +81,10 @@ class Jobs:
         self._starting = 0
 
     async def start(self, line: str, access: CommandAccess, excluded: ExcludedPaths = NOTHING_EXCLUDED) -> Job:
-        """Run a command line in the background. If it is confined, it cannot read the `excluded` files.
+        """Run a command line in the background. If the command is confined, it cannot read the `excluded` files.
 
         :raises ~crow.domain.errors.ArgumentError: too many commands are running.
-        :raises OSError: it cannot be started.
+        :raises OSError: the command cannot be started.
         """
         running = self._starting + sum(job.is_running for job in self._jobs.values())
         if running >= MAX_RUNNING:

@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 
 class FairLimiter:
-    """Gives out at most `total` slots at once. The limit for a single holder is `each`.
+    """Gives out slots: at most `total` at once, and at most `each` of them to a single holder.
 
     Requests of one holder are served in order. Holders that wait take turns, so a holder with hundreds of requests does
     not delay the others.
@@ -78,13 +78,12 @@ class FairLimiter:
 
 
 COMMANDS = FairLimiter(16, each=12)
-"""Limits how many shell commands run in the foreground at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many shell commands run in the foreground at the same time, in the whole process. Each workspace is a
+holder."""
 
 SEARCHES = FairLimiter(8, each=6)
-"""Limits how many programs list or search files at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many programs list or search files at the same time, in the whole process. Each workspace is a holder."""
 
 FETCHES = FairLimiter(8, each=6)
-"""Limits how many documents are fetched and converted at the same time, in the whole process.
-Holders are workspaces."""
+"""Limits how many documents are fetched and converted at the same time, in the whole process. Each workspace is a
+holder."""

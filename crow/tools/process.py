@@ -34,15 +34,15 @@ KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has only one way to
 KILL_S = 0.3  # time for the event loop to notice that a killed child has ended; only an unkillable child takes longer
 POLL_S = 0.01
 EXEC_READS = 5
-"""If crow reads an empty environment this many times, the process really has none. A single read may come in the middle
-of an `exec`."""
+"""If crow reads an empty environment this many times, it concludes that the process has none. A single read proves
+nothing, because it may come in the middle of an `exec`."""
 
 EXEC_POLLS = 50
 """How many times crow checks an orphan that is in the middle of an `exec`, to learn which command it belongs to."""
 
 DRAIN_S = 0.2
 KEY_CHARS = 8
-"""Shorter keys are not searched for, because any text may contain one by chance."""
+"""Keys with fewer characters are not searched for, because any text may contain a short key by chance."""
 
 PLACEHOLDERS = frozenset(
     (
@@ -207,7 +207,7 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or the negative number of the signal that ended the child. None while the child runs."""
+        """The exit code, or the negative number of the signal that ended the child; None while it runs."""
         return self._transport.get_returncode()
 
     def write(self, data: bytes) -> int:
@@ -243,12 +243,13 @@ class Process(asyncio.SubprocessProtocol):
 
     @property
     def left_others(self) -> bool:
-        """Whether the child left other processes running. If so, crow has ended them."""
+        """Whether other processes that the child had started were still running when the child ended. If so, they have
+        been ended too."""
         return False
 
     @property
     def failure(self) -> str:
-        """The reason why the command never began, although a child was started for it. Empty if the command began."""
+        """The reason why the command never began, although a child was started for it; empty if the command began."""
         return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -360,7 +361,7 @@ class ProcessState:
 
     @classmethod
     def of(cls, pid: int | str) -> ProcessState | None:
-        """The state of a process; None if it has ended, or if the system does not tell."""
+        """The state of a process; None if the process has ended, or if the system does not show its state."""
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 state, *ids = file.read().rpartition(b")")[2].split()[:4]
@@ -409,7 +410,7 @@ class Relative:
         return found is not None and found.is_running and found.group != group
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the process, unless its id now belongs to another one."""
+        """Signal the process. Do nothing if its id now belongs to another process."""
         with contextlib.suppress(OSError):  # the process has ended, or runs as another user
             handle = os.pidfd_open(self.pid)
             try:
@@ -437,7 +438,7 @@ def families(roots: Iterable[Relative]) -> Iterator[Relative]:
 
 
 def children_of(pid: int, thread: int | str) -> list[int]:
-    """The children that a thread has started; none if the system does not tell."""
+    """The children that a thread has started; empty if the system does not show them."""
     try:
         with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
             return [int(child) for child in file.read().split()]
@@ -447,9 +448,9 @@ def children_of(pid: int, thread: int | str) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def orphans_ended() -> AsyncIterator[None]:
-    """Adopt orphans of child processes, and reap those that end. At the end of the block, kill all that remain.
+    """Adopt orphans and reap those that end. When the block is left, kill all orphans that remain.
 
-    A process may enter this only once. The code in the block must end its own children.
+    A process may enter this context only once. The code in the block must end its own children.
     """
     orphans, loop = Orphans(), asyncio.get_running_loop()
     if orphans.is_adopting:

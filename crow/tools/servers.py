@@ -42,13 +42,12 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthOptions:
-    """The user's options for logging in to an MCP server. If an option is empty or 0, crow finds out or chooses its
-    value.
+    """The user's options for logging in to an MCP server; crow finds out or chooses each value that is empty or 0.
 
     `login` is what the user passes to `crow mcp login`. If it is empty, the user passes the server's URL. `account`
-    distinguishes two logins at one URL. A client that was registered by hand has an id and perhaps a secret, which only
-    `issuer` gets. Otherwise, `client_metadata_url` is the id, if the authorization server accepts such ids. The browser
-    comes back to `redirect_port` of this machine.
+    tells two logins at one URL apart. If the user registered crow by hand, `client_id` and perhaps `client_secret` are
+    set, and only `issuer` gets them. Otherwise, `client_metadata_url` is the id, if the authorization server accepts
+    such ids. The browser comes back to `redirect_port` of this machine.
     """
 
     login: str = ""
@@ -80,7 +79,7 @@ THE_WORKSPACE = "\0workspace\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginQuestion:
-    """Asks the user to log in to `server` at `page`. `place` is the host of that page.
+    """A request to the user to log in to `server` at `page`. `place` is the host of that page.
 
     `wait` returns when the browser has come back. If the browser cannot come back, `take` accepts the URL to which the
     browser was sent, and returns whether that URL belongs to this login.
@@ -108,7 +107,7 @@ class LoginAsker(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerListing:
-    """A list that an MCP server offers, such as its tools. `problem` says why the server could not be asked."""
+    """The entries of one kind, such as tools, that an MCP server lists. `problem` says why the listing failed."""
 
     kind: str
     names: Sequence[str] = ()
@@ -120,8 +119,8 @@ class ServerListing:
 class ServerReport:
     """The result of trying an MCP server.
 
-    If it did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are the names
-    of the tools that the model gets, and `faults` says what is wrong with tools that it does not get.
+    If the server did not start, `problem` says why; otherwise `implementation` is its name and version. `offered` are
+    the names of the tools that the model gets, and `faults` says what is wrong with the others.
     """
 
     name: str
@@ -160,11 +159,11 @@ class ServerPrompts(Protocol):
         """The prompts of the servers that are ready now, in the order of the servers."""
 
     async def prompt(self, name: str) -> ServerPrompt | None:
-        """The prompt with this name; None if no ready server has it. Waits for the server if it is starting, and starts
-        it again if it has failed."""
+        """Return the prompt with this name, or None if no ready server has it. First wait for the prompt's server if it
+        is starting, or start it again if it has failed."""
 
     async def fill(self, prompt: ServerPrompt, arguments: Mapping[str, str]) -> tuple[Part, ...]:
-        """The prompt's content with these arguments; not empty.
+        """The content of the prompt, filled with these arguments. It is never empty.
 
-        :raises ~crow.domain.errors.ToolServerError: the server is gone, refused, or sent nothing usable.
+        :raises ~crow.domain.errors.ToolServerError: the server is gone, has refused, or has sent no usable content.
         """

@@ -27,8 +27,8 @@ DESCRIPTION_CHARS = 500
 
 
 def find_skills(user_folders: Sequence[Path], cwd: Path, is_inside: Callable[[Path], bool]) -> tuple[SkillInfo, ...]:
-    """All skills, sorted by name. If two skills have the same name, the first one is used, so a workspace cannot
-    replace a user's skill.
+    """All skills, sorted by name. If several have the same name, the first one found is used. The user's folders are
+    searched first, so a workspace cannot replace a user's skill.
 
     `is_inside` tells whether a resolved path is in the workspace.
     """

@@ -66,7 +66,7 @@ async def get(url: str, *, allow_private: bool) -> Document:
 def normalize_url(text: str) -> str:
     """`text` as a URL with scheme, host and path, without a fragment.
 
-    :raises ~crow.domain.errors.ArgumentError: not an http or https URL, or one with credentials.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """
     if len(text) > URL_CHARS:
         raise ArgumentError(f"url has {len(text):,} characters; expected at most {URL_CHARS:,}")
@@ -135,7 +135,7 @@ async def get_once(url: str, *, allow_private: bool) -> Document:
 
 async def checked_address(host: str, port: int, *, allow_private: bool) -> str:
     """An address of `host`. :raises ~crow.domain.errors.ArgumentError: the host has no address, or one of its addresses
-    is private and that is not allowed."""
+    is private and private addresses are not allowed."""
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

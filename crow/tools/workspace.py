@@ -40,7 +40,8 @@ from crow.tools.sandbox import Confiner
 from crow.tools.truncate import OutputBuffer
 
 PATH_CHARS = 16_384
-"""No system accepts longer paths. They are refused early, because resolving a path reads every directory on the way."""
+"""Longer paths are refused, because no system accepts them. This check comes before the path is resolved, because
+resolving it reads every directory on the way."""
 
 RETAINED_CHARS = 10_000_000
 SHOWN_CHARS = 65_536
@@ -216,9 +217,7 @@ class DiskWorkspace:
 
     def _replace(self, path: Path, content: bytes | None) -> None:
         if self._is_out_of_bounds(path):
-            raise PermissionError(
-                errno.EACCES, "outside the workspace, and this server allows nothing there", str(path)
-            )
+            raise PermissionError(errno.EACCES, "outside the workspace, where tools may change nothing", str(path))
         if content is None:
             path.unlink()
         else:
@@ -250,8 +249,8 @@ class DiskWorkspace:
     ) -> tuple[int | None, str]:
         """See :meth:`crow.tools.Workspace.run`. Runs bash, or sh if there is no bash.
 
-        Processes that the command leaves in the background are ended when it ends. `on_output` gets the newest 64 K
-        characters.
+        Processes that the command leaves in the background are ended when the command ends. `on_output` gets the newest
+        64 K characters.
 
         :raises OSError: the command could not be started (no such directory, or the command line is too long).
         """
@@ -455,7 +454,7 @@ class SpawnedCommand:
 
 async def show_output(process: Process, retained: OutputBuffer, on_output: OnOutput) -> None:
     """Show the output while it grows, at most ten times a second. Return when the process and its output have ended. If
-    another process keeps the pipe open, wait 0.2 s longer than for `process`."""
+    another process keeps the pipe open, return 0.2 s after the end of `process`."""
     shown = 0
     while not process.exited.is_set():
         with anyio.move_on_after(SHOWN_EVERY_S):
@@ -470,7 +469,7 @@ def is_protected(path: Path) -> bool:
     """Whether the file at a resolved path may hold secrets, instruct agents, or make programs run commands.
 
     Such files are those inside `.git`, settings of editors and agents, start-up files of shells, and places of
-    credentials. If any file system treats two names as the same, so does this function.
+    credentials. Two names that are the same for at least one file system are the same for this function.
     """
     names = [fold_name(part) for part in path.parts]
     if not PROTECTED.isdisjoint(names) or names[-1] in PROTECTED_FILES or is_secret(path):
@@ -510,8 +509,8 @@ def folded_home_secrets(home: str) -> tuple[str, ...]:
 
 
 def folded_places(paths: Sequence[Path], *, is_folder: bool = False) -> tuple[str, ...]:
-    """Return prefixes of paths for comparisons that ignore case: each given path as it is, and with its links
-    resolved."""
+    """The given paths, and the same paths with links resolved. All are case-folded path prefixes, ready for
+    comparison."""
     end = "/" if is_folder else ""
     return tuple({place.casefold() + end for path in paths for place in (str(path), os.path.realpath(path))})
 
@@ -535,7 +534,7 @@ def shared_inode(path: Path) -> tuple[int, int] | None:
 
 
 def all_names(tops: Sequence[str], paths: Collection[Path]) -> Mapping[Path, tuple[tuple[str, ...], bool]]:
-    """For each path with hard links: its names at or below `tops`, and whether these are all its names."""
+    """Map each path with hard links to its names at or below `tops`, and to whether these are all of its names."""
     inodes = {path: inode for path in paths if (inode := shared_inode(path)) is not None}
     if not inodes:
         return {}
@@ -588,8 +587,8 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """Return the state of `path`. If it is a file, the state includes its first `head` bytes. :raises OSError: the path
-    cannot be read."""
+    """The state of `path`, which need not exist. For a file, this includes the first `head` bytes. :raises OSError: the
+    path cannot be read."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -601,7 +600,8 @@ def file_stat(path: Path, head: int = 0) -> FileStat:
 
 
 def read_file(path: Path, start: int, limit: int | None) -> bytes:
-    """At most `limit` bytes from `start`. :raises OSError: the file cannot be read, or is not a regular file."""
+    """At most `limit` bytes of the file, beginning at byte `start`. :raises OSError: the file cannot be read, or is not
+    a regular file."""
     with open_resolved(path, FILE) as handle:
         if not modes.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -683,9 +683,10 @@ def is_still_at(path: Path, handle: int) -> bool:
 
 
 class SeenFiles:
-    """Remembers the text of each file that the model read or wrote, to protect changes that others make.
+    """Remembers the text of each file that the model read or wrote, so that the model does not overwrite later changes
+    by others.
 
-    The model may edit a file that it has never read: the edit must match the file's text anyway.
+    The model may edit a file that it has never read, because an edit must match the file's text anyway.
     """
 
     def __init__(self) -> None:

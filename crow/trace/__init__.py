@@ -1,1 +1,1 @@
-"""Records ACP connections, shows the recordings, and checks them against the protocol."""
+"""Records ACP connections, shows recordings, and checks recordings and running agents against the protocol."""

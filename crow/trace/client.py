@@ -17,7 +17,8 @@ from crow.trace.rules.settings import options_of
 from crow.trace.run import Connection, EndpointLog
 
 Answer: TypeAlias = Literal["allow", "reject", "hold", "fail"]
-"""The ways in which the client answers a permission request."""
+"""The client's answer to a permission request: an option that allows or rejects the call, no answer until the prompt is
+cancelled (`hold`), or an error (`fail`)."""
 
 MAX_SILENCES = 5
 """After this many unanswered requests, the check waits only a third of `answer_s` for each later answer."""
@@ -25,9 +26,11 @@ MAX_SILENCES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """Time limits of the check, in seconds. The fields are in this order: for an answer, for late messages, for the
-    exit of a process, for the beginning of a turn, for the pause in which a slow client does not read, and for the
-    whole check.
+    """Time limits of the check, in seconds.
+
+    `answer_s`: the wait for an answer. `settle_s`: the wait for late messages. `exit_s`: the wait for a process to
+    exit. `begin_s`: the wait for a turn to begin. `slow_s`: the pause in which a slow client does not read. `total_s`:
+    the whole check.
     """
 
     answer_s: float = 30.0
@@ -43,7 +46,7 @@ class OutOfTime(Exception):
 
 
 class CheckStopped(Exception):
-    """The user stopped the check. `number` is the number of the signal."""
+    """The user stopped the check with a signal. `number` is the number of that signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -52,20 +55,20 @@ class CheckStopped(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class SentRequest:
-    """A sent request. `response` is its answer, or None before the answer arrives."""
+    """A request that the client has sent. `response` is None until the response arrives."""
 
     line: int
     response: dict[str, Any] | None = None
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, if it is an object."""
+        """The result if it is an object, otherwise None."""
         result = (self.response or {}).get("result")
         return result if isinstance(result, dict) else None
 
 
 class Clock:
-    """Line numbers and remaining time, shared by all connections of a check."""
+    """Counts the lines and the remaining time of a check. All connections of the check share one clock."""
 
     def __init__(self, limits: TimeLimits, trace: Callable[[bytes], None], signalled: Callable[[], int]) -> None:
         self.limits = limits
@@ -76,13 +79,14 @@ class Clock:
         self._end = time.monotonic() + limits.total_s
 
     def answer_s(self) -> float:
-        """Seconds to wait for the next answer. :raises OutOfTime: the time for the whole check is up."""
+        """Returns how many seconds to wait for the next answer. :raises OutOfTime: the time for the whole check is
+        up."""
         if time.monotonic() > self._end:
             raise OutOfTime
         return self.limits.answer_s if self._silences < MAX_SILENCES else self.limits.answer_s / 3
 
     def check_signal(self) -> None:
-        """Check for a signal. :raises CheckStopped: a signal has arrived."""
+        """Asks whether a signal has arrived. :raises CheckStopped: a signal has arrived."""
         if number := self._signalled():
             raise CheckStopped(number)
 
@@ -92,7 +96,7 @@ class Clock:
 
 
 class CheckClient:
-    """The client's end of a connection. Records each line, and answers the agent's requests."""
+    """The client's end of a connection. Records the lines of both sides, and answers the agent's requests."""
 
     def __init__(self, name: str, io: AgentIO, clock: Clock, endpoint: EndpointLog, workspace: Path) -> None:
         self.connection = Connection(name=name)
@@ -117,11 +121,11 @@ class CheckClient:
         self._updates: dict[str, int] = {}
 
     def send(self, message: Any, purpose: str = "") -> int:
-        """Sends a message; returns the number of its line."""
+        """Sends a message and returns the number of its line."""
         return self.send_bytes(json.dumps(message, ensure_ascii=False).encode(), purpose)
 
     def send_bytes(self, raw: bytes, purpose: str = "", cut: int = 0) -> int:
-        """Sends a line, in two pieces if `cut` is set; returns its number."""
+        """Sends a line and returns the number of this line. If `cut` is set, the line is written in two pieces."""
         number = self._record("client", raw, purpose)
         data = raw + b"\n"
         if self._joined is not None:
@@ -159,13 +163,13 @@ class CheckClient:
         self.send({"jsonrpc": "2.0", "method": method, "params": params}, purpose)
 
     def ask(self, method: str, params: Any, purpose: str = "", request_id: Any = None) -> dict[str, Any] | None:
-        """Sends a request and waits. Returns the result if it is an object."""
+        """Sends a request and waits for its response. Returns the result if that is an object, otherwise None."""
         pending = self.request(method, params, purpose, request_id)
         self.wait(pending)
         return pending.result
 
     def wait(self, *pending: SentRequest) -> None:
-        """Waits until these requests are answered, the agent has ended, or the time is up."""
+        """Waits until all these requests are answered, the agent has ended, or the time is up."""
         self.pump(lambda: all(each.response is not None for each in pending), self._clock.answer_s())
         for each in pending:
             if each.response is None and each.line not in self.connection.gave_up:
@@ -173,7 +177,8 @@ class CheckClient:
                 self._clock.count_silence()
 
     def barrier(self) -> None:
-        """Sends an unknown method and waits for the error, which shows that the agent has read all earlier lines."""
+        """Sends a request with an unknown method and waits for the error. By then, the agent has read all earlier
+        lines."""
         self.ask("_acp_check/barrier", {})
 
     def settle(self) -> None:
@@ -182,7 +187,8 @@ class CheckClient:
             pass
 
     def pump(self, until: Callable[[], bool], timeout_s: float) -> bool:
-        """Handles messages until `until()` is true, the agent has ended, or the time is up. Returns `until()`."""
+        """Handles messages until `until()` is true, the agent has ended, or the time is up. Returns the last value of
+        `until()`."""
         end = time.monotonic() + timeout_s
         while not until():
             self._clock.check_signal()
@@ -203,13 +209,15 @@ class CheckClient:
         return lambda: self._updates.get(session, 0) > updates
 
     def release_held(self) -> None:
-        """Answers the held permission requests with `cancelled`, because their prompt was cancelled."""
+        """Answers all permission requests that were held back. The answer is `cancelled`, because their prompt was
+        cancelled."""
         for request_id in self._held:
             self._respond(request_id, {"outcome": {"outcome": "cancelled"}})
         self._held.clear()
 
     def close(self, *, at_once: bool = False) -> None:
-        """Closes stdin, waits for the process to exit, and reads the rest. Later calls do nothing."""
+        """Closes the agent's stdin, waits for the process to exit, and reads the rest of its output. Later calls do
+        nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -219,7 +227,7 @@ class CheckClient:
             pass
 
     def _take(self, timeout_s: float) -> bool:
-        """Reads and handles one line. Returns False if there was none."""
+        """Reads and handles one line. Returns False if no line was there."""
         line = self.io.read_line(max(0.0, timeout_s))
         if not line:
             self.has_ended = self.has_ended or line == b""
@@ -324,14 +332,15 @@ class CheckClient:
         self._respond(request_id, {})
 
     def _inside(self, path: Any) -> Path | None:
-        """Returns the resolved path if it is in the workspace of the check, otherwise None."""
+        """Returns the resolved path if it is inside the workspace of the check, otherwise None."""
         if not isinstance(path, str) or "\0" in path:
             return None
         resolved = Path(path).resolve()
         return resolved if resolved.is_relative_to(self._workspace.resolve()) else None
 
     def _terminal(self, method: str) -> dict[str, Any]:
-        """Answers a terminal request. Nothing is run; each command seems to print one line."""
+        """Returns the result of a terminal request. The client runs no command, but answers as if each had printed one
+        line."""
         status = {"exitCode": 0, "signal": None}
         match method:
             case "terminal/create":

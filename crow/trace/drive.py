@@ -1,4 +1,4 @@
-"""Sends an agent all messages that the rules of `crow acp-check` need."""
+"""Sends an agent all the messages that `crow acp-check` needs to apply the rules."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Drive:
     signalled: Callable[[], int] = lambda: 0
 
     def run(self) -> Run:
-        """Drives the agent through all connections. :raises Interrupted: `signalled` returned a signal."""
+        """Opens all connections, one after another, and sends the messages. :raises CheckStopped: a signal arrived."""
         self._clock = Clock(self.limits, self.trace, self.signalled)
         self._clients: list[CheckClient] = []
         is_complete = False
@@ -110,8 +110,8 @@ class Drive:
     def _main(self) -> tuple[str | None, str | None]:
         """Opens the main connection, on which the client offers every capability, and makes most of the checks there.
 
-        Returns the id of the session to load and the id of the session to resume. None means that the agent cannot do
-        that, or that no session was created.
+        Returns two session ids: the session to load and the session to resume. An id is None if the agent cannot load
+        or resume sessions, or if the session was not created.
         """
         client = self._open("main")
         if not self._initialize(client, "initialize", EVERYTHING):
@@ -331,7 +331,7 @@ class Drive:
         client.close()
 
     def _broken(self) -> None:
-        """Sends unusual and broken lines. If the agent exits after one of them, it is started again for the next."""
+        """Sends unusual and broken lines. If the agent exits after a line, it is started again for the next line."""
         client: CheckClient | None = None
         for number, line in enumerate(self._lines(), 1):
             if client is None or client.has_ended:

@@ -31,8 +31,8 @@ _PLANS = (("todo", "plan"),)
 class ScriptedEndpoint:
     """Serves chat completions on 127.0.0.1. The word after `acp-check:` in the last user message selects the answer.
 
-    `say` streams a fixed text, `tool` and `plan` call tools that the agent offers, `hang` never ends, and `flood` is
-    long. Anything else, such as a request for a title, is answered with `ok`.
+    For `say`, the answer is a fixed text. For `tool` and `plan`, it calls tools that the agent offers. For `hang`, it
+    never ends. For `flood`, it is long. Any other request, such as one for a title, is answered with `ok`.
     """
 
     def __init__(self, workspace: str) -> None:
@@ -70,17 +70,17 @@ class ScriptedEndpoint:
 
     @property
     def base_url(self) -> str:
-        """The base URL that agents are given; it ends with /v1."""
+        """The base URL that agents get. It ends with /v1."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def wait_until_left(self, timeout_s: float) -> None:
-        """Waits until the agent has closed every answer of kind `hang`, or the time is up."""
+        """Waits until the agent has closed the connections of all answers that never end, or the time is up."""
         deadline = time.monotonic() + timeout_s
         while self.log.left < self.log.hung and time.monotonic() < deadline:
             self._stopping.wait(0.02)
 
     def answer_get(self, handler: BaseHTTPRequestHandler) -> None:
-        """Answers a request for the list of models; there is only one model."""
+        """Answers a GET request with the list of models, which contains one model."""
         models = [{"id": MODEL, "object": "model", "created": 0, "owned_by": "acp-check", "context_length": WINDOW}]
         _send_json(handler, {"object": "list", "data": models})
 
@@ -134,7 +134,8 @@ class ScriptedEndpoint:
                     self.log.left += 1
 
     def _wait_until_closed(self, connection: socket.socket) -> None:
-        """Waits for the end of the check. :raises OSError: the agent has closed the connection."""
+        """Waits until the check ends or the connection is closed. :raises OSError: the agent has closed the
+        connection."""
         while not self._stopping.is_set():
             readable, _, _ = select.select([connection], [], [], 0.05)
             if readable and not connection.recv(4096):
@@ -150,7 +151,7 @@ _TEXTS = {
 
 
 def _purpose(messages: list[dict[str, Any]]) -> str:
-    """The word after `acp-check:` in the last user message, or an empty string."""
+    """Returns the word after `acp-check:` in the last user message, or an empty string if there is none."""
     for message in reversed(messages):
         if message.get("role") == "user":
             found = _PURPOSE.findall(json.dumps(message.get("content"), ensure_ascii=False))
@@ -159,7 +160,7 @@ def _purpose(messages: list[dict[str, Any]]) -> str:
 
 
 def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: str) -> Iterator[dict[str, Any]]:
-    """Yields a call of one tool that the agent offers from each family of tools."""
+    """Yields one call for each family of tools of which the agent offers a tool."""
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     named = [each for each in functions if isinstance(each, dict) and isinstance(each.get("name"), str)]
     for number, words in enumerate(families):
@@ -171,7 +172,8 @@ def _tool_calls(tools: Any, families: tuple[tuple[str, ...], ...], workspace: st
 
 
 def _example(schema: Any, name: str, workspace: str) -> Any:
-    """A harmless value that a JSON schema allows. `name` is the name of the member that the schema describes."""
+    """Returns a harmless value that the JSON schema allows. `name` is the name of the member that the schema
+    describes."""
     if not isinstance(schema, dict):
         return {}
     if schema.get("enum"):

@@ -25,7 +25,7 @@ class AgentIO(Protocol):
     """The stdin and stdout of an agent."""
 
     def write(self, data: bytes) -> None:
-        """Writes to stdin. Never waits."""
+        """Writes to stdin, without waiting until the agent has read the data."""
 
     def read_line(self, timeout_s: float) -> bytes | None:
         """Returns the next line of stdout with its newline, None if no line came in time, or b"" at the end of
@@ -38,7 +38,7 @@ class AgentIO(Protocol):
         """Continues to read stdout."""
 
     def close(self, timeout_s: float) -> Exit:
-        """Closes stdin, waits for the process to exit, and kills whatever still runs."""
+        """Closes stdin, waits for the process to exit, and kills the agent's processes that still run."""
 
 
 class AgentProcess:
@@ -108,7 +108,7 @@ class AgentProcess:
         return Exit(code=code, leftovers=leftovers)
 
     def _end_group(self, *, was_alive: bool) -> bool:
-        """Ends every process of the group. Returns whether any process besides the agent was left."""
+        """Ends every process of the group. Returns True if the agent had exited, but other processes still ran."""
         if not _group_exists(self._process.pid):
             return False
         leftovers = not was_alive and not self._are_gone(0.5)  # children may need a moment to exit

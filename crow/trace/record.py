@@ -21,14 +21,15 @@ logger = logging.getLogger(__name__)
 _SECRET_NAME = re.compile(r"(?i)(api[-_]?key|secret|password|passwd|credential|authorization|^token$|access[-_]?token)")
 _URL_PASSWORD = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _PAIRS = ("env", "headers")
-"""Members whose values are all secret: an object, or a list of `{"name": ..., "value": ...}`."""
+"""The names of members that contain only secret values, as an object or as a list of `{"name": ..., "value": ...}`."""
 
 
 class Recorder:
-    """See `Observer` in :mod:`crow.frontend.transport`. Writes one JSON object per line: time, sender and message.
+    """An `Observer` (see :mod:`crow.frontend.transport`) that writes each message to a file. Each line of the file is a
+    JSON object with time, sender and message.
 
     Secrets are masked, but JSON types stay the same, so that the recording can be checked. If the file cannot be
-    written, only the recording stops.
+    written, the recording stops, but the connection goes on.
     """
 
     def __init__(self, file: Path, secrets: Iterable[str] = ()) -> None:
@@ -91,8 +92,8 @@ def _has_text_value(item: Any) -> bool:
 class Recorded:
     """One line of a recording: its number (from 1), its time in Unix seconds if recorded, its sender and its message.
 
-    `text` is set instead of `message` if the line is not JSON. `crow acp-check` also keeps the bytes, and the
-    purpose of what it sends.
+    If the line is not JSON, `text` is set instead of `message`. In a check by `crow acp-check`, `raw` contains the
+    bytes of the line, and `purpose` says why the check sent it.
     """
 
     line: int
@@ -105,7 +106,7 @@ class Recorded:
 
 
 def read_recording(file: Path) -> Iterator[Recorded]:
-    """Returns the messages of `file` in order. :raises ArgumentError: the file cannot be read."""
+    """Yields the lines of `file` in order, except blank lines. :raises ArgumentError: the file cannot be read."""
     senders = _Senders()
     try:
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -135,7 +136,7 @@ def _recorded(number: int, line: str, senders: _Senders) -> Recorded:
 
 
 class _Senders:
-    """Guesses who sent a message if the recording does not say.
+    """Guesses who sent a message if the recording does not name the sender.
 
     For example, a request for a method that the client serves comes from the agent.
     """
@@ -144,7 +145,7 @@ class _Senders:
         self._open: dict[Side, set[Any]] = {"client": set(), "agent": set()}
 
     def guess(self, message: Any) -> Side:
-        """The most likely sender of a message."""
+        """Returns the most likely sender of a message."""
         match message:
             case {"method": "$/cancel_request", "params": {"requestId": int() | str() as request_id}}:
                 return "agent" if self._is_open_only_for("agent", request_id) else "client"

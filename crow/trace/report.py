@@ -39,7 +39,8 @@ class Report:
         return any(verdict.findings and (strict or verdict.rule.severity == "MUST") for verdict in self.verdicts)
 
     def text(self, *, everything: bool = False) -> Iterator[str]:
-        """Returns the lines to print: each failed rule with its findings. With `everything`, also the other rules."""
+        """Yields the lines to print: each failed rule with its findings, and a summary. With `everything`, rules that
+        did not fail are listed too."""
         for verdict in self.verdicts:
             if verdict.findings:
                 yield f"FAILED {verdict.rule.severity:<6} {verdict.rule.id}: {verdict.rule.says}"
@@ -58,7 +59,7 @@ class Report:
         yield self.summary()
 
     def summary(self) -> str:
-        """One line with the numbers of messages and of rules."""
+        """Returns one line with the number of messages and the numbers of rules that passed or failed."""
         states = Counter(verdict.state for verdict in self.verdicts)
         binding = sum(1 for verdict in self.verdicts if verdict.findings and verdict.rule.severity == "MUST")
         lines = sum(len(connection.lines) for connection in self.run.connections)
@@ -68,7 +69,7 @@ class Report:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One JSON object for each rule."""
+        """Yields one JSON object for each rule."""
         for verdict in self.verdicts:
             rule = verdict.rule
             yield {
@@ -93,7 +94,7 @@ class Report:
             }
 
     def junit(self, name: str) -> bytes:
-        """JUnit XML: a test case for each rule. `name` names the suite."""
+        """Returns JUnit XML with a test case for each rule. `name` is the name of the suite."""
         states = Counter(verdict.state for verdict in self.verdicts)
         totals = {"tests": str(len(self.verdicts)), "failures": str(states["failed"]), "errors": "0"}
         totals["skipped"] = str(states["not applicable"])
@@ -133,7 +134,7 @@ class Report:
 
 
 def check(recording: Iterable[Recorded]) -> Report:
-    """Applies the rules to a recording."""
+    """Applies the rules to a recording, and returns a report."""
     lines = tuple(recording)
     run = Run(connections=split(lines))
     schema, faults = SchemaChecker(), []
@@ -149,7 +150,7 @@ def check(recording: Iterable[Recorded]) -> Report:
 
 
 def _lines_of(connection: Connection) -> range:
-    """The line numbers of a connection, which are consecutive."""
+    """Returns the line numbers of a connection, which are consecutive."""
     first = connection.lines[0].line if connection.lines else 0
     return range(first, first + len(connection.lines))
 
@@ -162,5 +163,5 @@ def _quote(line: Recorded) -> str:
 
 
 def _xml(text: str) -> str:
-    """Replaces the characters that XML does not allow."""
+    """Returns `text`, with the characters replaced that XML does not allow."""
     return _NOT_XML.sub("�", text)

@@ -19,9 +19,10 @@ NO_CODE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """The end of the agent's process, after its stdin was closed.
+    """The end of an agent's process after its stdin was closed.
 
-    `code` is None if the process had to be killed. `leftovers` says whether other processes of its group still ran.
+    `code` is the exit code, or None if the process had to be killed. `leftovers` says whether other processes of its
+    group still ran when it had exited.
     """
 
     code: int | None
@@ -30,8 +31,8 @@ class Exit:
 
 @dataclass(slots=True, kw_only=True)
 class EndpointLog:
-    """The counts of the check's endpoint: of all requests, of the answers that never end, and of those that the agent
-    closed."""
+    """The counters of the check's endpoint. `requests` counts all requests, `hung` the answers that never end, and
+    `left` those of them that the agent closed."""
 
     requests: int = 0
     hung: int = 0
@@ -54,7 +55,7 @@ class Exchange:
 
     @property
     def session(self) -> str:
-        """The session that the request names, or "null"."""
+        """The session that the request names, or "null" if it names none."""
         return as_text(self.params.get("sessionId"))
 
     @property
@@ -83,7 +84,7 @@ class Exchange:
 
     @property
     def code(self) -> int:
-        """The error's code, or `NO_CODE`."""
+        """The code of the error, or `NO_CODE` if there is no error."""
         code = (self.error or {}).get("code")
         return code if isinstance(code, int) else NO_CODE
 
@@ -153,7 +154,7 @@ class RecordedTurn:
         return self.exchange.lines
 
     def text(self, kind: str = "agent_message_chunk") -> str:
-        """The joined text of the chunks of this kind."""
+        """Returns the text of all chunks of this kind, joined."""
         return "".join(update.text for update in self.updates if update.kind == kind)
 
     def statuses(self) -> dict[str, list[str]]:
@@ -170,7 +171,8 @@ class RecordedTurn:
 
 @dataclass(kw_only=True)
 class Connection:
-    """One connection, from start to end. `name` says what it was for; it is empty for a recording."""
+    """One connection, from start to end. `name` says what a check used the connection for. In a recording, `name` is
+    empty."""
 
     name: str = ""
     lines: list[Recorded] = field(default_factory=list)
@@ -224,12 +226,13 @@ class Connection:
 
     @property
     def strays(self) -> list[tuple[Recorded, str]]:
-        """The agent's responses that belong to no open request, each with the problem: `twice`, `unknown` or `type`."""
+        """The agent's responses that belong to no open request. With each comes the problem: `twice` (the request was
+        already answered), `unknown` (no such request) or `type` (an open request has this id as another JSON type)."""
         return self._sorted.strays
 
     @property
     def reused_ids(self) -> list[Recorded]:
-        """The agent's requests with the id of a request that was still open."""
+        """The agent's requests with an id that another open request of the agent already had."""
         return self._sorted.reused
 
     def asked_for(self, *methods: str) -> Iterator[Exchange]:
@@ -258,7 +261,7 @@ class Connection:
         return [method for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
 
     def reactions(self, purpose: str) -> list[tuple[Recorded, list[Recorded], Exchange]]:
-        """Returns three values for each line that the client sent for this purpose: the line, the lines that the agent
+        """Returns an item for each line that the client sent for this purpose: this line, the lines that the agent
         wrote before it answered the client's next request, and that request."""
         found = []
         for place, line in enumerate(self.lines):
@@ -279,8 +282,8 @@ class Connection:
 class Run:
     """All connections of a check, or of a recording. For a recording, the other members keep their defaults.
 
-    `is_complete` is False if the check ran out of time. `servers_started` has the arguments and the variable of each
-    start of the check's MCP server. `stderr` is the end of the agent's output on stderr.
+    `is_complete` is False if the check ran out of time. `servers_started` has an item for each start of the check's MCP
+    server: the arguments and the environment variable. `stderr` is the last part of the agent's stderr.
     """
 
     connections: list[Connection]
@@ -291,15 +294,15 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether this is a check that drove the agent, and not a recording."""
+        """Whether this is the run of a live check, not of a recording."""
         return any(connection.is_live for connection in self.connections)
 
     def named(self, name: str) -> Connection | None:
-        """The connection with this name."""
+        """Returns the connection with this name, or None."""
         return next((each for each in self.connections if each.name == name), None)
 
     def exchanges(self, *purposes: str) -> list[Exchange]:
-        """The client's requests that were sent for one of these purposes."""
+        """Returns the client's requests that the check sent for one of these purposes."""
         return [
             each for connection in self.connections for each in connection.asked if each.request.purpose in purposes
         ]
@@ -313,11 +316,11 @@ class Run:
         return [each for connection in self.connections for each in connection.called if each.method in methods]
 
     def updates(self, *kinds: str) -> list[Update]:
-        """The updates of these kinds."""
+        """Returns the updates of these kinds."""
         return [each for connection in self.connections for each in connection.updates if each.kind in kinds]
 
     def turns(self, *purposes: str) -> list[RecordedTurn]:
-        """The prompts with one of these purposes; without purposes, all prompts, but no loads."""
+        """Returns the prompts with one of these purposes, or all prompts if no purpose is given. Loads are left out."""
         return [
             turn
             for connection in self.connections
@@ -326,7 +329,7 @@ class Run:
         ]
 
     def loads(self) -> list[RecordedTurn]:
-        """The loads that were answered with a result."""
+        """Returns the loads that were answered with a result."""
         return [
             turn
             for connection in self.connections
@@ -404,9 +407,10 @@ class _Sorted:
                 self._children.add(update.child)  # a sub-agent may send updates outside a turn of its own
 
     def _turn(self, session: str) -> RecordedTurn | None:
-        """The turn that runs in a session, or the last one that ran.
+        """Returns the turn that runs in a session, else the last turn that ran there, else None.
 
-        While a load runs, all updates are attributed to the load, because a replay looks like the updates of a prompt.
+        While a load runs, all updates of its session are counted as part of the load, because a replay looks like the
+        updates of a prompt.
         """
         turns = self._turns_of.get(session, [])
         running = [turn for turn in turns if not turn.exchange.is_answered]
@@ -429,7 +433,7 @@ class _Sorted:
 
 
 def split(lines: Iterable[Recorded]) -> list[Connection]:
-    """Splits a recording into connections. Each begins with `initialize`."""
+    """Splits a recording into connections. A new connection begins at each `initialize` request."""
     connections = [Connection()]
     for line in lines:
         is_start = (
@@ -442,12 +446,12 @@ def split(lines: Iterable[Recorded]) -> list[Connection]:
 
 
 def as_text(value: Any) -> str:
-    """A string unchanged; any other value as JSON."""
+    """Returns a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else _key(value)
 
 
 def _key(value: Any) -> str:
-    """The value as JSON, so that values of different types never get the same key."""
+    """Returns a value as JSON. So values of different types, such as 7 and "7", never get the same key."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 

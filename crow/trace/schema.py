@@ -22,8 +22,8 @@ SESSION_CONTENT: dict[str, Any] = {
     },
     "required": ["type", "sessionId"],
 }
-"""Written by hand from the RFD on sub-agent sessions, because no published package has this content of tool calls
-yet."""
+"""The schema of `session`, a type of content of tool calls. It was written by hand from the proposal (RFD) for
+sub-agent sessions, because no published package has it yet."""
 
 
 class Violation(Exception):
@@ -58,7 +58,7 @@ class SchemaChecker:
             self._check_response(sender, receiver, message)
 
     def unanswered(self) -> tuple[str, ...]:
-        """The unanswered requests as `method (id)`."""
+        """Returns each unanswered request as `method (id)`."""
         return tuple(f"{method} ({request_id})" for (_, request_id), method in self._requests.items())
 
     def _check_call(self, sender: Side, receiver: Side, message: dict[str, Any]) -> None:
@@ -101,7 +101,8 @@ class SchemaChecker:
 
 
 def check_update(update: Any, message: Any = None) -> None:
-    """Checks a `session/update` payload strictly, according to its kind. :raises Violation: it is not valid."""
+    """Checks the update of a `session/update` strictly, according to its kind. :raises Violation: the update is not
+    valid."""
     kind = update.get("sessionUpdate") if isinstance(update, dict) else None
     file = STABLE if kind in _update_kinds(STABLE) else UNSTABLE
     if kind not in _update_kinds(file):
@@ -129,7 +130,8 @@ def validate(name: str, value: Any, *, strict: bool = True, message: Any = None)
 
 
 def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
-    """Returns the problems of `value` under the definition `name`. With `strict`, unknown members are problems too.
+    """Returns the problems of `value` under the definition `name`, or () if `value` is valid. With `strict`, unknown
+    members are problems too.
 
     A value is valid if the stable or the unstable schema allows it. `name` may be `SessionUpdate/KIND`.
     """
@@ -148,9 +150,10 @@ def problems(name: str, value: Any, *, strict: bool = False) -> tuple[str, ...]:
 
 
 def definition(receiver: Side, method: str, kind: str) -> str | None:
-    """The definition of the parameters or result of a method that `receiver` serves, stable or unstable.
+    """Returns the name of the definition of the parameters or the result of a method that `receiver` serves.
 
-    `kind` is Request, Response or Notification.
+    `kind` is Request, Response or Notification. Returns None if neither the stable nor the unstable schema has a
+    definition.
     """
     for methods in (_methods(STABLE), _methods(UNSTABLE)):
         name = methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind))
@@ -160,12 +163,12 @@ def definition(receiver: Side, method: str, kind: str) -> str | None:
 
 
 def update_kinds() -> tuple[str, ...]:
-    """The kinds of `session/update`, stable and unstable."""
+    """Returns the kinds of `session/update` in the stable and the unstable schema."""
     return tuple(dict.fromkeys((*_update_kinds(), *_update_kinds(UNSTABLE))))
 
 
 def _place(name: str, file: str) -> str | None:
-    """The path of the definition `name` in the schema `file`."""
+    """Returns the path of the definition `name` in the schema `file`, or None if `file` does not have it."""
     base, _, kind = name.partition("/")
     if not kind:
         return name if name in _definitions(file) else None
@@ -206,7 +209,8 @@ def _errors(name: str, value: Any, *, strict: bool, file: str = STABLE) -> str:
 
 
 def _definition(receiver: Side, method: str, kind: str) -> str | None:
-    """The definition of the parameters or result of a method that `receiver` serves."""
+    """Returns the name of the definition of the parameters or the result of a method that `receiver` serves, or
+    None."""
     for methods in (_methods(STABLE), _methods(UNSTABLE)):
         if name := methods.get((receiver, method, kind)) or methods.get(("protocol", method, kind)):
             return name
@@ -215,7 +219,7 @@ def _definition(receiver: Side, method: str, kind: str) -> str | None:
 
 @cache
 def _definitions(file: str, *, strict: bool = False) -> dict[str, Any]:
-    """The definitions in `file`.
+    """Returns the definitions in `file`.
 
     If `strict`, unknown members are forbidden in every value, but not inside the parts of an allOf.
     """
@@ -241,7 +245,7 @@ def _methods(file: str) -> dict[tuple[str, str, str], str]:
 
 @cache
 def _update_kinds(file: str = STABLE) -> dict[str, int]:
-    """Maps each kind of update to its index in the union of update types of a schema."""
+    """Maps each kind of update to its index in the schema's list of update types."""
     variants = _definitions(file)["SessionUpdate"]["oneOf"]
     return {variant["properties"]["sessionUpdate"]["const"]: index for index, variant in enumerate(variants)}
 

@@ -75,10 +75,11 @@ def check_agent(
     report: Callable[[str], None] = lambda _: None,
     signalled: Callable[[], int] = lambda: 0,
 ) -> Run:
-    """Drives an agent and returns what happened. The check ends once `signalled` returns a number other than 0.
+    """Runs the whole check of an agent, and returns all that happened. The check ends early if `signalled` returns a
+    number other than 0.
 
     :raises ArgumentError: the agent cannot be started, or `trace` cannot be written.
-    :raises Interrupted: `signalled` returned a number.
+    :raises CheckStopped: `signalled` returned a number other than 0.
     """
     with tempfile.TemporaryDirectory(prefix="acp-check-", ignore_cleanup_errors=True) as scratch:
         root = Path(scratch).resolve()
@@ -148,7 +149,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _started(log: Path) -> list[dict[str, Any]]:
-    """Returns the arguments and the environment variable with which the MCP server was started, for each start."""
+    """Returns the arguments and the environment variable of each start of the MCP server."""
     try:
         return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     except FileNotFoundError:
@@ -163,7 +164,7 @@ def _end_of(stderr: Path) -> str:
 
 
 class _Trace:
-    """Writes a recording to a new file, or nothing if no file was given."""
+    """Writes a recording to a file. If no file was given, nothing is written."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

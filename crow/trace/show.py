@@ -14,7 +14,7 @@ WIDTH = 160
 
 
 def format_recording(recording: Iterable[Recorded]) -> Iterator[str]:
-    """The lines to print. Consecutive chunks of one message share a line."""
+    """Yields the lines to print. Consecutive chunks of one message share a line."""
     start: float | None = None
     requests: dict[tuple[Side, str], tuple[str, float | None]] = {}
     for key, group in itertools.groupby(recording, _chunk_key):

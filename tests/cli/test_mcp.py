@@ -110,7 +110,7 @@ def test_a_command_and_a_url_become_a_table(
     ("arguments", "words"),
     [
         (("a", "ftp://x"), "url cannot be used; expected an http or https URL."),
-        (("a", "https://x", "more"), "https://x is a URL: it takes no arguments, --env or --sandbox."),
+        (("a", "https://x", "more"), "https://x is a URL, which takes no arguments, no --env and no --sandbox."),
         (("a", "prog", "--header", "A: b"), "prog is a command: --header and --transport are for URLs."),
         (("a", "prog", "--env", "A"), "--env is 'A'; expected a name and a value, such as TOKEN=${TOKEN}."),
         (("", "prog"), "The name of a server has 1 to 64 characters, and '' has 0."),
@@ -177,7 +177,7 @@ def test_a_trial_shows_what_a_server_lists_and_what_is_wrong(home: Path, capsys:
 
 def test_an_unknown_server_is_named_with_those_there_are(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "config.toml").write_text('[mcp_servers.here]\ncommand = "x"\n')
-    where = f"{home / 'config.toml'}; there are here."
+    where = f"{home / 'config.toml'}; the servers are here."
     assert mcp(capsys, "test", "nope") == (2, f"crow: There is no MCP server nope in {where}\n")
     assert mcp(capsys, "login", "nope") == (2, f"crow: There is no MCP server nope in {where}\n")
     assert mcp(capsys, "login", "here")[1] == (
@@ -287,7 +287,7 @@ def test_a_server_with_a_header_of_its_own_is_not_logged_in_to(
 ) -> None:
     header = 'headers = { authorization = "Bearer x" }'
     (home / "config.toml").write_text(f'[mcp_servers.web]\nurl = "{server.url}"\n{header}\n')
-    words = "crow: web has an Authorization header in the settings; remove it to log in instead.\n"
+    words = "crow: web has an Authorization header in the settings; to log in instead, remove this header.\n"
     assert mcp(capsys, "login", "web") == (2, words)
 
 

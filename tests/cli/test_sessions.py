@@ -369,7 +369,7 @@ def test_stats_are_summed_by_the_chosen_groups(stored_sessions: Path, capfd: pyt
         "tokens_in": 1000, "tokens_out": 10, "tokens_cached": 500, "cost": 0.5, "requests": 1,
     }  # fmt: skip
     assert refused(capfd, "stats", "--by", "week") == (
-        '--by is "week"; expected session, model or day, or several of them: model,day.'
+        '--by is "week"; expected session, model or day, or several of these, such as model,day.'
     )
 
 
@@ -643,7 +643,7 @@ def test_sessions_of_other_tools_are_imported_and_what_is_skipped_is_named(
     assert refused(capfd, "import") == f"Give a PATH, or --from with one of these: {places}."
     assert refused(capfd, "import", "--from", "cursor").startswith('--from is "cursor"; expected one of claude-code,')
     assert refused(capfd, "import", "--from", "goose").startswith("No sessions of goose at the usual place")
-    assert refused(capfd, "import", str(tmp_path / "home"), "--from", "pi").endswith("expected some of pi.")
+    assert refused(capfd, "import", str(tmp_path / "home"), "--from", "pi").endswith("expected sessions of pi.")
     assert main(["sessions", "import", str(tmp_path)]) == 0
     out, err = capfd.readouterr()
     assert set(out.splitlines()) == {

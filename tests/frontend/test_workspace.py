@@ -208,7 +208,7 @@ async def test_a_failed_write_is_not_repeated_on_the_disk(tmp_path: Path, error:
 
 async def test_a_write_without_an_answer_is_a_timeout_error(tmp_path: Path) -> None:
     editor = Editor(write=lambda *_: anyio.sleep_forever())
-    with pytest.raises(TimeoutError, match="it may or may not have been written"):
+    with pytest.raises(TimeoutError, match="the file may or may not have been written"):
         await workspace(tmp_path, editor, answer_s=0.01).write_text(tmp_path / "a", "text")
 
 

@@ -150,7 +150,7 @@ async def test_the_token_comes_from_a_private_file_or_the_environment(server: Fa
     [
         (["--connect", "/nowhere/crow.sock"], "no such socket"),
         (["--connect", "http://localhost/acp"], "expected ws://, wss:// or the path of a socket"),
-        (["--connect", "wss://me:secret@localhost/acp"], "a token goes into CROW_TOKEN"),
+        (["--connect", "wss://me:secret@localhost/acp"], "put a token into CROW_TOKEN"),
         (["--connect", "ws://localhost:x"], "has no valid host and port"),
         (["--connect", "ws://127.0.0.1:1/acp"], "Cannot reach ws://127.0.0.1:1/acp"),
         (["--connect", "ws://crow.example.org/acp"], "unencrypted. Use wss://"),

@@ -127,7 +127,7 @@ async def test_an_unanswered_editor_request_fails_with_a_message_and_a_late_answ
         ((status, words),) = await run(
             auto, {"fs/write_text_file"}, ("write_file", {"path": "new.txt", "content": "one"})
         )
-        assert (status, "within 1 s; it may or may not have been written" in words) == ("failed", True)
+        assert (status, "within 1 s; the file may or may not have been written" in words) == ("failed", True)
         terminal = await session_in(agent, place, "auto", terminal=True)
         ((status, words),) = await run(terminal, {"terminal/create"}, ("shell", {"command": "echo hi"}))
         assert (status, "within 1 s; the command may be running" in words) == ("failed", True)

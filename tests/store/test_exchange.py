@@ -437,7 +437,7 @@ async def test_a_damaged_file_is_refused_with_the_line_and_nothing_is_written(
             resealed(edited(lines, "session", {"parent_id": "mine"})),
             'line 3: session "s1": parent_id or forked_from is',
         ),
-        (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected one that no other'),
+        (resealed(edited(lines, "session", {"id": "f1"})), 'line 4: session: id is "f1"; expected an id that no other'),
         (resealed(edited(lines, "session", {"title": "\ud800"})), "line 3: it has half of a surrogate pair"),
         (resealed(edited(lines, "session", {"id": "s" * 100_000})), 'session: id is "sss'),
         (

@@ -22,7 +22,7 @@ from tests.tools.conftest import Box, OpenBox, stdio
 from tests.tools.test_mcp_client import Http, http_server
 
 ERAS = pytest.mark.parametrize("era", ["classic", "modern"])
-NO_URI = "expected a URI such as file:///a%20b without hidden characters"
+NO_URI = "expected a URI without hidden characters, such as file:///a%20b"
 UNREADABLE = "Failed to parse JSON response:"
 READING = ("list_resources", "read_resource")
 

@@ -227,7 +227,7 @@ async def test_each_line_is_matched_on_its_own(open_box: OpenBox, root: Path, pa
 
 async def test_a_bad_pattern_is_reported_with_its_error(open_box: OpenBox) -> None:
     words = (
-        'grep: pattern is "foo("; expected a Python regular expression: missing ), unterminated subpattern at position '
+        'grep: the pattern "foo(" is not a Python regular expression: missing ), unterminated subpattern at position '
         "3. Put a backslash before special characters to match them literally"
     )
     async with open_box() as box:
@@ -235,7 +235,7 @@ async def test_a_bad_pattern_is_reported_with_its_error(open_box: OpenBox) -> No
         assert await box.run("grep", pattern="foo(") == Outcome(text=words, is_error=True)
         long = await box.run("grep", pattern="x" * 3_000 + "(")
     assert long.is_error
-    assert long.text.startswith(f'grep: pattern is "{"x" * 200}…"; expected a Python regular expression: missing )')
+    assert long.text.startswith(f'grep: the pattern "{"x" * 200}…" is not a Python regular expression: missing )')
 
 
 async def test_a_pattern_that_takes_long_to_compile_is_stopped(

@@ -17,8 +17,8 @@ OPTIONS_HINT = "files | keep, summary"
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command as clients list it. `hint` describes its argument, and is empty if the command takes none. `is_literal`
-    means that the hint itself is the only argument that the command accepts."""
+    """A command as clients list it. `hint` describes the argument, and is empty if the command takes none. If
+    `is_literal` is true, the text of the hint is the only argument that the command accepts."""
 
     name: str
     description: str
@@ -71,7 +71,7 @@ NAMES = frozenset(spec.name for spec in COMMANDS)
 
 
 def parse(text: str) -> ParsedCommand | None:
-    """The command in `text`; None for an ordinary prompt."""
+    """Return the command in `text`, or None for an ordinary prompt."""
     name, *rest = text[1:].split(maxsplit=1) or [""]
     if name not in NAMES or not text.startswith(f"/{name}"):
         return None

@@ -2,8 +2,8 @@
 
 No entry is removed. A move only changes which entry is the session's leaf, and the move is recorded. The answer says
 which part the model no longer sees, because that part stays visible in the client. Redo reverses the newest move that
-is not reversed yet, unless the user has sent another prompt after that move. `/history`, `/tree` and `/label` use the
-same names for places as `/rewind` and `/fork`.
+is not reversed yet. Redo is refused if the user has sent another prompt after that move. `/history`, `/tree` and
+`/label` use the same names for places as `/rewind` and `/fork`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """The user's choices about the abandoned part of the conversation: whether to restore its files, and whether to
-    summarise it for the model. `place` is what the user typed before the options."""
+    """The user's choice about the part of the conversation that a move abandons: whether to restore the files that it
+    changed, and whether to summarise it for the model. `place` is what the user typed before the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"
@@ -85,8 +85,8 @@ async def redo(context: CommandContext, argument: str) -> str:
         raise ArgumentError("There is nothing to redo. `/tree` shows all branches.")
     if await context.store.left_behind(context.branch.leaf, move.to_leaf, ("user",)):
         raise ArgumentError(
-            "There is nothing to redo: you have sent other prompts since. `/tree` shows the branch that you left, and "
-            "`/rewind #ENTRY` goes there."
+            "There is nothing to redo: you have sent other prompts since you went back. `/tree` shows the branch "
+            "that you left, and `/rewind #ENTRY` goes there."
         )
     told = await move_to(context, move.from_leaf, "redo", options)
     prompt = await newest_prompt(context)
@@ -194,8 +194,8 @@ async def label(context: CommandContext, argument: str) -> str:
         return "\n".join(labels) or "There are no labels. `/label NAME` names this place."
     if len(name) > LABEL_CHARS or name.startswith("#") or name.isdecimal():
         raise ArgumentError(
-            f"{quoted(name)} cannot be a label: expected at most {LABEL_CHARS} characters, not a number, and no # at "
-            "the start."
+            f"{quoted(name)} cannot be a label. A label has at most {LABEL_CHARS} characters, is not a number, and "
+            "does not begin with #."
         )
     (entry,) = await context.branch.record([NewEntry(body=Note(about="label", value=name))])
     return (
@@ -204,8 +204,8 @@ async def label(context: CommandContext, argument: str) -> str:
 
 
 async def find_place(context: CommandContext, name: str) -> Place:
-    """Return the place that `name` means. It is the number of a prompt on this branch (counted from 1), a label, or `#`
-    and the id of an entry. If several places have the label, the newest counts.
+    """Return the place that `name` means. A number means a prompt of this branch, counted from 1. `#` and a number mean
+    the entry with that id. Anything else means the newest label of that name on any branch.
 
     :raises ArgumentError: there is no such place.
     """
@@ -232,7 +232,7 @@ async def find_place(context: CommandContext, name: str) -> Place:
 
 
 def points_of(outline: Outline, tip: BranchTip) -> list[BranchPoint]:
-    """The prompts, labels and checkpoints of a branch, oldest first."""
+    """Return the prompts, labels and checkpoints of a branch, oldest first."""
     by_entry = {point.entry: point for point in outline.points}
     points: list[BranchPoint] = []
     at = tip.point
@@ -258,7 +258,7 @@ def describe_tip(outline: Outline, tip: BranchTip) -> str:
 
 
 async def newest_prompt(context: CommandContext) -> Entry | None:
-    """The newest prompt on the path, even if a compaction has hidden it from the model."""
+    """Return the newest prompt on the path, even if a compaction has hidden it from the model."""
     if (entry := context.branch.newest_user()) is not None:
         return entry
     prompts = current_prompts(await context.store.outline(context.branch.row.id))
@@ -271,7 +271,7 @@ def quoted_prompt(entry: Entry) -> str:
 
 
 def move_to_redo(moves: Sequence[Move]) -> Move | None:
-    """Return the newest move that was not reversed. `moves` are sorted, newest first."""
+    """Return the newest move that no redo has reversed. `moves` are sorted newest first."""
     reversed_moves = 0
     for move in moves:
         if move.reason == "redo":
@@ -286,7 +286,7 @@ def move_to_redo(moves: Sequence[Move]) -> Move | None:
 def parse_options(command: str, argument: str, *, takes_place: bool = False) -> RestoreOptions:
     """Parse the options at the end of `argument`.
 
-    :raises ArgumentError: the options contradict each other, or there is a place but the command takes none.
+    :raises ArgumentError: the options contradict each other, or `argument` names a place but the command takes none.
     """
     words = argument.split()
     options: set[str] = set()
@@ -296,7 +296,9 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
     if {"files", "keep"} <= options:
         raise ArgumentError("`files` restores files and `keep` leaves them as they are; give only one of them.")
     if place and not takes_place:
-        raise ArgumentError(f"`/{command} {place}`: expected nothing, or {OPTIONS_HINT}. `/rewind` goes to any place.")
+        raise ArgumentError(
+            f"`/{command} {place}`: expected no argument, or {OPTIONS_HINT}. `/rewind` goes to any place."
+        )
     return RestoreOptions(
         place=place,
         files="restore" if "files" in options else "keep" if "keep" in options else "ask",
@@ -307,8 +309,8 @@ def parse_options(command: str, argument: str, *, takes_place: bool = False) -> 
 async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
 ) -> str:
-    """Move to another entry, and set a follow-up that runs after the command has been stored. The follow-up restores
-    files and summarises as `options` say, and finally sends the prompt `then`, if there is one."""
+    """Move to the entry `to`, and set a follow-up that runs after the command has been stored. The follow-up restores
+    files and writes a summary as `options` say. If there is a prompt `then`, the follow-up sends it at the end."""
     leaf = context.branch.leaf
     told = await context.move(to, reason)
 
@@ -323,8 +325,8 @@ async def move_to(
 async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore files and store a summary, as `options` say, for the entries that are on the path to `leaf` but not on
-    the path to `to`."""
+    """Restore files and store a summary, as `options` say. Both concern the entries that are on the path to `leaf` but
+    not on the path to `to`."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":

@@ -19,7 +19,8 @@ from crow.tools import Toolbox, Workspace
 QUOTE_CHARS = 60
 
 FollowUp: TypeAlias = Callable[[Entry], Awaitable[StopReason]]
-"""Runs after the command's entry was stored and shown, and receives that entry. Returns how the turn ended."""
+"""A function that runs after the command's entry was stored and shown. It gets that entry and returns how the turn
+ended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,11 +28,12 @@ class CommandContext:
     """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
     the permission rules in config.toml.
 
-    `compactor` opens what a turn needs, and can raise the same errors as the start of a turn. `toolbox` opens the
-    session's tools. `set_mode` and `set_model` change the session and tell the client. `move` moves the session to
-    another entry (None: before all entries) and returns a sentence about restored options, or an empty string.
-    `run_prompt` stores a prompt and answers it. `instructions` returns the instruction files that `compactor` has read,
-    and `user_instructions` is the path of the user's own file. A handler may set `follow_up`.
+    `compactor` gets everything that a turn needs, and returns the turn's compactor; it can raise the same errors as the
+    start of a turn. `toolbox` opens the session's tools. `set_mode` and `set_model` change the session and tell the
+    client. `move` moves the session to another entry (None: before all entries) and returns a sentence about restored
+    options, or an empty string. `run_prompt` stores a prompt and answers it. `instructions` returns the instruction
+    files that `compactor` has read, and `user_instructions` is the path of the user's own file. A handler may set
+    `follow_up`.
     """
 
     branch: Branch
@@ -52,13 +54,13 @@ class CommandContext:
 
 
 Handler: TypeAlias = Callable[[CommandContext, str], Awaitable[str]]
-"""Takes the argument and returns the answer, in Markdown.
+"""A function that runs a command. It gets the argument of the command and returns the answer, in Markdown.
 
 :raises ~crow.domain.errors.ArgumentError: the argument is wrong; the message becomes the answer.
 """
 
 
 def quoted(text: str) -> str:
-    """The first line of `text`, shortened, in quotation marks."""
+    """Return the first line of `text`, shortened, in quotation marks."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"“{line if len(line) <= QUOTE_CHARS else line[: QUOTE_CHARS - 1].rstrip() + '…'}”"

@@ -16,7 +16,7 @@ async def answer(context: CommandContext, typed: ParsedCommand) -> str:
     """Run the command and return the answer for the user."""
     spec, argument = SPECS[typed.name], typed.argument
     if spec.is_literal and argument not in ("", spec.hint):
-        return f"`/{spec.name} {argument}`: expected nothing, or `{spec.hint}`."
+        return f"`/{spec.name} {argument}`: expected no argument, or `{spec.hint}`."
     if argument and not spec.hint:
         return f"`/{spec.name}` takes no argument."
     try:

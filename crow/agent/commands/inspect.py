@@ -84,8 +84,8 @@ async def show_context(context: CommandContext, argument: str) -> str:
 
 
 def last_break(entries: Sequence[Entry], moves: Sequence[Move]) -> str:
-    """Explain the last cache break: when and why a request did not begin with the whole previous request. `moves` come
-    newest first."""
+    """Explain the last cache break: say when and why a request did not begin with the whole previous request. `moves`
+    are sorted newest first."""
     newest = next((entry for entry in reversed(entries) if is_break(entry.body)), None)
     move = moves[0] if moves else None
     if newest is not None and (move is None or move.to_leaf is None or newest.id > move.to_leaf):
@@ -124,8 +124,8 @@ def reason_of_break(body: Body) -> str:
 
 
 def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
-    """Return the tokens of each kind of content. The estimates are scaled so that they add up to `used`, the measured
-    size."""
+    """Return the tokens that each kind of content takes. The tokens are estimates, scaled so that their sum is `used`,
+    the measured size."""
     context = projection.context()
     summary = 0 if projection.checkpoint is None else projection.checkpoint.id
     estimates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -137,8 +137,8 @@ def breakdown(projection: Projection, used: int) -> Mapping[Kind, int]:
 
 
 def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -> str:
-    """Draw the context window in Markdown: one bar for the whole window, and one for each kind of content. A mark shows
-    where compaction starts."""
+    """Draw a bar for the whole window and one for each kind of content, in Markdown. A mark shows where compaction
+    starts."""
     window = max(1, limits.window)
     free = max(0, limits.threshold - used)
     rows = [(bar(used, window, limits.threshold), used, "all of it")]
@@ -150,8 +150,8 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `CELLS` characters, filled in proportion to `tokens`. A sign shows where `mark` tokens would
-    end."""
+    """Draw the window as `CELLS` characters, filled in proportion to `tokens`. A sign marks the cell up to which `mark`
+    tokens would fill the window."""
     halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
     if mark is not None:
@@ -173,7 +173,7 @@ async def mcp(context: CommandContext, argument: str) -> str:
         started = await toolbox.restart(name or None)
         done = f"Restarted: {', '.join(started)}.\n\n" if started else "All MCP servers are ready already.\n\n"
     elif argument:
-        raise ArgumentError(f"`/mcp {argument}`: expected nothing, `restart`, or `restart NAME`.")
+        raise ArgumentError(f"`/mcp {argument}`: expected no argument, `restart`, or `restart NAME`.")
     return done + "\n".join(f"- **{server.name}**: {state_of(server)}" for server in toolbox.servers())
 
 
@@ -205,7 +205,7 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def show(context: CommandContext, argument: str) -> str:
-    """Show a whole result. A client sees only a part of it if the result or the session is long."""
+    """Show a whole result. If the result or the session is long, a client sees only a part of the result."""
     call = CallRef.parse(argument.strip("`"))
     if call is None:
         raise ArgumentError(f"`/show {argument}`: expected the id of a call, such as `/show call_12_0`.")
@@ -309,7 +309,8 @@ async def diff(context: CommandContext, argument: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedFile:
-    """A file before the session's first change and after its last one. `notes` say what the diff cannot show."""
+    """A file that the session changed: its content before the first change and after the last change. `notes` say what
+    the diff cannot show."""
 
     name: str
     before: str
@@ -360,7 +361,7 @@ async def changed_file(
 
 
 def describe_change(file: ChangedFile, lines: Sequence[DiffLine], room: int) -> str:
-    """A heading and the diff, with at most `room` lines."""
+    """Return a heading and the diff. The diff has at most `room` lines."""
     added, removed = (sum(line.mark == mark for line in lines) for mark in "+-")
     notes = list(file.notes) if lines or file.is_binary else [*file.notes, "the same as before"]
     remark = f" ({'; '.join(notes)})" if notes else ""

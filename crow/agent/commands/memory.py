@@ -99,9 +99,10 @@ async def bring(context: CommandContext, argument: str) -> str:
 
 
 async def find_session(context: CommandContext, name: str) -> SessionRow:
-    """Find another session by its id or alias, or else one of the newest sessions by its title or the start of its id.
+    """Find another session by its id or alias. If this fails, look among the newest sessions for the title `name`, or
+    for an id that begins with `name`.
 
-    :raises ArgumentError: no session matches, or several do.
+    :raises ArgumentError: no session matches, several match, or only this session matches.
     """
     name = name.strip()
     if not name:
@@ -151,7 +152,7 @@ async def store_summary(context: CommandContext, row: SessionRow, projection: Pr
 
 
 def budget_of(compactor: Compactor) -> int:
-    """The size limit of a summary of another session, in estimated tokens."""
+    """Return the size limit of a summary of another session, in estimated tokens."""
     scale = compactor.gauge.measured().scale
     return min(BROUGHT_TOKENS, int(compactor.gauge.limits().summary / scale))
 
@@ -173,7 +174,8 @@ def summary_job(
 
 
 def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
-    """Return a summary followed by the newest prompts and answers in `entries`, at most `budget` estimated tokens."""
+    """Return a summary, followed by the newest prompts and answers in `entries`. Together they have at most `budget`
+    estimated tokens."""
     text = shortened(summary.strip(), budget * 2 // 3)
     left = budget - estimate_text(text) - estimate_text(SINCE) - estimate_text(LEFT_OUT)
     newest: list[str] = []
@@ -187,7 +189,7 @@ def with_newest(summary: str, entries: Sequence[Entry], budget: int) -> str:
 
 
 def said_in(entry: Entry) -> str:
-    """Return the text of a prompt or an answer, without the middle if it is long; "" for any other entry."""
+    """Return the text of a prompt or an answer. Leave out the middle of a long text. Return "" for any other entry."""
     match entry.body:
         case User(parts=parts):
             return f"[user]\n{clipped(parts_text(parts), BROUGHT_MESSAGE_CHARS)}"
@@ -203,7 +205,7 @@ def title_of(row: SessionRow) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """A note to append to an instruction file. `before` is the content of the file, None if there is no file."""
+    """A note to append to an instruction file. `before` is the content of the file, or None if there is no file."""
 
     path: Path
     name: str
@@ -221,8 +223,8 @@ class Addition:
 
 
 async def remember(context: CommandContext, argument: str) -> str:
-    """Append a note to the instruction file of the directory, or with `--user` to the user's own. In every mode, crow
-    shows the diff and asks the user first."""
+    """Append a note to the directory's instruction file or, with `--user`, to the user's own instruction file. In every
+    mode, crow shows the diff and asks the user first."""
     word, _, rest = argument.partition(" ")
     is_users = word == "--user"
     note = (rest if is_users else argument).strip()
@@ -234,7 +236,7 @@ async def remember(context: CommandContext, argument: str) -> str:
         )
     if is_users and context.workspace.is_bounded:
         raise ArgumentError(
-            f"The user's own {INSTRUCTION_FILE} belongs to the operator of this server and counts for everybody. "
+            f"The user's own {INSTRUCTION_FILE} belongs to the operator of this server and applies to all users. "
             "`/remember TEXT` adds a note to this workspace."
         )
     try:
@@ -276,8 +278,8 @@ async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
 
 
 def find_file(cwd: Path) -> tuple[Path, bool, int]:
-    """Return the path of a directory's instruction file, whether the file is in the directory after links are resolved,
-    and its size in bytes. The file need not exist. Blocks."""
+    """Find a directory's instruction file, which need not exist. Return three facts: the file's path, whether the file
+    is inside the directory after links are resolved, and its size in bytes. Blocks."""
     file = instruction_file(cwd) or cwd / INSTRUCTION_FILE
     return file, stays_in_folder(file), file_size(file)
 
@@ -347,7 +349,8 @@ async def ask_and_append(context: CommandContext, addition: Addition, command: E
 
 
 async def append(context: CommandContext, addition: Addition, call: CallRef, announcement: Announcement) -> str:
-    """Write the file if it has not changed since the diff was made. Return an error message, or ""."""
+    """Write the file if its content has not changed since the diff was shown. Return what went wrong, or "" if nothing
+    did."""
     await context.branch.record([NewEntry(body=Started(call=call, why="the user agreed", announcement=announcement))])
     try:
         if addition.is_users:

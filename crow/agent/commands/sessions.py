@@ -121,7 +121,7 @@ async def mode(context: CommandContext, argument: str) -> str:
 
 
 def choose(kind: str, argument: str, offered: Sequence[str]) -> str:
-    """Return the name that was typed, or the only offered name that begins with it."""
+    """Return the offered name that the user typed, or the only offered name that begins with the typed text."""
     if argument in offered:
         return argument
     matches = [name for name in offered if name.lower().startswith(argument.lower())]
@@ -138,8 +138,8 @@ def choices(names: Sequence[str]) -> str:
 
 
 async def permissions(context: CommandContext, argument: str) -> str:
-    """Show, add or remove permission rules. Added rules and "always" answers are stored with the session. They are not
-    copied to forks, exported or imported."""
+    """Show, add or remove permission rules. Added rules and "always" answers are stored with the session. Forks,
+    exports and imports do not contain them."""
     verb, _, rest = argument.partition(" ")
     rest = rest.strip()
     rules, cwd = rules_in(context.branch.row.permissions), context.branch.row.cwd
@@ -212,7 +212,7 @@ async def store_rules(context: CommandContext, rules: Sequence[PermissionRule]) 
 
 
 def describe(rule: PermissionRule, cwd: str) -> str:
-    """The rule in words, with its limits in parentheses."""
+    """Return the rule in words, with its limits in parentheses."""
     scope = scope_text(rule, cwd)
     return f"{verb_and_text(rule)}{f' ({scope})' if scope else ''}"
 

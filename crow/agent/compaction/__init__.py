@@ -11,5 +11,6 @@ from typing import Literal, TypeAlias
 __all__ = ["Reason"]
 
 Reason: TypeAlias = Literal["threshold", "overflow", "command", "model", "early"]
-"""Why crow compacts: the threshold was reached, a request was refused as too long, the user asked for it, or the
-threshold was reached after a change of model. `early` means that the summary was written while the session was idle."""
+"""Why crow compacts. `threshold`: the threshold was reached. `overflow`: a request was refused as too long. `command`:
+the user asked for it. `model`: the threshold was reached after a change of model. `early`: the summary was written
+while the session was idle."""

@@ -1,4 +1,4 @@
-"""Measures how full a branch's context is and how full it may be.
+"""Measures how full a branch's context is, and calculates how full it may be.
 
 Sizes are in the provider's tokens. The measurement starts from the newest count that the provider reported since the
 last break (a checkpoint, mask, restore or prompt entry). Later messages are estimated, and a factor for this endpoint
@@ -24,10 +24,12 @@ from crow.llm import ModelInfo
 from crow.store import SessionChanges
 
 ASSUMED_FIXED = 6_000
-"""Tokens assumed for the system message and tools while there is no prompt entry, but at most a sixth of the window."""
+"""While there is no prompt entry, crow assumes that the system message and the tools have this many tokens, but at most
+a sixth of the window."""
 
 SAMPLE_CHARS = 100_000
-"""A longer text is estimated from its head and tail, because the model will see only these parts."""
+"""A text with more characters than this is estimated from its head and tail, because the model will see only these
+parts."""
 
 CALIBRATION = (0.5, 4.0)
 BELIEVED = (0.25, 4.0)
@@ -36,12 +38,12 @@ BELIEVED = (0.25, 4.0)
 BREAKS = (Checkpoint, Mask, Restore, Prompt)
 ANSWERS_COMPARED = 16
 ANSWERS_SEARCHED = 64
-"""Look for the provider's token counts in at most this many answers. If they have none, older answers have none either,
-because a server reports counts with every answer or never."""
+"""Crow looks for the provider's token counts in at most this many answers. If these answers have no counts, older
+answers have none either, because a server reports counts with every answer or never."""
 
 SHRUNK = 1.1
-"""A request that extends an earlier request cannot have fewer tokens. If its count is lower by this factor, one of the
-two counts is wrong."""
+"""A request that extends an earlier request cannot have fewer tokens than the earlier one. If the provider's count is
+lower by this factor, one of the two counts is wrong."""
 
 GREW = 1.2
 PLATEAU = (0.75, 1.005)
@@ -52,12 +54,15 @@ because their caches work in blocks."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """The user's settings for compaction. If `auto` is false, crow compacts only on command. `threshold` is the
-    fraction of the window at which compaction starts. At most `keep_tokens` tokens of recent messages are kept
-    verbatim. `target` is the fraction of the room that may be full after a compaction. `instruction` replaces crow's
-    summary prompt; `{words}` in it is replaced with the maximum number of words. If `compact_model` is set, that model
-    is asked first for the summary, and the session's own model only if that fails. If an idle session fills more than
-    the fraction `early` of the threshold, the summary is written before the next prompt needs it; None turns this off.
+    """The settings for compaction.
+
+    If `auto` is false, crow compacts only on command. `threshold` is the fraction of the window at which compaction
+    starts. At most `keep_tokens` tokens of recent messages are kept verbatim. `target` is the fraction of the room (see
+    `Limits`) that may be full after a compaction. `instruction` replaces crow's summary prompt; `{words}` in it is
+    replaced with the maximum number of words. If `compact_model` is set, that model is asked first for the summary, and
+    the session's own model only if that fails. If the context of an idle session fills more than the fraction `early`
+    of the threshold, the summary is written before the next prompt needs it. If `early` is None, no summary is written
+    early.
     """
 
     auto: bool = True
@@ -96,12 +101,12 @@ class Limits:
 
     @property
     def ceiling(self) -> int:
-        """The size that the next request may have after a compaction that keeps no message verbatim."""
+        """The largest size that the next request may have after a compaction that keeps no message verbatim."""
         return self.fixed + self.room * 4 // 5
 
     @property
     def files_ceiling(self) -> int:
-        """The size that the next request may have after a compaction that shows files in use."""
+        """The largest size that the next request may have after a compaction that shows files in use."""
         return self.target + self.room // 5
 
     @property
@@ -112,8 +117,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """The measured size of a context. `used` is the size of the next request in tokens. `fixed` is the part of it that
-    the system message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means
+    """How full a context is. `used` is the size of the next request in tokens. `fixed` is the part of `used` that the
+    system message and the tools take. To convert an estimate to tokens, multiply it by `scale`. `is_reported` means
     that the scale comes from the provider's own counts."""
 
     used: int
@@ -154,11 +159,13 @@ class Gauge:
         return self.measured().used
 
     def estimate(self) -> int:
-        """The uncalibrated estimate of the next request. It is stored with the answer, as `NewEntry.estimate`."""
+        """The uncalibrated estimate of the next request. It is stored with the answer to that request, as
+        `NewEntry.estimate`."""
         return self.branch.context().estimate
 
     def measured(self) -> Measure:
-        """Return how full the context is. Cached per context, since each step asks several times."""
+        """Return how full the context is. The result is cached for each context, because each step asks several
+        times."""
         context, endpoint, calibration = self.branch.context(), self.info.endpoint, self.branch.row.calibration
         cached = self._measured
         if cached is None or cached[0] is not context or cached[1:3] != (endpoint, calibration):
@@ -179,7 +186,8 @@ class Gauge:
         return self._cautious_limits(self.measured().fixed).output
 
     def _cautious_limits(self, fixed: int) -> Limits:
-        """Limits that follow the learned window even while crow tests whether the endpoint accepts a larger one."""
+        """Return limits that follow the learned window, even while crow tests whether the endpoint accepts a larger
+        window."""
         return self.limits(fixed, window=self.context_window.cautious_tokens(self.info))
 
     def is_full(self) -> bool:
@@ -188,12 +196,12 @@ class Gauge:
         return measured.used >= self.limits(measured.fixed).threshold
 
     def early_level(self) -> int | None:
-        """Return how many tokens an idle session must fill before its summary is written early. None means that no
-        summary is written early now.
+        """Return the size of the context, in tokens, from which the summary of an idle session is written early. Return
+        None if no summary is to be written early now.
 
-        After a compaction, the context has to grow by a tenth of the room first. If the user undid a compaction, crow
-        waits for the threshold. Crow also waits if a larger window is due for a test, because only a full context can
-        test that window.
+        After a compaction, the context has to grow by a tenth of the room first. No summary is written early if the
+        user undid a compaction, or if a larger window is due for a test, because only a full context can test that
+        window.
         """
         early, info = self.settings.early, self.info
         if early is None or not self.settings.auto or info.is_local or self.context_window.is_test_due(info):
@@ -239,7 +247,7 @@ class Gauge:
         await self.branch.publish(self.reading())
 
     async def on_refusal(self, error: ContextOverflow) -> int:
-        """Learn from a refused request how large the window is and how far the estimate was off. Return the window that
+        """Learn from a refused request how large the window is and how wrong the estimate was. Return the window that
         the next compaction should assume."""
         calibration = self.branch.row.calibration
         counted = (error.size or error.limit or 0) / max(1, self.estimate())
@@ -307,7 +315,7 @@ def limits_for(
 
 def cut_for(text: str, limits: Limits, scale: float, *, beside: int = 1) -> int | None:
     """Return how many characters of `text` the model may see as one message, or None for all. One message may fill a
-    quarter of the room. The `beside` tool results of one step may together fill half of the room."""
+    quarter of the room. All tool results of one step, whose number is `beside`, may together fill half of the room."""
     room = max(limits.room, MIN_ROOM)  # a cut is permanent, and the window may be wrong
     tokens = min(room // 4, room // 2 // max(1, beside)) / scale
     sample = text if len(text) <= SAMPLE_CHARS else text[: SAMPLE_CHARS // 2] + text[-SAMPLE_CHARS // 2 :]
@@ -358,7 +366,7 @@ class RequestSize:
         return self.tokens / max(1.0, self.estimate * clamped(calibration))
 
     def doubt(self, calibration: float) -> float:
-        """The distance between the count and the calibrated estimate. 0 means that they are equal."""
+        """How far the count is from the calibrated estimate. The result is 0 if both are equal."""
         return abs(math.log(self.ratio(calibration)))
 
     def is_believed(self, calibration: float) -> bool:
@@ -367,8 +375,8 @@ class RequestSize:
 
 
 def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
-    """Return the token count that the provider reported with an answer from `endpoint`, or None if it reported none. A
-    count of zero means that the provider did not count. Counts that crow estimated are ignored."""
+    """Return the token count that the provider reported with an answer from `endpoint`, or None if there is no such
+    count. A count of zero means that the provider did not count. Counts that crow estimated are ignored."""
     usage = entry.usage
     if not isinstance(entry.body, Assistant) or usage is None or entry.body.endpoint != endpoint:
         return None
@@ -382,16 +390,16 @@ def report_of(entry: Entry, endpoint: str) -> RequestSize | None:
 
 
 def reports_since_break(entries: Sequence[Entry], endpoint: str) -> tuple[RequestSize, ...]:
-    """Return the reports since the last break, newest first. Since then, each request has only extended the one before
-    it."""
+    """Return the reports since the last break, newest first. Since that break, each request has only extended the
+    previous request."""
     extending = takewhile(lambda entry: not isinstance(entry.body, BREAKS), reversed(entries))
     answers = islice((entry for entry in extending if isinstance(entry.body, Assistant)), ANSWERS_COMPARED)
     return tuple(report for answer in answers if (report := report_of(answer, endpoint)) is not None)
 
 
 def newest_believed(entries: Sequence[Entry], endpoint: str, calibration: float) -> RequestSize | None:
-    """Return the newest believable report; the scale is computed from it. The report may be older than the last break,
-    because a break does not change the scale."""
+    """Return the newest believable report, from which the scale is computed. The report may be older than the last
+    break, because a break does not change the scale."""
     answers = (entry for entry in reversed(entries) if isinstance(entry.body, Assistant))
     reports = (report_of(entry, endpoint) for entry in islice(answers, ANSWERS_SEARCHED))
     return next((report for report in reports if report is not None and report.is_believed(calibration)), None)
@@ -414,9 +422,9 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
     """Return the size in tokens to which the server silently truncates requests, or None if there is no sign that it
     does.
 
-    The sign is that requests grew by a fifth since the last break while three counts in a row stayed the same. A
-    provider that counts only uncached tokens may briefly show the same pattern, but its counts match the size of the
-    new messages.
+    The sign is that requests grew by a fifth since the last break while three counts in a row stayed the same. The
+    counts of a provider that counts only uncached tokens may briefly show the same pattern, but such counts match the
+    size of the new messages.
     """
     if len(reports) < 3:
         return None
@@ -436,8 +444,8 @@ def silent_cut(reports: Sequence[RequestSize], calibration: float) -> int | None
 
 
 def anchored(context: Context, anchor: RequestSize, scale: float) -> int | None:
-    """Return the tokens of the next request: the provider's count of the `anchor` request, plus its answer, plus an
-    estimate of what followed. Return None if the answer is not in the context."""
+    """Return the tokens of the next request: the provider's count of the `anchor` request, plus the answer to that
+    request, plus an estimate of what followed. Return None if that answer is not in the context."""
     usage = anchor.entry.usage or Usage()
     for index in reversed(range(1, len(context.origins))):
         if context.origins[index] == anchor.entry.id and isinstance(context.messages[index], AssistantMessage):

@@ -31,15 +31,16 @@ PATH_WORD = re.compile(r"[^\s\"'`()<>\[\]{}|,;:=]+")
 """Matches a path in a text, without spaces."""
 
 MAX_NAME_PARTS = 8
-"""How many parts the end of a path may have that counts as a name of the file."""
+"""Only this many parts at the end of a path are used to find shorter names of the file."""
 
 SKILL_TOOL = "skill"
 MAX_SKILLS = 12
-"""The most skills that a checkpoint keeps. Older skills can only be mentioned in the summary."""
+"""A checkpoint keeps at most this many skills. Only the summary can mention older skills."""
 
 
 def select_pins(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[Pin, ...]:
-    """Select user messages of `previous` and `covered` to keep, oldest first, within `budget` estimated tokens.
+    """Return the user messages of `previous` and `covered` that are kept, oldest first, in at most `budget` estimated
+    tokens.
 
     The first and the last message are always kept. Of the other messages, the newest are kept. Each message may fill
     half of the budget and is cut if it is longer. A message that does not fit into the rest of the budget gets half of
@@ -75,10 +76,10 @@ def shortened(pin: Pin, tokens: int) -> Pin:
 
 
 def select_skills(previous: Checkpoint | None, covered: Iterable[Entry], budget: int) -> tuple[KeptSkill, ...]:
-    """Select skills of `previous` and `covered` to keep, oldest first and without duplicates.
+    """Return the skills of `previous` and `covered` that are kept, oldest first and without duplicates.
 
-    The newest are kept whole within `budget` estimated tokens. The next skill is cut, and older skills are kept by name
-    only.
+    The newest skills are kept whole, as far as `budget` estimated tokens allow. The next older skill is cut, and all
+    older ones are kept by name only.
     """
     known = {skill.name: skill for skill in (previous.skills if previous else ())}
     for entry in covered:
@@ -128,11 +129,12 @@ class FileInUse:
 
 
 def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple[FileInUse, ...]:
-    """Return the files that the model has read as a whole, most important first: those read, changed or named by the
-    model since `previous`, newest first, then those that `previous` shows.
+    """Return the files that the model has read as a whole, most important first. The files that the model has read,
+    changed or named since `previous` come first, the newest of them at the front. The other files that `previous` shows
+    follow.
 
-    The model does not read a file again while it sees the file's text. So the only sign that it still uses the file is
-    that its answers name the file.
+    While the model sees the text of a file, it does not read the file again. In this time, only what the model writes
+    shows that it still uses the file.
     """
     touched = dict.fromkeys(file.path for file in reversed(previous.files_shown if previous else ()))
     seen = {
@@ -158,8 +160,9 @@ def files_in_use(previous: Checkpoint | None, entries: Sequence[Entry]) -> tuple
 
 
 def add_names(names: dict[str, str], paths: Iterable[str]) -> None:
-    """Add to a table the names by which a text may mention these files. Names are the path, and the ends of the path
-    that cannot be mistaken for other words. If a name fits several files, its path in the table is empty."""
+    """Map the names that a text may use for these files to their paths. The names are the paths themselves, and those
+    ends of them that contain a slash or a dot, so that no ordinary word counts as a name. A name that several files
+    share is mapped to an empty path."""
     for path in paths:
         parts = path.replace("\\", "/").split("/")[-MAX_NAME_PARTS:]
         ends = ("/".join(parts[at:]) for at in range(1, len(parts)))
@@ -239,7 +242,7 @@ def call_arguments(entries: Iterable[Entry]) -> dict[CallRef, str]:
 
 
 def files_changed(result: ToolResult, arguments: str) -> tuple[str, ...]:
-    """The files that a call changed. A failed call changed only the files for which it shows a diff."""
+    """Return the files that a call changed. A failed call changed only the files for which it shows a diff."""
     diffs = tuple(diff.path for diff in result.announcement.diffs)
     if diffs or result.is_error:
         return diffs

@@ -45,7 +45,7 @@ MAX_RETRIES = 2
 """If a request is still refused after this many passes without an answer in between, crow gives up."""
 
 READ_S = 3.0
-"""The time for reading the files in use."""
+"""Reading the files in use may take this many seconds."""
 MAX_FILES = 50
 MIN_FILE = 50
 """If fewer tokens than this are left, crow does not read another file."""
@@ -55,10 +55,11 @@ Status = Literal["in_progress", "completed", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helpers:
-    """The functions and values that a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is
-    stored with a checkpoint. If it is None, the current prompt entry stays. If there is a `compact_model`, it is asked
-    for the summary first. `read_file` returns the text of a file as the tool `read_file` would show it to the model, or
-    None if the file may not be read or cannot be read. `deadline_s` limits the time of each request."""
+    """What a compaction uses besides the model. `fresh_prompt` builds the prompt entry that is stored with a
+    checkpoint. If `fresh_prompt` is None, the current prompt entry stays. If there is a `compact_model`, that model is
+    asked for the summary first. `read_file` returns the text that the tool `read_file` would show to the model. It
+    returns None if the file may not be read or cannot be read. `deadline_s` limits the time of each request, in
+    seconds."""
 
     fresh_prompt: Callable[[], Awaitable[Prompt]] | None = None
     compact_model: Model | None = None
@@ -90,7 +91,8 @@ class Pass:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCheckpoint:
     """A summary, and the drafts that can become its checkpoint. The drafts were made from `projection` and its
-    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was that of the session's model."""
+    `context`. At that time, `leaf` was the id of the newest entry, and `endpoint` was the endpoint of the session's
+    model."""
 
     summary: Summary
     drafts: Sequence[CheckpointDraft]
@@ -101,8 +103,8 @@ class PreparedCheckpoint:
 
 
 class Compactor:
-    """Compacts one branch for one turn, with the turn's model. If `prepared` is set, the first request of the turn uses
-    it, provided that the branch has not changed since."""
+    """Compacts one branch for one turn, with the turn's model. If `prepared` is set, it is used before the first
+    request of the turn, provided that it still fits the branch."""
 
     def __init__(self, gauge: Gauge, model: Model, helpers: Helpers | None = None) -> None:
         self.gauge = gauge
@@ -152,8 +154,8 @@ class Compactor:
         """Write the summary that the next prompt may use. Nothing is shown to the client, and only the usage of the
         requests is stored.
 
-        Return None if hiding old tool outputs is enough, which takes no time, or if nothing can be compacted. Also
-        return None if a hook forbids the compaction or no model writes a summary.
+        Return None in these cases: hiding old tool outputs is enough (which takes no time), nothing can be compacted, a
+        hook forbids the compaction, or no model writes a summary.
         """
         going = self._early_pass()
         drafts = plan(self._branch.projection, going.limits, going.measured, "early")
@@ -166,8 +168,8 @@ class Compactor:
         return None if prepared.summary.method == "fallback" else prepared
 
     async def _use(self, prepared: PreparedCheckpoint) -> bool:
-        """Store the prepared checkpoint. Return False if the session has changed since, or if the checkpoint does not
-        make the next request small enough."""
+        """Store the prepared checkpoint. Return False, without storing it, if the session has changed since it was
+        prepared, or if it does not make the next request small enough."""
         projection, newer = self._branch.projection, self._branch.entries_after(prepared.leaf)
         is_current = projection is prepared.projection and self.model.info.endpoint == prepared.endpoint
         if self.gauge.early_level() is None or not is_current:
@@ -191,7 +193,7 @@ class Compactor:
         return Pass(reason="early", focus="", measured=measured, limits=self.gauge.limits(measured.fixed))
 
     async def overflowed(self, error: ContextOverflow) -> None:
-        """Learn from a request that was refused as too long, and shorten it.
+        """Learn from a request that was refused as too long, and shorten the request.
 
         :raises ~crow.domain.errors.ContextOverflow: the request cannot be shortened, or was refused too often; the
             message says what the user can do.
@@ -220,8 +222,8 @@ class Compactor:
         return True
 
     async def on_command(self, focus: str = "") -> str:
-        """Compact because the user asked, or undo the newest compaction if `focus` is `undo`. The summary favours
-        `focus`. Return the answer for the user."""
+        """Compact because the user asked. The summary favours `focus`. If `focus` is `undo`, undo the newest compaction
+        instead. Return the answer for the user."""
         if focus.strip() == "undo":
             return await self._undo()
         return (await self.compact("command", focus)).words
@@ -356,8 +358,9 @@ class Compactor:
     async def _fit(
         self, compaction_id: str, prepared: PreparedCheckpoint, going: Pass
     ) -> tuple[Checkpoint, Prompt | None] | None:
-        """Return the first draft that makes the request small enough, and smaller than it is now, as a checkpoint with
-        its prompt entry. To measure a draft, render the request that would result from it."""
+        """Find the first draft that makes the request small enough, and smaller than it is now. Return a checkpoint
+        made from this draft, with its prompt entry, or None if there is no such draft. To measure a draft, render the
+        request that would result from it."""
         context, drafts, measured = prepared.context, prepared.drafts, going.measured
         prompt = await self._helpers.fresh_prompt() if self._helpers.fresh_prompt else None
         # the summary does not cover entries that arrived after it was begun
@@ -492,7 +495,7 @@ class Compactor:
         return newest == 0 or (all_of_them is not None and all_of_them < MIN_ANSWERS)
 
     def _answers_since(self, passes: int) -> int | None:
-        """Return how many answers came since the first of the last `passes` passes, or None if this turn has had fewer
+        """Return how many answers came after the oldest of the last `passes` passes, or None if this turn has had fewer
         passes."""
         if len(self._passes) < passes:
             return None
@@ -526,8 +529,8 @@ def fills_too_fast(model: str, limits: Limits, answers: int) -> str:
 
 
 def with_advice(error: ContextOverflow, measured: Measure, why: Literal["off", "often", "nothing"]) -> ContextOverflow:
-    """Return the endpoint's error with advice for the user. `why` says why compaction did not help: it is `off`, it ran
-    too `often`, or there is `nothing` left to compact."""
+    """Return the endpoint's error with advice for the user. `why` says why compaction did not help. `off`: compaction
+    is turned off. `often`: there were too many compactions. `nothing`: nothing is left to compact."""
     sent = f"The request had about {measured.used:,} tokens, {measured.fixed:,} of them system prompt and tools"
     advice = {
         "off": f"{sent}. Automatic compaction is off (compaction.auto); /compact makes room.",

@@ -33,7 +33,7 @@ MIN_HEAD = 400
 
 MIN_SUMMARY = 120
 MIN_PINS = 240
-"""If there is hardly any room, the summary gets `MIN_SUMMARY` tokens, and the user's messages get at least
+"""If there is hardly any room, the summary may have `MIN_SUMMARY` tokens, and the pinned user messages at least
 `MIN_PINS`."""
 
 
@@ -60,13 +60,14 @@ class CheckpointDraft:
 
 
 Decision: TypeAlias = Noop | Mask | tuple[CheckpointDraft, ...]
-"""What to do. A tuple of drafts means: summarise the messages before `drafts[0].start`. The later drafts keep fewer
-messages, in case the first does not fit. An empty tuple means that the window is too small, because no compaction
-shortens the request enough."""
+"""What to do. `Noop`: nothing. `Mask`: store this mask. A tuple of drafts: summarise the messages before
+`drafts[0].start`. The later drafts keep fewer messages, in case the first does not fit. An empty tuple: the window is
+too small, because no compaction shortens the request enough."""
 
 
 def plan(projection: Projection, limits: Limits, measured: Measure, reason: Reason) -> Decision:
-    """Decide what to do with `projection`. If the reason is `threshold` or `model`, do nothing below the threshold."""
+    """Decide what to do with `projection`. If the reason is `threshold` or `model`, and the context is smaller than the
+    threshold, do nothing."""
     if reason in ("threshold", "model") and measured.used < limits.threshold:
         return Noop(why="There is enough room.")
     cuts = Cuts(projection, limits, measured, reason)
@@ -120,16 +121,16 @@ class Cuts:
         self.keep = self.estimated(self.keep_tokens())
 
     def keep_tokens(self) -> int:
-        """Return how many tokens of recent messages to keep verbatim. Usually this is `limits.keep`. To make room for
-        the files in use, it may be less, but at least half of `limits.keep`."""
+        """Return how many tokens of recent messages to keep verbatim. Usually this is `limits.keep`. It may be less,
+        down to half of `limits.keep`, to make room for the files in use."""
         limits, files = self.limits, files_in_use(self.checkpoint_body, self.projection.entries)
         wanted = min(limits.files, round(sum(file.tokens for file in files) * self.measured.scale))
         missing = wanted + limits.keep + limits.summary + limits.pins // 2 - (limits.target - limits.fixed)
         return max(limits.keep // 2, limits.keep - max(0, missing))
 
     def find_boundaries(self) -> list[int]:
-        """Return the indexes at which the kept messages may start. Each index is that of the first message of an
-        entry. That message is not a tool result, and a checkpoint can cover at least one message before it."""
+        """Return the indexes at which the kept messages may start. At each of these indexes an entry begins, with a
+        message that is not a tool result. A checkpoint can cover at least one message before it."""
         boundaries: list[int] = []
         newest = 0
         for index in range(self.first, self.count):
@@ -205,8 +206,8 @@ class Cuts:
         return tuple(drafts)
 
     def candidates(self) -> list[tuple[int, int]]:
-        """Return possible cuts. Each is a pair: the index at which the kept messages start, and the most tokens that
-        the summary may have.
+        """Return possible cuts. Each cut is a pair: the index at which the kept messages start, and the largest number
+        of tokens that the summary may have.
 
         If there are more unanswered messages than would be kept anyway, the first cuts keep all unanswered messages.
         The later cuts keep fewer and fewer messages.
@@ -245,8 +246,8 @@ class Cuts:
         )
 
     def tail(self, tokens: int) -> int:
-        """Return the start index of the longest tail that has at most `tokens` estimated tokens, or `count` if there is
-        none."""
+        """Return the start index of the longest tail that has at most `tokens` estimated tokens, or `count` if no tail
+        is that small."""
         return next((index for index in self.boundaries if self.suffix[index] <= tokens), self.count)
 
     def preferred_tail(self, tokens: int) -> int:
@@ -266,7 +267,8 @@ class Cuts:
         return self.first
 
     def is_prompt(self, index: int) -> bool:
-        """Whether a user message is at `index`, or directly after a fixed line that crow inserted at `index`."""
+        """Whether the message at `index` is a user message, or a fixed line that crow inserted directly before a user
+        message."""
         if isinstance(self.context.messages[index], AssistantMessage):
             index += self.kinds.get(self.context.origins[index]) is not Assistant
         if index == self.count or not isinstance(self.context.messages[index], UserMessage):

@@ -1,8 +1,8 @@
 """Summarises the part of a conversation that a checkpoint covers.
 
-Models are asked twice at most. If the user has set a model for summaries, it gets a shortened transcript first. The
-session's model gets the session's own prefix, which the provider has cached, or else the transcript. If no answer is a
-complete summary, crow takes notes without a model. Taking notes cannot fail.
+Models are asked twice at most. If the user has set a model for summaries, that model is asked first, with a shortened
+transcript. The session's model is asked with the session's own prefix, which the provider has cached, or else with the
+transcript. If no answer is a complete summary, crow takes notes without a model. Taking notes cannot fail.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ UPDATE = (
 )
 
 MARK = re.compile(r"(?:^|(?<=\r))(?=[^\S\n]*\[(?:user|assistant|result|calls)\b)", re.MULTILINE | re.IGNORECASE)
-"""The beginning of a line that looks like the start of a message in a transcript."""
+"""Matches the beginning of a line that looks like the start of a message in a transcript."""
 
 FRAME = re.compile(
     r"(?:^|(?<=\r))(?=[^\S\n]*(?:</?(?:message|skill|file_*)\b|## Messages of the user, word for word))",
     re.MULTILINE | re.IGNORECASE,
 )
-"""The beginning of a line that looks like one that crow writes around the parts of a checkpoint."""
+"""Matches the beginning of a line that looks like the lines that crow writes around the parts of a checkpoint."""
 
 OUTPUT_CHARS = 2_000
 ARGUMENT_CHARS = 500
@@ -97,15 +97,14 @@ class SummaryJob:
 
     `messages` are the first messages of a request, including the system message, and `tools` are sent with them.
     `estimate` is the uncalibrated size of messages and tools, and `scale` turns estimates into tokens. `previous` is
-    the earlier summary, or empty. An earlier summary is also the content of `messages[1]`. `limits.summary` bounds the
-    result.
+    the earlier summary, or empty. If there is one, `messages[1]` contains it. `limits.summary` bounds the result.
 
     If `instruction` is not empty, it replaces crow's own instruction. `focus` comes from the user, `context` from
-    hooks. `cache_key` and `thought_level` are those of the session's other requests. Some models read the thought level
-    before the conversation, so with another level the provider's cache would not be used. If `keeps_prefix` is false,
-    the request with the session's prefix is skipped. Each request takes at most `deadline_s`. `stream(model, request,
-    sent=tokens)` sends a request and records its usage. `show` receives the text as it arrives; an empty string
-    retracts what was shown.
+    hooks. `cache_key` and `thought_level` are the same as in the session's other requests. The thought level is the
+    same because some models read it before the conversation: with another level, the provider's cache would not be
+    used. If `keeps_prefix` is false, the request with the session's prefix is skipped. Each request takes at most
+    `deadline_s` seconds. `stream(model, request, sent=tokens)` sends a request and records its usage. `show` receives
+    the text as it arrives; an empty string retracts what was shown.
     """
 
     messages: tuple[Message, ...]
@@ -143,9 +142,10 @@ class Summary:
 async def summarise(job: SummaryJob, model: Model, *, compact_model: Model | None = None) -> Summary:
     """Return a summary of at most `job.limits.summary` tokens. Never fails.
 
-    The following requests are sent until an answer is a complete summary. If there is a `compact_model`, it gets a
-    transcript. If there is room, `model` gets the conversation itself, with the instruction at its end. If there is no
-    room or no `compact_model`, `model` gets a transcript. If no answer is complete, crow takes notes without a model.
+    Requests are sent in this order until an answer is a complete summary. First, if there is a `compact_model`, it gets
+    a transcript. Second, if there is room, `model` gets the conversation itself, followed by the instruction. Third, if
+    there is no room or no `compact_model`, `model` gets a transcript. If no answer is complete, crow takes notes
+    without a model.
     """
     requests: list[tuple[Literal["prefix", "serialised"], Model, Request]] = []
     if compact_model is not None:
@@ -168,8 +168,8 @@ def notes(previous: str, messages: Sequence[Message], budget: int) -> str:
     """Make a summary without a model. It consists of `previous` and one line for each answer in `messages`, and has at
     most `budget` estimated tokens.
 
-    If there is not enough room for all lines, the newest are kept. If `previous` already contains notes, the new lines
-    continue them, so notes do not nest.
+    If there is not enough room for all lines, the newest lines are kept. If `previous` already contains notes, the new
+    lines are added to those notes, so notes do not nest.
     """
     base, _, earlier = previous.partition(NOTES_HEADING)
     base = shortened(base.strip(), budget * 2 // 3)
@@ -201,7 +201,8 @@ def instruction_of(job: SummaryJob) -> str:
 
 
 def prefix_request(job: SummaryJob) -> Request | None:
-    """Return the conversation as it was sent, plus the instruction, or None if that leaves no room for an answer."""
+    """Return a request with the conversation as it was sent, followed by the instruction. Return None if this request
+    is to be skipped or leaves no room for an answer."""
     instruction = instruction_of(job)
     left = job.limits.window - round((job.estimate + estimate_text(instruction)) * job.scale)
     if not job.keeps_prefix or left < job.limits.summary:
@@ -218,8 +219,8 @@ def prefix_request(job: SummaryJob) -> Request | None:
 
 
 def transcript_request(job: SummaryJob, info: ModelInfo) -> Request:
-    """Return the conversation as text, which fills at most half of the window of `info`. If the conversation is longer,
-    the earlier summary and the newest messages are kept."""
+    """Return a request with the conversation as text, which fills at most half of the window of `info`. If the
+    conversation is longer, the earlier summary and the newest messages are kept."""
     window = min(job.limits.window, info.context_window or job.limits.window)
     outputs = [tokens for tokens in (job.limits.output, info.max_output_tokens) if tokens is not None]
     instruction = instruction_of(job)

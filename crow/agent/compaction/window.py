@@ -1,7 +1,7 @@
 """Tracks each model's context window, learning from refused and answered requests.
 
 Only a configured window makes crow refuse a request. Crow uses a learned window only to decide when to compact, so a
-wrong number costs work but never ends a session. Learned windows are stored with the endpoint because other sessions
+wrong window costs work but never ends a session. Learned windows are stored with the endpoint because other sessions
 will meet the same limit.
 """
 
@@ -62,8 +62,8 @@ class EndpointWindow:
 
 
 class ContextWindow:
-    """The windows of one session's models. Without `memory`, what is learned is lost with this object. `today` returns
-    the date in UTC."""
+    """The context windows of the models of one session. If there is no `memory`, what is learned is lost with this
+    object. `today` returns the date in UTC."""
 
     def __init__(
         self, memory: EndpointMemory | None = None, session: str = "", *, today: Callable[[], date] = utc_today
@@ -83,7 +83,8 @@ class ContextWindow:
         return self.declared(info) if learned is None else min(self.declared(info), learned.tokens)
 
     def declared(self, info: ModelInfo) -> int:
-        """Return the configured window, else the one that the endpoint lists, else the default."""
+        """Return the configured window. If there is none, return the window that the endpoint lists, or else the
+        default."""
         return info.context_window or self._of(info).listed or DEFAULT_WINDOW
 
     def learned(self, info: ModelInfo) -> LearnedWindow | None:
@@ -141,8 +142,8 @@ class ContextWindow:
     async def on_refusal(self, info: ModelInfo, error: ContextOverflow, *, used: int, fixed: int) -> int:
         """Learn from a refused request of `used` tokens. The system message and the tools take `fixed` of them.
 
-        Return the window that the next compaction should assume. It is smaller than the request, and may be smaller
-        than the learned window.
+        Return the window that the next compaction should assume. This window is smaller than the request, and may be
+        smaller than the learned window.
         """
         await self.look_up(info)
         state, declared = self._of(info), self.declared(info)
@@ -168,7 +169,8 @@ class ContextWindow:
         return min(declared, used * 9 // 10, tokens or declared)
 
     async def on_truncation(self, info: ModelInfo, tokens: int, *, fixed: int) -> None:
-        """Learn that the endpoint never counts more than `tokens`, so it silently truncates longer requests."""
+        """Learn that the endpoint silently truncates requests to `tokens` tokens. The sign is that it never counts more
+        tokens than that."""
         if fixed < tokens < self.declared(info):
             source = f"token counts: requests grew, but the endpoint never counted more than {tokens:,} input tokens"
             await self._learn(info, tokens, source, is_silent=True)
@@ -193,20 +195,20 @@ class ContextWindow:
             await self._confirm(info, learned)
 
     def test_if_due(self, info: ModelInfo) -> None:
-        """Test a larger window instead of compacting a full context, if the learned window is due for a test or if the
-        endpoint has accepted a larger request in this session."""
+        """If a test of the learned window is due, use a larger window instead of compacting a full context. A test is
+        also due if the endpoint has accepted a larger request in this session."""
         self._of(info).probing = self.is_test_due(info)
 
     def is_test_due(self, info: ModelInfo) -> bool:
-        """Whether crow is testing a window larger than the learned one, or will test one when the context fills up."""
+        """Whether crow is testing a window larger than the learned one, or will do so when the context is full."""
         state, learned = self._of(info), self.learned(info)
         if learned is None or state.probing:
             return state.probing
         return state.worked > learned.tokens or learned.is_due(state.answers, self._today())
 
     async def on_compaction(self, info: ModelInfo) -> None:
-        """After a full context was compacted, store how many answers the endpoint has given within the learned
-        window."""
+        """Store how many answers the endpoint has given within the learned window. Call this after a full context was
+        compacted."""
         state, learned = self._of(info), self.learned(info)
         if learned is not None and not state.probing and state.answers:
             await self._replace(info, replace(learned, answers=learned.answers + state.answers))
@@ -280,6 +282,6 @@ def listed_window(facts: Mapping[str, object]) -> int | None:
 
 
 def endpoint_and_model(info: ModelInfo) -> tuple[str, str]:
-    """The two halves of `ModelInfo.endpoint`: base URL and model."""
+    """Return the two halves of `ModelInfo.endpoint`: base URL and model."""
     base_url, _, model = info.endpoint.partition(" ")
     return base_url, model

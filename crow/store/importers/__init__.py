@@ -1,7 +1,7 @@
 """Imports sessions of other tools.
 
-Each importer translates sessions into a crow export. That export is then imported like any other export. The other
-tool's files are never changed. Their content is treated as hostile.
+Each importer translates sessions into a crow export. Then this export is imported like any other. The files of the
+other tools are never changed. Their content is treated as hostile.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Read: TypeAlias = Callable[[NewConversation, Problems], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A session of another tool that can be imported. `session_id` is its id in crow. It is empty if the id is known
-    only after the session was read.
+    """A session of another tool that can be imported. `session_id` is its id in crow, or empty if this id is not known
+    until the session is read.
 
     `read` builds the session's conversations. `place` tells the user where the session is. Sessions are sorted by
     `updated_ms` (Unix milliseconds).
@@ -61,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importable:
-    """Sessions of another tool in the tool's usual directory. `sessions` is their number."""
+    """A tool whose usual directory has sessions. `sessions` is the number of these sessions."""
 
     tool: str
     path: Path
@@ -69,7 +69,7 @@ class Importable:
 
 
 class SessionScan:
-    """Finds the sessions below a path. It is a context manager, because it keeps copies of databases open.
+    """A search for the sessions below a path. Use it as a context manager, because it keeps copies of databases open.
 
     Each of the `groups` is a session followed by its sub-agents. The oldest group is first. With `tool`, files of other
     tools are ignored.
@@ -204,7 +204,7 @@ class SessionScan:
 
 
 class Batch:
-    """Translates sessions into one crow export, which must be imported before the next batch.
+    """Translates sessions into one crow export. Import this export before you begin the next batch.
 
     Sessions without a directory get `cwd`. `tools` maps the ids of translated sessions to their tools. `empty` is the
     number of sessions without messages. Whoever opens `file` must close it.
@@ -224,7 +224,8 @@ class Batch:
         return self._file.tell()
 
     def add(self, group: Sequence[Source], problems: Problems) -> None:
-        """Translate a session and its sub-agents. What cannot be translated is reported to `problems`."""
+        """Translate a session and its sub-agents. Lines and files that cannot be translated are reported to
+        `problems`."""
         built: list[ConversationBuilder] = []
 
         def new(session_id: str, parent_id: str | None = None) -> ConversationBuilder:
@@ -279,8 +280,8 @@ def default_path(tool: str) -> Path | None:
 
 def importable(known: Collection[str] = ()) -> list[Importable]:
     """Return the tools that have sessions in their usual directories. `known` are the ids of crow's sessions. A tool is
-    left out if one of its sessions is among them. Only databases are opened. For other files only the names are read.
-    So this is quick, but the numbers can be too high."""
+    left out if at least one of its sessions is in `known`. Databases are opened, but of other files only the names are
+    read. Therefore the call is quick, but the numbers can be too high."""
     prefixes = {name.partition("-")[0] for name in known}
     return [one for one in _places() if one.sessions and _PREFIXES[one.tool] not in prefixes]
 

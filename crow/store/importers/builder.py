@@ -30,8 +30,8 @@ from crow.store.portable import (
 )
 
 CUT_CHARS = 48_000
-"""The model sees at most this many characters of an imported prompt or result, or of the arguments of one answer's
-calls. The same limit applies to crow's own results."""
+"""The model sees at most this many characters of an imported prompt, of a result, or of the arguments of all calls in
+one answer together. Crow's own results have the same limit."""
 
 _TITLE_CHARS = 80
 _SPOOL_BYTES = 4 * 1024 * 1024
@@ -45,8 +45,9 @@ _DONE: tuple[_Stop, str] = ("end_turn", "")
 class ConversationBuilder:
     """Takes the messages of one session in order, and writes their entries to a temporary file.
 
-    The conversation is valid in any order of calls. Other agents store the parts of an answer one after another. So an
-    answer and the results of its tool calls are collected until the next message. Texts may contain any characters.
+    The methods may be called in any order; the conversation is always valid. Other agents store the parts of an answer
+    one after another. So an answer and the results of its tool calls are collected until the next message. Texts may
+    contain any characters.
 
     `leaf` is the number (from 1) of the newest entry of the current branch, or None while the branch has no entries.
     `cwd` is the session's directory until `set_cwd` sets another one.
@@ -98,7 +99,8 @@ class ConversationBuilder:
         return self.messages == 0
 
     def at(self, time_ms: int | None) -> None:
-        """Set the time of the next entries. If `time_ms` is None, they get the same time as the entries before them."""
+        """Set the time of the next entries. If `time_ms` is None, the next entries get the same time as those
+        before."""
         if time_ms is not None:
             self._now_ms = time_ms
             self.created_ms = time_ms if self.created_ms is None else min(self.created_ms, time_ms)
@@ -124,7 +126,8 @@ class ConversationBuilder:
             self.model = short_line(name, 200)
 
     def user(self, parts: Sequence[Part]) -> int | None:
-        """Add a prompt, which begins a turn. Return the number of its entry, or None if the prompt is empty."""
+        """Add a prompt, which begins a turn. Return the number of the prompt's entry, or None if the prompt is
+        empty."""
         parts = tuple(part for part in parts if not isinstance(part, Text) or part.text.strip())
         if not parts:
             return None
@@ -145,8 +148,8 @@ class ConversationBuilder:
         return number
 
     def answer(self, key: str | None = None) -> None:
-        """Begin an answer. If the current answer has the same `key` and none of its calls has a result yet, continue
-        that answer."""
+        """Begin an answer. But if the current answer has the same `key` and none of its calls has a result yet,
+        continue the current answer instead."""
         step = self._step
         if step is not None and (key is None or step.key != key or step.results):
             self.end_step()
@@ -158,8 +161,8 @@ class ConversationBuilder:
                 self._step.usage, self._usage = self._usage, None
 
     def continue_answer(self) -> None:
-        """Continue the current answer. Begin a new one if there is no current answer, or if its usage or the result of
-        one of its calls is already known."""
+        """Continue the current answer. Begin a new one if there is no current answer, or if the current answer already
+        has a usage or a result of one of its calls."""
         if self._step is None or self._step.results or (self._step.usage is not None and not self._step.is_empty):
             self.answer()
 
@@ -186,8 +189,8 @@ class ConversationBuilder:
             self._step.finish = finish
 
     def report_usage(self, usage: Usage, cost: float | None = None, *, again: bool = False) -> None:
-        """Set the usage of the current answer. If the answer already has a usage and `again` is true, replace that
-        usage. If `again` is false, the new usage belongs to the next answer."""
+        """Set the usage of the current answer. If the current answer already has a usage, `again` decides: if it is
+        true, the new usage replaces the old one; if it is false, the new usage belongs to the next answer."""
         if (usage == Usage() and cost is None) or (self._step is not None and self._step.is_rest):
             return
         if self._step is not None and (again or self._step.usage is None):
@@ -219,7 +222,7 @@ class ConversationBuilder:
         return True
 
     def end_step(self) -> int | None:
-        """Write the current answer and its results if there is an answer. Return the leaf."""
+        """If there is a current answer, write it and its results. Return the leaf."""
         step, self._step = self._step, None
         if step is None or step.is_empty:
             if step is not None and step.usage is not None:
@@ -273,7 +276,8 @@ class ConversationBuilder:
             self._emit(entries.Remark(text=text, message_id=self._message_id()))
 
     def command(self, text: str, answer: str) -> None:
-        """Add a command that the user typed, with its answer. The model sees neither."""
+        """Add a command that the user typed, and the answer to it. The model sees neither the command nor the
+        answer."""
         self.end_step()
         self._emit(entries.Command(text=text, answer=answer, message_id=self._message_id()))
 
@@ -293,9 +297,9 @@ class ConversationBuilder:
         files_modified: Sequence[str] = (),
         kept_prompts: Sequence[str] = (),
     ) -> None:
-        """Add a compaction. The model sees `summary` instead of all entries before the entry number `first_kept`. If
-        `first_kept` is None, it sees `summary` instead of all entries so far. It still sees the complete text of
-        `kept_prompts`, as far as they fit into 20,000 characters."""
+        """Add a compaction. From now on, the model sees `summary` in place of the entries before entry number
+        `first_kept`, or in place of all entries so far if `first_kept` is None. It still sees the complete texts of
+        those `kept_prompts` that together fit into 20,000 characters; the last ones are taken first."""
         self.end_step()
         if not summary.strip():
             return
@@ -321,7 +325,7 @@ class ConversationBuilder:
         self._emit(body)
 
     def go(self, to: int | None) -> None:
-        """Continue after the entry number `to`, or at the beginning if `to` is None. The next entries form another
+        """Continue after the entry number `to`, or at the beginning if `to` is None. The next entries form a new
         branch."""
         self.end_step()
         if to != self.leaf:
@@ -452,7 +456,7 @@ class ConversationBuilder:
         self.lines += 1
 
     def _message_id(self) -> str:
-        """Return an id for a message. Another import of this session gives the same id."""
+        """Return an id for a message. Every import of this session gives the message the same id."""
         return f"msg_{hashlib.sha256(f'{self.session_id} {len(self._turns)}'.encode()).hexdigest()[:24]}"
 
 
@@ -460,8 +464,8 @@ class ConversationBuilder:
 class _Step:
     """An answer and the results of its calls.
 
-    `calls` lists the calls, each with the id that the other program gave it. `results` maps the index of a call to its
-    result.
+    `calls` lists the calls, each with the id that the other tool gave to the call. `results` maps the index of a call
+    to its result.
     """
 
     key: str | None

@@ -44,8 +44,8 @@ _FINISH: Mapping[str, FinishReason] = {"max_tokens": "length", "refusal": "refus
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and the id of its parent if it is a sub-agent. Return None if the file is
-    not Claude Code's."""
+    """Return the id of the session in a file, and the id of its parent if the session is a sub-agent. Return None if
+    Claude Code did not write the file."""
     typed = [line for line in lines if text(line.get("type")) in _TYPES]
     if not any("sessionId" in line or "leafUuid" in line or "messageId" in line for line in typed):
         return None
@@ -81,9 +81,9 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 class _Thread:
     """One conversation in a file.
 
-    The lines form a tree, because each line names its parent (`parentUuid`). Two lines with the same parent are not
-    always two branches, because tool calls that run at the same time also have the same parent. So only a prompt can
-    begin a branch. The prompt follows the end of its parent's turn.
+    The lines form a tree, because each line names its parent (`parentUuid`). Tool calls that run at the same time have
+    the same parent. So lines with the same parent are not always branches, and only a prompt can begin a branch. The
+    branch follows the end of the turn that contains the prompt's parent.
     """
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
@@ -241,8 +241,8 @@ class _Thread:
 
 
 def _agent_id(session: str, agent: str) -> str:
-    """Return the id of a sub-agent. It does not begin with the session's id, so the beginning of a session's id does
-    not match a sub-agent."""
+    """Return the id of a sub-agent. A user may name a session by the beginning of its id. So that such a name does not
+    match a sub-agent, the sub-agent's id does not begin with the id of its session."""
     digest = hashlib.sha256(f"{session} {agent}".encode("utf-8", "surrogatepass")).hexdigest()
     return stable_id(TOOL, "agent", digest[:16])
 

@@ -55,8 +55,8 @@ _INDEX_DEPTH = 6
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and the id of its parent if it has one. Return None if the file is not
-    Codex's."""
+    """Return the id of the session in a file, and the id of its parent if the session has one. Return None if Codex did
+    not write the file."""
     if not lines:
         return None
     first = lines[0]
@@ -85,8 +85,7 @@ def titles_near(path: Path, problems: Problems) -> dict[str, str]:
 def read(
     path: Path, session_id: str, parent_id: str | None, title: str, new: NewConversation, problems: Problems
 ) -> None:
-    """Import a file. `title` is the session's title in the index. It is empty if the index does not have the
-    session."""
+    """Import a file. `title` is the session's title in the index, or empty if the session is not in the index."""
     to = new(session_id, parent_id=parent_id)
     to.archived = "archived_sessions" in path.parts
     rollout = _Rollout(to, path, problems)
@@ -224,7 +223,7 @@ def _parts(content: Any) -> tuple[Part, ...]:
 
 def _output(output: Any) -> tuple[str, list[Image], bool, int]:
     """Return a result's text and images, whether it is an error, and the duration of the call in milliseconds. For a
-    command, `output` is JSON in a string. The JSON has the exit code and the duration of the command."""
+    command, `output` is a string with JSON that has the exit code and the duration of the command."""
     if isinstance(output, dict) and "content" in output:
         is_error = output.get("success") is False
         inner, images, failed, duration_ms = _output(output["content"])

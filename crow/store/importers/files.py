@@ -1,4 +1,4 @@
-"""Reads files of other tools. They may be damaged or hostile, and are never changed."""
+"""Reads files of other tools. These files may be damaged or hostile. They are never changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _PEEK_BYTES = 4 * 1024 * 1024
 _NAMED = 20
 _PIECE_BYTES = 1024 * 1024
 _SECONDS_BELOW = 100_000_000_000
-"""A smaller number is a time in seconds. As milliseconds, it would be a time before 1974."""
+"""A time that is a smaller number than this is in seconds, because as milliseconds it would be before 1974. Other times
+are in milliseconds."""
 
 _MAX_TIME_MS = 253_402_300_799_000  # the last second of the year 9999
 _MAX_COUNT = 2**53
@@ -49,7 +50,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """The numbers of lines and files that could not be imported. `named` has the first of these problems."""
+    """The numbers of lines and files that could not be imported. `named` describes the first 20 of these."""
 
     lines: int = 0
     files: int = 0
@@ -71,7 +72,7 @@ class Problems:
 
 
 class Damaged(ValueError):
-    """A line or file does not have the form in which its tool writes it."""
+    """A line or file does not have the form in which the other tool writes lines or files."""
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -117,7 +118,8 @@ def read_lines(path: Path, problems: Problems) -> Iterator[tuple[int, Mapping[st
 
 
 def first_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Return the JSON objects in the first 40 lines, from which the format can be recognised. Other lines are left out.
+    """Return the JSON objects in the first 40 lines, so that the format can be recognised. Lines without a JSON object
+    are left out.
 
     :raises OSError: the file cannot be read.
     :raises Damaged: it is not a regular file.
@@ -151,7 +153,7 @@ def read_document(path: Path) -> Any:
 def parse(data: bytes | str) -> Any:
     """Return a JSON value. Bytes that are not UTF-8 become U+FFFD, NaN and infinities become null.
 
-    :raises Damaged: it is not JSON, or nested too deeply.
+    :raises Damaged: the data are not JSON, or are nested too deeply.
     """
     if isinstance(data, bytes):
         data = data.decode("utf-8-sig", "replace")
@@ -212,7 +214,7 @@ def cost(value: Any) -> float | None:
 
 
 def total(*parts: Any) -> int | None:
-    """Return the sum of the `parts` that `count` accepts, or None if it accepts none of them."""
+    """Return the sum of the `parts` that `count` accepts, or None if `count` accepts no part."""
     known = [number for part in parts if (number := count(part)) is not None]
     return count(sum(known)) if known else None
 

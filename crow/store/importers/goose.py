@@ -44,8 +44,8 @@ class GooseSession:
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and None, because goose's sessions have no parents. Return None instead
-    of the pair if the file is not goose's."""
+    """Return the id of the session in a file, paired with None, because goose's sessions have no parents. If goose did
+    not write the file, return None instead of a pair."""
     if not lines:
         return None
     first = lines[0]
@@ -218,7 +218,7 @@ def _is_message(line: Mapping[str, Any]) -> bool:
 
 def _session_id(name: str, cwd: str, created: str) -> str:
     """Return the id of a session. goose names sessions by day and number, so sessions on several machines can have the
-    same name. The id also depends on directory and time."""
+    same name. Therefore the id also depends on the session's directory and time."""
     mark = hashlib.sha256(f"{name}\0{cwd}\0{created}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return stable_id(TOOL, name, mark)
 

@@ -38,8 +38,8 @@ def recognise(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def read_json(path: Path, new: NewConversation, problems: Problems) -> bool:
-    """Import a JSON file. It may be the list of messages of one conversation, an object with the member `messages`, or
-    a list of such objects. Return false if it is something else."""
+    """Import a JSON file. The file may contain the list of messages of one conversation, an object with the member
+    `messages`, or a list of such objects. Return false if it contains something else."""
     try:
         value = read_document(path)
     except (OSError, Damaged) as error:

@@ -35,8 +35,8 @@ _FINISH: Mapping[str, FinishReason] = {"length": "length", "content-filter": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpencodeSession:
-    """A session as opencode describes it. The user has undone the message with the id `undone_from` and all later
-    messages. If nothing was undone, `undone_from` is empty."""
+    """A session as opencode describes it. `undone_from` is the id of the first message that the user has undone; all
+    later messages are undone, too. If nothing was undone, it is empty."""
 
     name: str
     session_id: str
@@ -50,7 +50,7 @@ class OpencodeSession:
 
 
 Messages = Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]
-"""The messages of a session in order, each with its parts. Each message and each part contains its `id`."""
+"""The messages of a session in order, each with its parts. Each message and each part has a member `id`."""
 
 
 def is_storage(directory: Path) -> bool:

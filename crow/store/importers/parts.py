@@ -25,8 +25,8 @@ _IMAGE = re.compile(r"data:(image/[\w.+-]{1,40});base64,", re.ASCII)
 
 
 def stable_id(tool: str, *parts: str) -> str:
-    """Return the id of an imported session. The same session always gets the same id. Crow never gives such an id to a
-    new session."""
+    """Return the id of an imported session. The same session always gets the same id. Crow never gives an id of this
+    form to a new session."""
     name = "-".join(parts)
     if not _PLAIN_ID.fullmatch(name):
         name = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -124,8 +124,8 @@ _SUBJECTS = ("command", "cmd", "pattern", "query", "url", "description", "prompt
 
 
 def announce(name: str, arguments: Any, cwd: str) -> Announcement:
-    """Return how to show a call of another tool. The title has the call's path or command. If the arguments contain a
-    change of a file, there is a diff."""
+    """Return the announcement that shows a call of another tool. Its title has the call's path or command. If the
+    call's arguments contain a change of a file, the announcement has a diff."""
     values = arguments_of(arguments)
     kind = _KIND_OF.get(name.lower(), "other")
     path = next((found for key in _PATHS if isinstance(found := values.get(key), str) and found), "")
@@ -175,8 +175,8 @@ def image_of(data: Any, mime_type: Any) -> Part | None:
 
 
 def linked_part(url: Any, name: Any = None) -> Part | None:
-    """Return the part for a URL in a message. A `data:` URL with an image becomes an image, another `data:` URL becomes
-    a text, and any other URL becomes a link. Return None if `url` is not a URL or its image is not valid."""
+    """Return the part for a URL in a message. A `data:` URL becomes an image if it contains one, and a text otherwise.
+    All other URLs become links. Return None if `url` is not a URL or its image is not valid."""
     if not isinstance(url, str) or not url:
         return None
     if match := _IMAGE.match(url):

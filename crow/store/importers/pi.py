@@ -20,8 +20,8 @@ _BRANCH_SUMMARY = "[A summary of a branch that the user left before this point.]
 
 
 def recognise(path: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[str, str | None] | None:
-    """Return the id of the session in a file, and None, because pi's sessions have no parents. Return None instead of
-    the pair if the file is not pi's."""
+    """Return the id of the session in a file, paired with None, because pi's sessions have no parents. If pi did not
+    write the file, return None instead of a pair."""
     if not lines or lines[0].get("type") != "session" or not isinstance(lines[0].get("cwd"), str):
         return None
     return stable_id(TOOL, text(lines[0].get("id")) or path.stem), None
@@ -39,7 +39,7 @@ def read(path: Path, session_id: str, parent_id: str | None, new: NewConversatio
 
 class _Tree:
     """Converts pi's entries to crow's. One entry of pi can become several entries of crow, or none. If an entry becomes
-    none, the next entries follow the entry before it."""
+    none, its children follow the entry's parent."""
 
     def __init__(self, conversation: ConversationBuilder, path: Path, problems: Problems) -> None:
         self._to = conversation
@@ -77,7 +77,8 @@ class _Tree:
         self._last[name] = to.leaf
 
     def _add(self, number: int, line: Mapping[str, Any]) -> int | None:
-        """Add the entries of a line. Return the number of the first of them, or None if only one was added or none."""
+        """Add the entries of a line. If the line is a prompt, return the number of the prompt's entry, otherwise
+        None."""
         to = self._to
         match line.get("type"):
             case "message":

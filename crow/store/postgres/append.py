@@ -1,7 +1,7 @@
 """Stores turns: queued prompts, claims, appended entries, drafts, and repair after a crash.
 
-Each claim of a turn raises the session's epoch. If an owner was frozen or cut off and another store has taken over its
-turn, the owner has an older epoch. With that epoch it cannot write.
+Each claim of a turn raises the session's epoch. While an owner is frozen or cut off, another store may take over its
+turn. Then the epoch that the owner knows is too old, and the owner cannot write any more.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _ADD = "SELECT crow.add_entries($1, $2, $3, $4, $5, $6, $7, $8)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Entries to insert under each other, encoded as the functions in the schema expect them. `turns` has the turn of
-    each entry. `hashes`, `datas` and `numbers` describe blobs: hash, content, and the number (from 1) of the entry that
-    refers to it."""
+    """A chain of entries to insert, each under the one before it. The entries are encoded as the functions in the
+    schema expect them. `turns` has the turn of each entry. `hashes`, `datas` and `numbers` have for each blob its hash,
+    its content, and the number (from 1) of the entry that refers to it."""
 
     entries: Sequence[NewEntry]
     bodies: Sequence[Body]
@@ -54,15 +54,15 @@ class Chain:
 
     @property
     def added(self) -> tuple[object, ...]:
-        """The arguments `counts`, `price` and `prompted` of the functions in the schema: what the entries add to their
-        session."""
+        """The arguments `counts`, `price` and `prompted` of the functions in the schema. They are the sums that the
+        entries add to the row of their session."""
         return list(self.counts.storable().values()), self.counts.cost, self.counts.has_prompt
 
     def stored(
         self, ids: Sequence[int], *, conversation: int, session: str, parent: int | None, now_ms: int
     ) -> list[Entry]:
-        """Return the entries as later calls will read them. `ids` are their ids, and `parent` is the entry above
-        them."""
+        """Return the entries as later calls will read them. `ids` are the ids of the entries, and `parent` is the
+        parent of the first one."""
         parents = [parent, *ids]
         return [
             Entry(
@@ -141,8 +141,8 @@ class TurnMethods(PathMethods):
             await _close_turn(sql, state)
 
     async def _state(self, sql: Sql, session_id: str, *, lock: bool = False) -> SessionState:
-        """The state of a session. If this store owns a turn with an epoch that it does not know, the reply to its own
-        claim was lost. Nobody runs that turn."""
+        """Return the state of a session. If this store owns a turn but does not know the turn's epoch, the reply to the
+        store's claim was lost. In this case nobody runs the turn, and the owner counts as dead."""
         state = await SessionState.read(sql, session_id, self.owner, lock=lock)
         if state.is_owned and state.epoch != self._epochs.get(session_id):
             state.is_owner_alive = False
@@ -282,8 +282,8 @@ class TurnMethods(PathMethods):
         self._unstored_ends[session_id] = leaf, chain([(entry, turn) for entry in end])
 
     async def _store_end(self, sql: Sql, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
-        dead."""
+        """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
+        counts as dead."""
         unstored = self._unstored_ends.get(session_id)
         if unstored is None:
             return
@@ -305,7 +305,7 @@ class TurnMethods(PathMethods):
         return await sql.fetchval(query, session_id, self.owner) is not None
 
     async def renew_lease(self, session_id: str) -> None:
-        """Do nothing, because the store renews one lease for all its turns."""
+        """Do nothing. The store has one lease for all its turns, which `Presence` renews."""
 
     @transaction
     async def save_draft(
@@ -356,8 +356,8 @@ class TurnMethods(PathMethods):
 @dataclass(slots=True, kw_only=True)
 class SessionState:
     """A session's row inside a transaction. `orphans` has the seq, owner, parts and message id of each queued prompt
-    whose store is dead. `waiting` are the texts in the inbox that are not prompts. Texts of other living stores are
-    left out."""
+    whose store is dead. `waiting` are the texts in the inbox that are not prompts, except those of other living
+    stores."""
 
     session_id: str
     conversation: int
@@ -376,8 +376,8 @@ class SessionState:
 
     @classmethod
     async def read(cls, sql: Sql, session_id: str, owner: str, *, lock: bool = False) -> SessionState:
-        """Read the row. `owner` identifies this store. With `lock`, no other transaction changes the row before this
-        one ends.
+        """Read the row. `owner` identifies this store. With `lock`, no other transaction can change the row before this
+        transaction ends.
 
         :raises NoSuchSession: the session does not exist, or is deleted.
         """
@@ -419,11 +419,12 @@ class SessionState:
 
     @property
     def needs_repair(self) -> bool:
-        """Whether a dead owner left a turn or a prompt behind, and no living owner runs a turn."""
+        """Whether a dead owner has left a turn or a queued prompt, and no living owner runs a turn."""
         return not self.is_owner_alive if self.is_running else bool(self.orphans)
 
     async def add(self, sql: Sql, entries: Sequence[tuple[NewEntry, int]]) -> list[Entry]:
-        """Insert entries under the leaf, each with its turn. The last of them becomes the leaf. Return the entries."""
+        """Insert the entries under the leaf, one under the other. The last one becomes the leaf. Return the inserted
+        entries."""
         new = chain(entries)
         ids = await sql.fetchval(
             _ADD,
@@ -441,8 +442,8 @@ class SessionState:
 
 
 async def _close_turn(sql: Sql, state: SessionState) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
-    that were appended."""
+    """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
+    appended."""
     if not state.is_running and not state.orphans:
         return []
     added: list[tuple[NewEntry, int]] = []
@@ -487,9 +488,9 @@ async def _saved_draft(sql: Sql, state: SessionState) -> Assistant | None:
 
 
 async def _estimated_usage(sql: Sql, state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the
-    input plus the output of the previous request, or unknown if there was no previous request. The output is estimated
-    from the saved text."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
+    input plus the output of the previous request. It is unknown if there was no previous request. The output is
+    estimated from the saved text."""
     row = await sql.fetchrow(
         "SELECT model, input_tokens::numeric + output_tokens FROM crow.entries WHERE session = $1 AND conversation = $2"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
@@ -526,8 +527,8 @@ def _refuse(outcome: str, session_id: str, leaf: int | None, current: int | None
             raise LeafMoved(f"Session {session_id} was left in the middle of a turn. Load it again, then retry.")
         case "fenced":
             raise LeafMoved(
-                f"Another process took over session {session_id} because this one gave no sign of life. Nothing was"
-                " written; load it again, then retry."
+                f"Another process took over session {session_id} because this process gave no sign of life."
+                " Nothing was written; load it again, then retry."
             )
         case _:
             raise LeafMoved(

@@ -32,8 +32,8 @@ _SCHEMES = ("postgresql", "postgres")
 _MOST_CONNECTIONS = 8
 _STATEMENT_TIMEOUT_S = 60.0
 _IDLE_TIMEOUT_S = 10.0
-"""The server ends a transaction that waits this long for its next statement. Otherwise a frozen process could keep rows
-locked after its lease has expired, and nobody could take over its turns."""
+"""The server ends a transaction that waits this long for its next statement. Without this limit, a frozen process could
+keep rows locked after the end of its lease, and no other store could take over its turns."""
 _ATTEMPTS = 3
 _RESTART_S = 10.0
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
@@ -53,7 +53,7 @@ def database_name(url: str) -> str:
     except ValueError:  # the text of the original error may contain a part of the password
         raise ArgumentError(
             "The database URL is not valid. Either the part after the host is not a port, or the user or password has"
-            f" a character that must be escaped, such as @ as %40 and / as %2F. {_EXAMPLE}"
+            f" a character that is not allowed there: write @ as %40 and / as %2F. {_EXAMPLE}"
         ) from None
     if parts.scheme not in _SCHEMES:
         raise ArgumentError(f'The database URL begins with "{parts.scheme}:". {_EXAMPLE}')
@@ -68,8 +68,8 @@ class Database:
     """A pool of connections for statements, and a separate connection for the store's presence. Whoever opens it must
     close it.
 
-    With `is_pooled`, statements go through a pooler in transaction mode, such as PgBouncer. Then no prepared statement
-    is used after its transaction.
+    With `is_pooled`, statements go through a pooler in transaction mode, such as PgBouncer. In this case, no prepared
+    statement is used after the transaction that prepared it.
     """
 
     def __init__(self, name: str, presence: Presence, pool: Any, *, is_pooled: bool) -> None:
@@ -139,9 +139,9 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, is_read: bool) -> AsyncIterator[Sql]:
-        """Return a context manager that runs a transaction and gives its connection. A transaction that only reads sees
-        one state of the database. If the connection breaks before the first statement, another one is used. If it
-        breaks later, the transaction fails."""
+        """Return a context manager that runs a transaction and yields the connection of this transaction. A transaction
+        that only reads sees one state of the database. If the connection breaks before the first statement, another
+        connection is used. If it breaks later, the transaction fails."""
         isolation, readonly = ("repeatable_read", True) if is_read else ("read_committed", False)
         for attempt in range(_ATTEMPTS):
             connection = await self._acquire(writes=not is_read)
@@ -243,13 +243,12 @@ class Database:
             await self._release(connection)
 
     async def _release(self, connection: Any) -> None:
-        """Return a connection to the pool. The pool closes it if it is broken."""
+        """Give a connection back to the pool. If the connection is broken, the pool closes it."""
         with anyio.CancelScope(shield=True), suppress(*LOST):
             await self._pool.release(connection, timeout=CLOSING_TIMEOUT_S)
 
     async def _acquire(self, *, writes: bool) -> Any:
-        """Return a connection of the pool. If the server cannot be reached although it was before, try again for a few
-        seconds."""
+        """Return a connection of the pool. If the server cannot be reached any more, try again for a few seconds."""
         clock, pause_s = asyncio.get_running_loop().time, _SHORTEST_PAUSE_S
         until = clock() + min(_RESTART_S, self.timeout_s)
         while True:
@@ -275,7 +274,7 @@ class Database:
             await self.presence.locked()
 
     def hurry(self) -> None:
-        """From now on, let statements wait only briefly."""
+        """Let all later statements wait only briefly."""
         self.timeout_s = CLOSING_TIMEOUT_S
 
     @property
@@ -327,7 +326,7 @@ class _Failures:
 
 
 class UsesDatabase:
-    """A part of the store's methods. `owner` identifies the store in rows."""
+    """Base of the classes that have the store's methods. `owner` is the name of the store in rows."""
 
     def __init__(self, database: Database, owner: str) -> None:
         self.database = database
@@ -374,21 +373,21 @@ def _operation(
 def transaction(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a write transaction. Its second parameter is the connection, which callers leave out.
-    If its third parameter is `session_id`, watchers of that session are notified."""
+    """Decorate a method to run in a write transaction. The method's second parameter is the connection, which callers
+    leave out. If the third parameter is `session_id`, watchers of that session are notified."""
     return _operation(False)(method)
 
 
 def snapshot(
     method: Callable[Concatenate[S, Sql, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Decorate a method to run in a transaction that only reads. Its second parameter is the connection, which callers
-    leave out."""
+    """Decorate a method to run in a transaction that only reads. The method's second parameter is the connection, which
+    callers leave out."""
     return _operation(True)(method)
 
 
 async def _end(transaction: Any, connection: Any) -> None:
-    """Roll a transaction back. If that is impossible, close the connection. Then the server rolls the transaction
+    """Roll a transaction back. If the rollback fails, close the connection, so that the server rolls the transaction
     back."""
     try:
         async with asyncio.timeout(CLOSING_TIMEOUT_S):
@@ -406,7 +405,8 @@ async def _roll_back(connection: Any) -> None:
 
 
 def plain(text: str) -> str:
-    """Return `text` with U+FFFD in place of what a column of type text cannot hold: NUL and lone surrogates."""
+    """Return `text` with U+FFFD in place of each NUL and each lone surrogate, because a column of type text cannot hold
+    these."""
     return mend(text).replace("\0", "\ufffd")
 
 

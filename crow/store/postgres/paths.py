@@ -62,8 +62,8 @@ _LEFT_BEHIND = """
     )
     SELECT dropped FROM walk WHERE dropped IS NOT NULL
 """
-"""Selects the ids on the path to $1 that are not on the path to $2. In each step, the newer end of the two paths moves
-to its parent, until both ends are equal."""
+"""Selects the ids on the path to $1 that are not on the path to $2. Each step replaces the newer of the two ends with
+its parent, until both ends are equal."""
 
 
 class PathMethods(UsesDatabase):
@@ -245,7 +245,8 @@ async def session_row(sql: Sql, session_id: str) -> SessionRow:
 
 
 async def session_values(sql: Sql, session_id: str, columns: str, *, lock: bool = False) -> tuple[Any, ...]:
-    """Return columns of a session's row. With `lock`, no other transaction changes the row before this one ends.
+    """Return columns of a session's row. With `lock`, no other transaction can change the row before this transaction
+    ends.
 
     :raises NoSuchSession: the session does not exist, or is deleted.
     """
@@ -306,7 +307,7 @@ async def newest_of_kind(sql: Sql, start: int | None, kind: str) -> int | None:
 
 
 async def select_entries(sql: Sql, ids: Sequence[int], *, newest_first: bool = False) -> tuple[Entry, ...]:
-    """Return the entries with these ids, oldest first unless `newest_first` is true."""
+    """Return the entries with these ids: newest first if `newest_first` is true, otherwise oldest first."""
     if not ids:
         return ()
     query = f"SELECT {_ENTRY_COLUMNS} FROM {_ENTRY_SOURCE} WHERE e.id = ANY ($1::bigint[])"

@@ -1,8 +1,8 @@
-"""The connection that shows that a store is alive, and on which the store notifies other stores.
+"""A connection with which a store shows that it is alive, and with which it notifies other stores.
 
 A store that runs turns is alive while it holds an advisory lock and renews its lease. The lease is measured by the
 clock of the database. When a store is killed, its connection and its lock end immediately. When a store is frozen or
-cut off from the server, its lease ends.
+cut off from the server, it does not renew its lease, and the lease ends.
 
 A NOTIFY in every write would make all writers wait for each other. So this module collects the names of changed
 sessions, and sends them with one statement at most every 20 ms.
@@ -22,8 +22,8 @@ import asyncpg
 logger = logging.getLogger(__name__)
 
 SIGN_S = 4.0
-"""The seconds after which a store renews its lease. The function crow.is_alive in the schema has the length of the
-lease."""
+"""A store renews its lease after this many seconds. The length of the lease is in the function crow.is_alive of the
+schema."""
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 3.0
@@ -43,8 +43,8 @@ _PAYLOAD_BYTES = 7_900  # PostgreSQL allows 8,000
 _CHANNEL = "crow"
 
 KEEPALIVES = {"tcp_keepalives_idle": "5", "tcp_keepalives_interval": "2", "tcp_keepalives_count": "3"}
-"""Settings with which a server closes a connection 11 seconds (5 + 3 * 2) after it last heard from the client's
-machine."""
+"""Settings with which a server closes a connection after 11 seconds (5 + 3 * 2) without a sign of life from the
+client's machine."""
 
 _SETTINGS = {
     "application_name": "crow",
@@ -100,11 +100,11 @@ class Presence:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the store holds its lock. A connection that has broken unnoticed still counts."""
+        """Whether the store holds its lock. The result stays true until it is noticed that the connection is broken."""
         return self._connection is not None and not self._connection.is_closed()
 
     async def locked(self) -> Any:
-        """Return the connection that holds the lock. If it is broken, make another one."""
+        """Return the connection that holds the lock. If the connection is broken, make a new one."""
         async with self._connecting:
             if not self.is_locked:
                 self._connection = await self._connect()
@@ -133,7 +133,7 @@ class Presence:
         self._task = asyncio.create_task(self._run(), name="crow: presence in PostgreSQL")
 
     def changed(self, session_id: str) -> None:
-        """Notify the watchers of a session, in this store and in others, that it has changed."""
+        """Notify the watchers of a session, in this store and in others, that the session has changed."""
         if self._task is None:
             return
         self._changed.add(session_id)
@@ -222,7 +222,7 @@ class Presence:
 
     async def _look(self, connection: Any) -> None:
         """Notify the watchers of sessions that changed without a NOTIFY. The writer may have been killed before it sent
-        one, or the NOTIFY was lost with a connection."""
+        the NOTIFY, or the NOTIFY was lost with a connection."""
         if not self._is_listening:
             await connection.add_listener(_CHANNEL, self._heard)
             self._is_listening = True
@@ -247,7 +247,7 @@ class Presence:
 
 
 def _payloads(names: Sequence[str]) -> Iterator[str]:
-    """Yield JSON arrays of names. Each fits into a notification and has as many names as possible."""
+    """Yield JSON arrays of names. Each array has as many names as fit into a notification."""
     part: list[str] = []
     size = 2
     for name in names:

@@ -75,7 +75,9 @@ class SessionMethods(UsesDatabase):
         (alias,) = await session_values(sql, session_id, "alias", lock=True)
         await session_values(sql, to, "1")
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
+            raise ArgumentError(
+                f"Session {session_id} has no alias any more. Another process moved or removed the alias."
+            )
         await change_session(sql, session_id, SessionChanges(alias=None))
         await change_session(sql, to, SessionChanges(alias=alias))
 
@@ -164,7 +166,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def record_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -172,7 +175,8 @@ class SessionMethods(UsesDatabase):
         await self._note_opening(sql, session_id)
 
     async def _note_opening(self, sql: Sql, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it."""
         await sql.execute(
             "INSERT INTO crow.openings SELECT s.id, $2, crow.now_ms() FROM crow.sessions s"
             f" WHERE s.id = $1 AND {_EMPTY}"
@@ -189,8 +193,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_empty(self, sql: Sql) -> None:
-        """Remove the empty sessions that no living store has open and that no store has opened for a week. After the
-        death of a store, its client may continue in another store. These sessions have no entries, texts or blobs."""
+        """Remove the empty sessions that no living store has open and that no store has opened for a week. A session is
+        kept for a week because, after the death of a store, its client may continue in another store. Empty sessions
+        have no entries, texts or blobs."""
         closed = await sql.fetch(
             "SELECT s.number, s.id, s.conversation FROM crow.sessions s"
             " WHERE s.id IN (SELECT session FROM crow.openings GROUP BY session"
@@ -208,7 +213,7 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _next_removal(self, sql: Sql) -> int | None:
-        """Return the conversation of a deleted session, or None if there is none."""
+        """Return the conversation of a deleted session, or None if there is no deleted session."""
         found: int | None = await sql.fetchval(
             "SELECT conversation FROM crow.sessions WHERE deleted_ms IS NOT NULL"
             " AND NOT crow.is_alive(owner) ORDER BY conversation LIMIT 1"
@@ -217,9 +222,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction
     async def _remove_some(self, sql: Sql, conversation: int) -> bool:
-        """Remove some entries that only deleted sessions need, newest first. If there are none, remove the deleted
-        sessions. Return whether entries were removed. Meanwhile the conversation's sessions are locked, so that no
-        session can begin to need one of these entries."""
+        """Remove some entries that only deleted sessions need, newest first. If no such entries are left, remove the
+        deleted sessions. Return whether entries were removed. The conversation's sessions are locked during this call,
+        so that no session can begin to need one of these entries."""
         await sql.execute("SELECT 1 FROM crow.conversations WHERE id = $1 FOR UPDATE", conversation)
         await sql.fetch("SELECT 1 FROM crow.sessions WHERE conversation = $1 ORDER BY number FOR UPDATE", conversation)
         rows = await sql.fetch(_UNNEEDED, conversation, _ENTRIES_PER_REMOVAL)

@@ -107,7 +107,8 @@ _session_fields = fields(SessionRecord)
 
 
 async def next_entries(sql: Sql, chosen: ExportSelection, start: int, most: int) -> tuple[tuple[Entry, ...], int]:
-    """Return the next entries from `chosen.ids[start]` on, and their number, which is at most `most`.
+    """Return the next entries, at most `most`, beginning with `chosen.ids[start]`. Also return the number of these
+    entries.
 
     :raises ExportedSessionDeleted: a session was deleted meanwhile.
     """
@@ -123,7 +124,7 @@ def _maybe_number(ids: array[int], entry: int | None) -> int | None:
 
 
 async def conversation_state(sql: Sql, ids: Sequence[str]) -> ConversationState:
-    """Return what a copy of these sessions needs in addition to their export."""
+    """Return the data that a copy of these sessions needs in addition to an export."""
     extras: dict[str, SessionExtras] = {}
     users: list[str] = []
     stamps: list[object] = []
@@ -191,9 +192,10 @@ class Importer:
         self._newest: dict[str, int] = {}
 
     async def begin(self, sql: Sql, here: str) -> bool:
-        """Insert the conversation and its hidden sessions. If they exist already, return false and write nothing.
+        """Insert the conversation and its hidden sessions. If the conversation was imported before or one of its
+        sessions exists, return false and write nothing.
 
-        :raises SessionTaken: another process is importing or removing one of them now.
+        :raises SessionTaken: another process is importing or removing one of the sessions now.
         """
         if await self._exists(sql):
             return False
@@ -216,10 +218,10 @@ class Importer:
         return True
 
     async def _exists(self, sql: Sql) -> bool:
-        """Whether the conversation was imported before, or one of its sessions exists. If the imported sessions are
-        deleted, their forks do not count.
+        """Whether the conversation was imported before, or one of its sessions exists. An earlier import does not count
+        if only forks of its sessions are left.
 
-        :raises SessionTaken: another process is importing or removing one of them now.
+        :raises SessionTaken: another process is importing or removing one of the sessions now.
         """
         same = await sql.fetchval(
             "SELECT EXISTS (SELECT 1 FROM crow.imports i JOIN crow.sessions s ON s.conversation = i.conversation"
@@ -263,7 +265,7 @@ class Importer:
         self._rows.append(record)
 
     def next_piece(self) -> Piece | None:
-        """Return the next records of the file, or None at its end. This does not use the database.
+        """Return the next records of the conversation, or None at its end. This method does not use the database.
 
         :raises ArgumentError: the file was changed after it was checked.
         """
@@ -278,7 +280,7 @@ class Importer:
     async def add(self, sql: Sql, here: str, piece: Piece) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this store as dead and removed the data that it had written.
         """
         owned = await sql.fetch(
             "SELECT 1 FROM crow.sessions WHERE conversation = $1 AND owner = $2 ORDER BY number FOR UPDATE",
@@ -337,7 +339,7 @@ class Importer:
     async def show(self, sql: Sql) -> None:
         """Make the sessions visible, after the whole file was imported.
 
-        :raises ImportRemoved: other stores counted this one as dead and removed what it had written.
+        :raises ImportRemoved: other stores counted this store as dead and removed the data that it had written.
         """
         for record in self._rows:
             counts = self._counts.get(record.id, SessionCounts())
@@ -388,7 +390,8 @@ async def _add_blobs(sql: Sql, blobs: Mapping[str, bytes]) -> None:
 
 
 async def _set_extras(sql: Sql, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
-    """Write what an export does not contain. If another session already has the alias, it keeps the alias."""
+    """Write the data that an export does not contain. If another session already has the alias, the alias stays with
+    that session."""
     columns = ", ".join(f"{name} = ${number}" for number, name in enumerate(EXTRA_COLUMNS, start=5))
     await sql.execute(
         "UPDATE crow.sessions SET state = $2, owner = $3, alias = CASE WHEN EXISTS (SELECT 1 FROM crow.sessions"

@@ -1,7 +1,7 @@
 """Finds, removes, exports, imports and backs up stored sessions for the command line.
 
-This module is separate from the store, because `crow acp` needs neither these functions nor the modules that they
-import.
+`crow acp` needs neither these functions nor the modules that they import. Therefore this module is separate from the
+store.
 """
 
 from __future__ import annotations
@@ -298,8 +298,8 @@ class SessionAdmin(UsageMethods, Admin):
         )
 
     async def _write_hidden(self, group: Sequence[Importer]) -> list[Importer]:
-        """Write some whole conversations, which stay hidden. Return the importers of those that the database did not
-        have."""
+        """Write some whole conversations, which stay hidden. Return the importers of the conversations that were new to
+        the database."""
         owner = self._store.owner
 
         def begin(sql: Connection) -> list[Importer]:

@@ -2,8 +2,8 @@
 
 A session runs one turn at a time. Its row names the store that runs the turn, the owner. A store can claim a session
 that is idle or whose owner is dead. If the owner is dead, the claim first closes the owner's turn: it appends the draft
-as an interrupted answer, then the turn's end. For each prompt that the dead owner had queued, the claim appends the
-prompt and the end of a turn that never ran. Stored entries do not change.
+as an interrupted answer, then the turn's end. If the dead owner had queued prompts, the claim also appends each of
+them, followed by the end of a turn that never ran. Stored entries do not change.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _STORE_BODY = (
     "INSERT INTO blobs (hash, size, data) VALUES (?, ?, ?)"
     " ON CONFLICT DO UPDATE SET data = excluded.data WHERE length(data) < size"
 )
-"""If the blob is stored in compressed form, this replaces it by the plain form, because the views read most bodies as
-text."""
+"""Stores the blob of a body. If the blob is already stored in compressed form, the plain form replaces it, because the
+views read most bodies as text."""
 
 
 class TurnMethods(PathMethods):
@@ -197,8 +197,8 @@ class TurnMethods(PathMethods):
         )
 
     def _store_end(self, sql: Connection, session_id: str) -> None:
-        """Store the last entries of a disowned turn. If that is impossible, change the owner to one that counts as
-        dead."""
+        """Store the last entries of a disowned turn. If they cannot be stored, change the turn's owner to one that
+        counts as dead."""
         store_end = self._unstored_ends.get(session_id)
         if store_end is None:
             return
@@ -255,8 +255,8 @@ class SessionState:
     """A session's row inside a write transaction. `add` appends an entry to the session's path, and `save` writes the
     row.
 
-    Every entry is inserted through this class, so its blobs, its full text and the session's counters are always stored
-    with it. Callers may set `leaf`, `turn`, `state` and `owner`.
+    Every entry is inserted through this class, so the entry's blobs, its full text and the session's counters are
+    always stored together with the entry. Callers may set `leaf`, `turn`, `state` and `owner`.
     """
 
     def __init__(self, sql: Connection, session_id: str, *, now_ms: int) -> None:
@@ -279,13 +279,13 @@ class SessionState:
 
     @property
     def is_owner_alive(self) -> bool:
-        """Whether the store that owns the turn can still continue it."""
+        """Whether the store that owns the turn can still continue the turn."""
         return is_alive(self.owner, lease_age_ms=self.now_ms - self.lease_ms)
 
     def add(self, new: NewEntry, *, turn: int, encoded: Encoded | None = None, entry_id: int | None = None) -> Entry:
         """Insert an entry under the leaf and make it the leaf. Return the entry.
 
-        Pass `encoded` if the body is already encoded, and `entry_id` if an id was reserved for the entry.
+        `encoded` is the encoded body if it is known already. `entry_id` is the entry's id if one was reserved.
         """
         stored = encoded or encode(new.body)
         usage = storable_usage(new.usage)
@@ -315,8 +315,8 @@ class SessionState:
         )
 
     def inbox(self) -> list[tuple[int, str, str, str, int]]:
-        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. The inbox is read only
-        once."""
+        """Return the seq, owner, parts, message id and time of each item in the inbox, in order. Only the first call
+        reads the inbox from the database."""
         if self._inbox is None:
             self._inbox = self.sql.execute(
                 "SELECT seq, owner, parts, message_id, created_ms FROM inbox WHERE session = ? ORDER BY seq",
@@ -349,7 +349,7 @@ class SessionState:
             self.sql.execute(_ADD_USAGE, {"id": self._parent_id, **usage})
 
     def _index(self, entry_id: int, body: Body) -> None:
-        """Add the entry to the full-text index, with the same text as in the view `searchable`."""
+        """Add the entry to the full-text index. The indexed text is the same as in the view `searchable`."""
         text = searchable_text(body)
         if "\0" in text:  # SQLite's JSON functions treat NUL as the end of the text
             self.sql.execute(
@@ -379,7 +379,8 @@ def _dequeue(sql: Connection, session_id: str, message_id: str) -> tuple[Part, .
 
 def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
     """:raises SessionBusy: another living store runs a turn.
-    :raises LeafMoved: the session has another leaf, or a dead owner's turn must be repaired first."""
+    :raises LeafMoved: the session has another leaf, or a dead owner has left a turn that is not repaired yet.
+    """
     if state.state == "running" and state.owner != owner:
         if state.is_owner_alive:
             raise SessionBusy(state.session_id, readable(state.owner))
@@ -392,15 +393,15 @@ def _check_writable(state: SessionState, owner: str, leaf: int | None) -> None:
 
 
 def _needs_repair(state: SessionState, owner: str) -> bool:
-    """Whether a dead owner left a turn or a prompt behind, and no living owner runs a turn."""
+    """Whether a dead owner has left a turn or a queued prompt, and no living owner runs a turn."""
     if state.state == "running":
         return state.owner != owner and not state.is_owner_alive
     return bool(_orphans(state, owner))
 
 
 def _close_turn(state: SessionState, owner: str) -> list[Entry]:
-    """Close the turn and the queued prompts that dead owners left behind, and make the session idle. Return the entries
-    that were appended."""
+    """Close the turn and the queued prompts of dead owners, and make the session idle. Return the entries that were
+    appended."""
     entries: list[Entry] = []
     if state.state == "running":
         detail = f"{readable(state.owner)} ended in the middle of this turn"
@@ -436,9 +437,9 @@ def _saved_draft(state: SessionState) -> Assistant | None:
 
 
 def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage]:
-    """Return the model of an unfinished answer, and the estimated usage of its request. The estimated input is the
-    input plus the output of the previous request, or unknown if there was no previous request. The output is estimated
-    from the saved text."""
+    """Return the model of an unfinished answer, and the estimated usage of its request. The input is estimated as the
+    input plus the output of the previous request. It is unknown if there was no previous request. The output is
+    estimated from the saved text."""
     row = state.sql.execute(
         "SELECT model, input_tokens + output_tokens FROM entries WHERE session = ? AND conversation = ?"
         " AND kind = 'assistant' ORDER BY id DESC LIMIT 1",
@@ -451,8 +452,8 @@ def _estimated_usage(state: SessionState, answer: Assistant) -> tuple[str, Usage
 
 
 def _has_ended(state: SessionState) -> bool:
-    """Whether the turn's end is already stored. Then the owner died after it stored the end and before it released the
-    turn."""
+    """Whether the turn's end is already stored. This happens if the owner died after it stored the end and before it
+    released the turn."""
     row = state.sql.execute("SELECT kind, turn FROM entries WHERE id = ?", (state.leaf,)).fetchone()
     return bool(row == ("turn_end", state.turn))
 
@@ -467,7 +468,7 @@ def _orphans(state: SessionState, owner: str) -> list[tuple[int, str, str, str]]
 
 
 def _waiting(state: SessionState, owner: str) -> tuple[QueuedPrompt, ...]:
-    """Return the texts in the inbox that are not prompts. Texts of other living owners are left out."""
+    """Return the texts in the inbox that are not prompts, except those of other living owners."""
     return tuple(
         QueuedPrompt(parts=decode_parts(parts), message_id=message_id)
         for _, sender, parts, message_id, created_ms in state.inbox()

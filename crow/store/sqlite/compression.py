@@ -2,8 +2,8 @@
 
 A compressed blob is a zlib stream that is shorter than the blob's `size`. SQLite's archives have the same form, so
 `sqlar_uncompress(data, size)` decompresses a blob in the `sqlite3` shell. The name of a compressed blob is still the
-sha256 of its content. The last bytes of the content are compressed separately, so that an excerpt does not need the
-middle. Measured with tool outputs, zstd saves 3 % more at the same speed. That is not worth a dependency.
+sha256 of its content. The last bytes of the content are compressed separately, so that an excerpt can be read without
+the middle. With tool outputs, zstd saves 3 % more at the same speed, which is not worth a dependency.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _END_BYTES = 4 * 1024
 """The number of bytes at the end of the content that are compressed separately."""
 
 _END_MARK = b"\0\0\xff\xff"
-"""The last bytes of a part of a zlib stream that was flushed."""
+"""The bytes at the end of each flushed part of a zlib stream."""
 
 _CHECKSUM_BYTES = 4
 _MOST_ADDED_BYTES = 64
-"""If a part cannot be compressed, it grows by fewer bytes than this."""
+"""A part that compression does not make smaller grows by fewer bytes than this."""
 
 _LEAST_BYTES = 1024
 _MOST_BYTES = 64 * 1024 * 1024
-"""Larger blobs are not compressed, because a blob is compressed in memory."""
+"""Larger blobs are not compressed, because compression holds the whole blob in memory."""
 
 _LEAST_SAVED = 8
-"""A compressed blob must be smaller by at least the blob's size divided by this number."""
+"""A blob stays uncompressed if compression would save less than the blob's size divided by this number."""
 
 _BATCH_ROWS = 256
 _BATCH_BYTES = 1024 * 1024
@@ -57,7 +57,7 @@ class BlobReader(Protocol):
 
 
 def compress(data: bytes) -> bytes | None:
-    """Return the compressed form of a blob, or None if it would save too little."""
+    """Return the compressed form of a blob, or None if compression would save too little."""
     stream = zlib.compressobj(_LEVEL)
     parts = []
     if len(data) > _END_BYTES:
@@ -150,8 +150,8 @@ class CompressedBlob:
 
 
 def members_of(data: bytes) -> str | None:
-    """Return, as JSON, the members of a tool result's body that SQL views show. They are stored for a compressed body,
-    because views cannot decompress it. Return None if the body is damaged."""
+    """Return, as JSON, the members of a tool result's body that SQL views show. Views cannot decompress a body, so
+    these members are stored separately for each compressed one. Return None if the body is damaged."""
     try:
         body: Any = json.loads(data)
     except (ValueError, RecursionError):
@@ -196,8 +196,8 @@ class CompressionMethods(UsesDatabase):
         """Compress the blobs of entries that are older than `compress_after_days`. Each transaction compresses about a
         megabyte.
 
-        The table `compression` has the position of the last compressed blob. So after a cancellation or a kill, the
-        next call continues there.
+        The table `compression` has the position of the last compressed blob. So if this call is cancelled or the
+        process is killed, the next call continues there.
         """
         if self.compress_after_days is None or self.database.is_read_only:
             return
@@ -243,7 +243,7 @@ class CompressionMethods(UsesDatabase):
 
     @transaction()
     def _replace(self, sql: Connection, batch: _Batch, compressed: Sequence[_Compressed]) -> bool:
-        """Store the compressed forms. Return false if another process has stored them meanwhile."""
+        """Store the compressed forms. If another process has already stored them, return false."""
         moved = sql.execute(
             "UPDATE compression SET entry = ?, blob = ? WHERE (entry, blob) = (?, ?)", (*batch.after, *batch.before)
         )
@@ -277,5 +277,5 @@ _NEEDED_BY_SQL = """
     SELECT 1 FROM blob_refs r JOIN entries e ON e.id = r.entry
     WHERE r.blob = ? AND e.body_blob = ? AND e.kind <> 'tool'
 """
-"""Finds out whether a blob is the body of an entry other than a tool result. Such bodies stay uncompressed, because the
-search index and the views read them as text."""
+"""Finds out whether a blob is the body of an entry that is not a tool result. Such bodies stay uncompressed, because
+the search index and the views read them as text."""

@@ -30,7 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError, MemoryError)
-"""The exceptions that SQLite's functions raise. The last two come from invalid names or sizes in a damaged file."""
+"""The exceptions that SQLite's functions raise. Invalid names or sizes in a damaged file cause the last two."""
 
 REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and rebuilds as much as possible."
 """Advice for a damaged database."""
@@ -38,8 +38,8 @@ REPAIR = "Quit every crow, then run crow doctor --repair: it keeps a copy and re
 _ATTEMPTS = 5
 
 _CLOSING_TIMEOUT_S = 0.4
-"""How long to wait for a lock when the process ends. Processes that take turns hold the lock for less time than this,
-and editors wait longer than this for crow to exit."""
+"""How long to wait for a lock when the process ends. Processes that write one after another hold the lock for less time
+than this. Editors wait longer than this for crow to exit."""
 
 fcntl: Any = None
 with suppress(ImportError):  # not available on Windows
@@ -109,11 +109,11 @@ class FileGone(Exception):
 class SqliteConnection:
     """A connection in autocommit mode that runs whole functions in its thread. Whoever opens it must close it.
 
-    aiosqlite runs one statement at a time. Between two statements, another task may use the connection, and a cancelled
-    task leaves its transaction open. In this class, one function runs all its statements without interruption. A
-    function that has started always finishes. The next function starts after that.
+    aiosqlite runs one statement at a time. Between two statements of a task, another task may use the connection, and a
+    cancelled task leaves its transaction open. In this class, a function runs all its statements without interruption.
+    A function that has started always finishes, and only then does the next function start.
 
-    `file` identifies the open file, or is None if that is unknown.
+    `file` identifies the open file, or is None if the file is unknown.
     """
 
     def __init__(self, path: Path, connection: aiosqlite.Connection, file: FileId | None) -> None:
@@ -175,7 +175,7 @@ class SqliteConnection:
 
 
 class _FunctionConnection(sqlite3.Connection):
-    """A connection whose `execute` also accepts a function and calls it with the connection.
+    """A connection whose `execute` also accepts a function. It calls the function with the connection as argument.
 
     `execute_fetchall` of aiosqlite passes its argument to `execute` in the connection's thread, then calls `fetchall`
     on the cursor. So the whole function runs in that thread, and its result is returned as the only row.
@@ -237,8 +237,8 @@ async def _in_daemon_thread(connect: Callable[[], sqlite3.Connection]) -> aiosql
 
 
 def explain(error: Exception, path: Path, waited_s: float) -> Exception:
-    """Return a `StoreUnavailable` that tells the user what to do about one of `FAILURES`. Return the error itself if
-    only a bug in crow can cause it."""
+    """Return a `StoreUnavailable` that tells the user what to do about `error`, one of `FAILURES`. If only a bug in
+    crow can cause `error`, return `error` itself."""
     code = getattr(error, "sqlite_errorcode", None)
     elsewhere = "set CROW_HOME to another directory"
     match None if code is None else code & 0xFF:
@@ -280,8 +280,8 @@ class LockTimeout:
         self._ends_at = math.inf
 
     def end(self) -> None:
-        """Shorten all waits, including the current ones, because the process ends or the store closes. Only the first
-        call has an effect."""
+        """Shorten all waits, including the current ones. Call this when the process ends or the store closes. Only the
+        first call has an effect."""
         self._ends_at = min(self._ends_at, time.monotonic() + _CLOSING_TIMEOUT_S)
 
     def is_over(self, since: float) -> bool:
@@ -290,8 +290,8 @@ class LockTimeout:
 
 
 class FileLock:
-    """An advisory lock on a file beside the database. Only one writer at a time holds it. Waiting for the lock blocks
-    the thread. Only one thread may use an object of this class.
+    """An advisory lock on a file beside the database. Only one writer at a time holds the lock. Waiting for the lock
+    blocks the thread. Only one thread may use an object of this class.
 
     The lock is polled, because a blocking `flock` would not stop at a deadline or when the store closes. If the system
     does not support such locks, only SQLite's own locks protect the database.
@@ -318,8 +318,7 @@ class FileLock:
             os.close(file)  # releases the lock
 
     def _is_there(self, file: int) -> bool:
-        """Whether the path still names the open lock file. The result is also true if the file's directory does not
-        exist any more."""
+        """Whether the path still names the open lock file, or the file's directory does not exist any more."""
         opened, found = os.fstat(file), file_id(self._path)
         return found == (opened.st_dev, opened.st_ino) or (found is None and not self._path.parent.is_dir())
 
@@ -368,7 +367,7 @@ class WriteJob(Generic[T]):
 
 
 def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> None:
-    """Run all jobs inside the open transaction. If a job fails, only its own changes are rolled back.
+    """Run all jobs inside the open transaction. If a job fails, only the changes of this job are rolled back.
 
     :raises Exception: a job failed, and SQLite ended the transaction.
     """
@@ -387,8 +386,8 @@ def run_jobs(connection: sqlite3.Connection, jobs: Sequence[WriteJob[Any]]) -> N
 class FairWakeup:
     """Resumes one waiting task in each pass of the event loop. The task that has waited longest comes first.
 
-    When sixty sessions share a commit, all their tasks could resume in the same pass. If each task computed for a
-    millisecond, every other task would wait for sixty milliseconds. A task that waits alone is not delayed.
+    When sixty sessions share a commit, all their tasks could resume in the same pass. If each of them computed for a
+    millisecond, all other tasks would wait for sixty milliseconds. A task that waits alone is not delayed.
     """
 
     def __init__(self) -> None:

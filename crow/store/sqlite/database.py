@@ -1,9 +1,9 @@
 """Opens, migrates and locks the database file, and runs transactions on it.
 
-One connection writes and another only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
+One connection writes and a second one only reads, so lists and replays never wait for a write. SQLite before 3.51.3 can
 corrupt the write-ahead log (WAL) when one connection resets the log while another commits. Therefore only this module
 makes checkpoints, and with SQLite before 3.51.3 every write holds a file lock. The file is opened only through SQLite.
-If any other handle to the file were closed, the system would drop SQLite's own locks.
+If the process opened and closed the file in any other way, the system would drop SQLite's own locks.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def transaction(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], 
 
 
 def snapshot(*, raise_if_moved: bool = False) -> Callable[[Method[S, P, T]], AsyncMethod[S, P, T]]:
-    """Return a decorator like that of `transaction`, for a method that only reads. The method runs on one snapshot
-    (`Database.read`)."""
+    """Return a decorator for a method that only reads. It is like the decorator of `transaction`, but the method runs
+    on one snapshot (`Database.read`)."""
     return _runs_in(Database.read, raise_if_moved)
 
 
@@ -110,12 +110,12 @@ def _runs_in(
 class Database:
     """The file at `path` and the connections to it.
 
-    If that file is deleted or replaced, its content is copied to a new file, and the connections continue there. The
-    next call with `raise_if_moved` raises an error that tells the user what happened. Calls without `raise_if_moved`
-    raise no error.
+    If the open file is deleted or replaced, its content is copied to a new file, and the connections continue with the
+    new file. Then the next call with `raise_if_moved` raises an error that tells the user what happened. Calls without
+    `raise_if_moved` raise no such error.
 
-    `foreign_version` is a number that changes when another process writes to the file. Each write transaction updates
-    the number. `warning` is a message for the user. It is empty if all is well.
+    `foreign_version` is a number that changes when another process writes to the file. Each write transaction brings it
+    up to date. `warning` is a message for the user. It is empty if all is well.
     """
 
     _writer: SqliteConnection
@@ -148,7 +148,7 @@ class Database:
     @classmethod
     async def open(cls, path: Path, *, journal_mode: JournalMode, busy_timeout_s: float) -> Database:
         """Open the file and migrate it. If there is no file, create one. If the file is not writable, open it for
-        reading.
+        reading only.
 
         :raises StoreUnavailable: the file cannot be created or read, or belongs to another program.
         :raises StoreTooNew: a newer crow wrote it.
@@ -171,8 +171,8 @@ class Database:
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float) -> Database:
-        """Open an existing file only for reading, and do not migrate it. Other processes may write to the file
-        meanwhile.
+        """Open an existing file only for reading, and do not migrate it. Other processes may write to the file at the
+        same time.
 
         :raises StoreUnavailable: there is no such file, it cannot be read, it belongs to another program, or an older
             crow wrote it.
@@ -197,7 +197,7 @@ class Database:
 
     @property
     def is_read_only(self) -> bool:
-        """Whether nothing can be written, because the file was opened only for reading or could not be opened for
+        """Whether writing is impossible, because the file was opened only for reading or could not be opened for
         writing."""
         return bool(self._read_only)
 
@@ -206,11 +206,11 @@ class Database:
         commit.
 
         An error in `work` rolls back its changes. A call that is cancelled before it begins writes nothing. A call that
-        is cancelled later still finishes and returns its result. But after `asyncio.Task.cancel`, the caller does not
-        receive the result.
+        is cancelled later still finishes and returns its result. (A task that was cancelled with `asyncio.Task.cancel`
+        does not receive the result.)
 
         :raises StoreUnavailable: the file cannot be written. With `raise_if_moved`, also: this is the first call after
-            the file was deleted, or the file was replaced.
+            the file was deleted, or another file has taken its place.
         """
         await checkpoint_if_cancelled()
         self._check_open()
@@ -236,7 +236,7 @@ class Database:
         """Call `work` on one snapshot of the database.
 
         :raises StoreUnavailable: the file cannot be read. With `raise_if_moved`, also: this call found that the file
-            was deleted, or the file was replaced.
+            was deleted, or another file has taken its place.
         """
         while True:
             await self._exchange_done()
@@ -257,7 +257,8 @@ class Database:
         return await self._run(self._writer, lambda _: function())
 
     async def compact(self) -> None:
-        """Return free pages to the file system, and move the WAL into the database as far as readers permit."""
+        """Give free pages back to the file system. Move the content of the WAL into the database as far as readers
+        permit."""
         while await self._run(self._writer, self._vacuum):
             pass
         await self._run(self._writer, self._checkpoint)
@@ -289,7 +290,7 @@ class Database:
         await self._set_up_writer(self._connect(self.path, prepare=lambda: _prepare(self.path)), self._set_up)
 
     async def _open_to_read(self) -> None:
-        """Open a file that is not writable. If that is impossible, open a copy of the file in the temporary directory.
+        """Open a file that is not writable. If it cannot be opened, open a copy of the file in the temporary directory.
 
         :raises StoreUnavailable: the file cannot be read.
         """
@@ -348,11 +349,11 @@ class Database:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
 
     async def _open_reader(self) -> SqliteConnection:
-        """Return the reader. It is opened when it is first needed, since a new session reads nothing.
+        """Return the reader. A new session reads nothing, so the reader is opened when it is first needed.
 
         Without a WAL, return the writer instead: two connections would keep each other waiting. On a disk without
-        working file locks, one connection could even take the other's journal for that of a dead process and roll it
-        back.
+        working file locks, one connection could even take the journal of the other for the journal of a dead process,
+        and roll the other's changes back.
         """
         if self.journal_mode != "wal":
             return self._writer
@@ -432,7 +433,7 @@ class Database:
             raise FileGone
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        """Check the file before anything in it is changed, then migrate and configure it."""
+        """Check the file before changing anything in it. Then migrate and configure it."""
         wanted = self._wanted_journal_mode
         _set_busy_timeout(connection, self.lock_timeout.timeout_s)
         version = _schema_version(connection, self.path)
@@ -462,8 +463,8 @@ class Database:
         """Run all waiting jobs in one transaction, and return the result of `job`. If another call has already run
         `job`, only return the result.
 
-        A flush to disk takes as long for one change as for a hundred. Without shared transactions, each streaming
-        session would wait for its own flush.
+        A flush to disk takes the same time for one change as for a hundred. Therefore jobs share a transaction;
+        otherwise each streaming session would wait for a flush of its own.
         """
         if not job.is_done:
             jobs = [self._jobs.popleft() for _ in range(len(self._jobs))]
@@ -523,7 +524,7 @@ class Database:
                 self._empty_wal(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> bool:
-        """Return some free pages to the file system. The result is true if there may be more free pages."""
+        """Give some free pages back to the file system. Return whether there may be more free pages."""
         with self._writing():
             before: int = pragma(connection, "freelist_count")
             # `execute` would stop after one page. The pragma returns rows without columns, and Python treats such a row
@@ -612,13 +613,13 @@ def _schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema would have to be migrated."""
+    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(f"its schema is version {version}, not {VERSION}")
 
 
 def _check_readable(connection: sqlite3.Connection, path: Path) -> None:
-    """:raises StoreUnavailable: the schema would have to be migrated."""
+    """:raises StoreUnavailable: the schema is not of this version, and would have to be migrated."""
     if (version := _schema_version(connection, path)) != VERSION:
         raise StoreUnavailable(
             f"{path} has schema version {version}, but only version {VERSION} can be read here. Run crow sessions once:"
@@ -651,7 +652,8 @@ def _prepare(path: Path) -> None:
 
 
 def _is_unwritable(refused: StoreUnavailable) -> bool:
-    """Whether the file could not be opened because the file, its directory or its disk is not writable."""
+    """Whether the error says that the file could not be opened because the file, its directory or its disk is not
+    writable."""
     code = getattr(refused.__cause__, "sqlite_errorcode", 0) & 0xFF
     return isinstance(refused.__cause__, OSError) or code in (
         sqlite3.SQLITE_READONLY,
@@ -663,8 +665,7 @@ def _is_unwritable(refused: StoreUnavailable) -> bool:
 
 
 def _read_modes(path: Path) -> tuple[str, ...]:
-    """Return the URI queries with which SQLite may be able to open a file that is not writable. The best one is
-    first."""
+    """Return URI queries to try, the best one first, when SQLite is to open a file that is not writable."""
     if not path.is_file() or not path.stat().st_size:
         return ()
     wal = Path(f"{path}-wal")

@@ -1,9 +1,9 @@
 """Reads the beginning and the end of a long tool result, without the rest of it.
 
-After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows little of
-each output. So only the database pages with the beginning and the end of each output are read. The sha256 of an output
-is checked only when the whole output is read. If the JSON of a result is not as crow writes it, the whole result is
-read.
+After a year, a session may have hundreds of megabytes of tool output. A client that opens the session shows only a
+little of each output. So only the database pages with the beginning and the end of each output are read. The sha256 of
+an output is checked only when the whole output is read. If the JSON of a result is not as crow writes it, the whole
+result is read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHARED_TEXT = re.compile(rb'"text":\{"blob":"([0-9a-f]{64})"\}')
 
 def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | None:
     """Return an excerpt of about `most_bytes` bytes of the text in `blob`, as UTF-8. Return None if the text is not
-    much longer than that."""
+    much longer than the excerpt would be."""
     half = max(1, most_bytes // 2)
     omitted = len(blob) - 2 * half
     if omitted <= EXCERPT_SLACK_BYTES:
@@ -46,7 +46,7 @@ def excerpt_of_text(blob: BlobReader, most_bytes: int, call_id: str) -> bytes | 
 
 def excerpt_of_result(blob: BlobReader, most_bytes: int, load: Load) -> ToolResult | None:
     """Return the result whose JSON is in `blob`, with an excerpt of about `most_bytes` bytes as its text. Older
-    versions of crow stored long results in this form.
+    versions of crow stored a whole long result as one blob.
 
     Return None if the whole result must be read, because its text is short or its other members are long.
     """

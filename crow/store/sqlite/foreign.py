@@ -22,7 +22,7 @@ _SUFFIXES = ("", "-wal")
 
 
 class ForeignDatabase:
-    """A copy of another program's database. The names of tables and columns come from that program."""
+    """A copy of another program's database. The names of tables and columns are those that the other program chose."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class ForeignDatabase:
         self._tables: Mapping[str, frozenset[str]] | None = None
 
     def tables(self) -> Mapping[str, frozenset[str]]:
-        """Return the tables with their columns. Views are left out, because reading one could run any SQL.
+        """Return the tables with their columns. Views are left out, because reading a view could run any SQL.
 
         :raises ArgumentError: the database is damaged.
         """
@@ -79,7 +79,7 @@ class ForeignDatabase:
 @contextmanager
 def opened_copy(path: Path) -> Iterator[ForeignDatabase]:
     """Open a copy of a database that another program may be using. The database itself is not opened, because SQLite
-    would create files next to it even for reading.
+    would create files next to the database even for reading.
 
     :raises ArgumentError: the file is not an SQLite database, or it kept changing while it was copied.
     """

@@ -1,7 +1,7 @@
 """Reads rows straight from the pages of a damaged SQLite file.
 
 SQLite finds a row through the header, the schema and the pages above the row's page. If one of these is damaged, SQLite
-cannot read what is below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
+cannot read the rows below it, and Python's `sqlite3` has no `.recover`. This module reads each page independently, so
 only the rows on a damaged page are lost. SQLite documents the layout of pages as its database file format.
 """
 
@@ -26,7 +26,7 @@ _MAX_ROW_BYTES = 1_000_000_000
 class PageRow:
     """A row of a table, or of an index (`rowid` is None).
 
-    `is_whole` is false if some values are missing because their pages cannot be reached.
+    `is_whole` is false if at least one value is missing because its page cannot be reached.
     """
 
     rowid: int | None
@@ -83,8 +83,8 @@ class Pages:
 
     @cached_property
     def free(self) -> frozenset[int]:
-        """The numbers of unused pages. They come from the freelist. If the freelist is damaged, they come from the map
-        of page types."""
+        """The numbers of unused pages. They come from the freelist, or, if the freelist is damaged, from the map of
+        page types."""
         listed = self._freelist()
         if listed is not None:
             return listed
@@ -92,7 +92,7 @@ class Pages:
 
     @cached_property
     def _header(self) -> bytes:
-        """The header of the file. It is empty if it is damaged."""
+        """The header of the file. If the header is damaged, the result is empty."""
         header = bytes(self.file[:100])
         return header if header.startswith(_MAGIC) and len(header) == 100 else b""
 
@@ -174,7 +174,7 @@ class Pages:
 
     def _payload(self, page: bytes, at: int, size: int, *, is_table: bool) -> bytes:
         """Return the bytes of a row, from its page and its overflow pages. If an overflow page cannot be reached,
-        return the bytes before it."""
+        return the bytes on the pages before it."""
         most = self._usable - 35 if is_table else (self._usable - 12) * 64 // 255 - 23
         least = (self._usable - 12) * 32 // 255 - 23
         local = size if size <= most else least + (size - least) % (self._usable - 4)
@@ -198,7 +198,7 @@ class Pages:
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return an integer that is stored in one to nine bytes, and the offset of the next byte.
 
-    :raises IndexError: the data ends before the integer does.
+    :raises IndexError: the data ends before the end of the integer.
     """
     value = 0
     for _ in range(8):

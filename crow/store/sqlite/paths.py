@@ -4,7 +4,7 @@ A path is read from its leaf towards the root in batches, and only as far as nee
 depends on the distance to its newest checkpoint. Ids increase along a path, so sorting by id gives the path's order.
 
 A damaged byte affects one entry, never a whole session. If an entry cannot be read, the user and the model see a text
-in its place that says what happened. The stored bytes are not changed.
+in place of the entry. This text says what happened. The stored bytes are not changed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ CHECKED_COLUMNS = (
     *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "cost", "estimate", "created_ms"),
     *("cache_write_tokens", "estimated"),
 )
-"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. If one of
-these two is NULL, the checksum leaves it out."""
+"""The columns that the checksum of an entry covers, in this order. The last two are NULL in old entries. A checksum
+does not cover one of these two columns if it is NULL."""
 
 _checked_values = attrgetter(*CHECKED_COLUMNS)
 
 
 @dataclass(slots=True)
 class StoredRow(EntryRow):
-    """A row of `_ENTRY_SOURCE`. If the body is a blob, `size` is the size of its content, and `body` may be compressed.
-    The body of a long tool result may be left out. Then `long_body` is the body's rowid in `blobs`."""
+    """A row of `_ENTRY_SOURCE`. If the body is stored as a blob, `size` is the size of the blob's content, and `body`
+    may be compressed. If the body of a long tool result is left out, `long_body` is the rowid of this body in
+    `blobs`."""
 
     checksum: int | None
     size: int | None
@@ -66,7 +67,7 @@ _ENTRY_COLUMNS_WITHOUT_LONG = columns_of(
     size="b.size",
     long_body="CASE WHEN e.kind = 'tool' THEN b.rowid END",
 )
-"""The same columns, but without the bodies of long tool results."""
+"""The columns of `_ENTRY_COLUMNS`, but without the bodies of long tool results."""
 
 _ENTRY_SOURCE = "entries e LEFT JOIN blobs b ON b.hash = e.body_blob"
 
@@ -266,8 +267,8 @@ def has_user(sql: Connection, leaf: int) -> bool:
 def entries_of(
     sql: Connection, ids: Sequence[int], *, result_bytes: int | None = None
 ) -> tuple[tuple[Entry, ...], int]:
-    """Return the entries for the first ids of `ids` (ascending), and the number of these ids. The batch ends after 256
-    ids or about 4 MiB.
+    """Return the entries for the first ids of `ids` (ascending), and the number of these first ids. One call reads at
+    most 256 ids or about 4 MiB.
 
     With `result_bytes`, the text of a tool result has at most about that many bytes. Longer texts become excerpts.
     """
@@ -320,7 +321,8 @@ def _entry_with_excerpt(sql: Connection, row: StoredRow, load: Load, most_bytes:
 
 
 def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_id: str, name: str) -> bytes | None:
-    """Load the blob `name`. If it is the blob `text` and long, return only an excerpt of it."""
+    """Return the content of the blob `name`. If this is also the blob `text`, and its content is long, return only an
+    excerpt."""
     row = sql.execute("SELECT rowid FROM blobs WHERE hash = ?", (name,)).fetchone() if name == text else None
     if row is None:
         return load(name)
@@ -332,7 +334,7 @@ def _load_excerpt(sql: Connection, load: Load, text: str, most_bytes: int, call_
 
 def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | None, row: SessionRow) -> Sequence[Entry]:
     """Return `entries`, and remarks about missing entries. `expected` are the ids of this part of the path, and
-    `before` is the id of the entry before it.
+    `before` is the id of the entry before this part.
 
     The path was read from an index. If the index is damaged, the path may be wrong.
     """
@@ -352,11 +354,11 @@ def _checked(entries: Sequence[Entry], expected: Sequence[int], before: int | No
 
 
 def _whole_path(sql: Connection, row: SessionRow) -> tuple[array[int], int | None]:
-    """Return the ids on the session's path, newest first. If the path stops at a missing entry, also return the id of
-    that entry, otherwise None.
+    """Return the ids on the session's path, newest first. Also return the id of the missing entry at which the path
+    stops, or None if no entry is missing.
 
     All parents in the conversation are read from an index with one query, because a query for each step takes ten times
-    as long. Where the index has a gap, parents are looked up in the table.
+    as long. If a parent is not in the index, it is looked up in the table.
     """
     found = array("q")  # 8 bytes per id: a path may have a hundred thousand entries
     wanted = row.leaf
@@ -407,8 +409,8 @@ def _body_of(row: StoredRow, load: Load) -> Body:
 
 
 def checksum(body: bytes, values: Sequence[object]) -> int:
-    """Return the checksum of an entry. `body` is the JSON of its body, or the hash of the blob with the JSON. `values`
-    are the values of `CHECKED_COLUMNS`."""
+    """Return the checksum of an entry. `body` is the JSON of the entry's body, or the hash of the blob that has this
+    JSON. `values` are the values of `CHECKED_COLUMNS`."""
     # The last two columns came later. Older checksums do not cover them.
     columns = tuple(values[:-2]) + tuple([value for value in values[-2:] if value is not None])
     return zlib.crc32(body, zlib.crc32(ascii(columns).encode()))
@@ -425,8 +427,8 @@ def loader(sql: Connection) -> Load:
 
 
 def missing_entry(entry_id: int, conversation: int, session: str = "", *, is_alone: bool = False) -> Entry:
-    """Return a remark that replaces a missing entry to which another entry or a session refers. `is_alone` is true if
-    the entries before the missing one are known."""
+    """Return a remark in place of a missing entry to which another entry or a session refers. `is_alone` is true if the
+    entries before the missing entry are known."""
     more = "" if is_alone else ", and so is everything before it"
     words = f"Entry {entry_id} is missing from the database{more}. {REPAIR}"
     body = Remark(text=words, message_id=f"unreadable-{entry_id}")
@@ -439,8 +441,8 @@ _PathRows = tuple[list[tuple[int, int | None, str]], int | None, int | None]
 def _path_rows(sql: Connection, start: int, conversation: int | None = None, *, limit: int = _PATH_BATCH) -> _PathRows:
     """Return the id, parent and kind of up to `limit` entries of the path that ends at `start`, newest first.
 
-    The second value is the id from which to continue, or None at the end of the path. The third value is the id of the
-    next entry if that entry is missing, otherwise None.
+    The second value is the id from which to continue, or None at the end of the path. If the entry with the next id is
+    missing, the third value is this id, otherwise None.
     """
     rows = sql.execute(_PATH, {"start": start, "limit": limit, "conversation": conversation}).fetchall()
     if not rows:

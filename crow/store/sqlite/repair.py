@@ -1,7 +1,7 @@
 """Checks a database and repairs a damaged one.
 
-A repair works on copies. The damaged file is kept beside the file that replaces it. If it is not enough to rebuild the
-indexes, the readable rows are copied into a new database. They are read directly from the pages, without the schema.
+A repair works on copies. The damaged file is kept beside the file that replaces it. If rebuilding the indexes is not
+enough, the readable rows are copied into a new database. The rows are read directly from the pages, without the schema.
 The indexes show which rows are lost.
 """
 
@@ -52,8 +52,8 @@ _BLOB_NAME = re.compile(rb'\{"blob":"([0-9a-f]{64})"')
 _TABLES = ("conversations", "sessions", "entries", "inbox", "drafts", "moves", "blobs", "imports")
 
 _OLD_COLUMNS = {"entries": 18, "sessions": 35}
-"""The number of columns that these tables had in version 1. Later versions added columns, but rows from version 1 still
-have only these."""
+"""Maps tables to the numbers of columns that they had in version 1. Later versions added columns, but rows that version
+1 wrote do not have the added columns."""
 
 _PLACE_COLUMNS = 5
 """The number of columns that say where an entry belongs: id, conversation, session, parent, turn. They come first."""
@@ -75,11 +75,11 @@ _TYPES: Mapping[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "RE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What `repair` found and did.
+    """The result of `repair`.
 
     `outcome` is "whole" if the file was undamaged, "rebuilt" if its indexes were rebuilt, or "recovered" if its rows
     were copied into a new file. `copy` is the damaged file, or None if the file was undamaged. `problems` are SQLite's
-    messages, and `lost` lists what could not be recovered.
+    messages, and `lost` lists the data that could not be recovered.
     """
 
     outcome: Literal["whole", "rebuilt", "recovered"]
@@ -91,7 +91,8 @@ class Repaired:
 
 
 def repair(path: Path) -> Repaired:
-    """Check the database at `path`. If it is damaged, keep it under another name and put a repaired one in its place.
+    """Check the database at `path`. If the database is damaged, keep it under another name, and put a repaired database
+    at `path`.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
     :raises StoreTooNew: a newer crow wrote it.
@@ -116,7 +117,8 @@ def repair(path: Path) -> Repaired:
 
 
 def problems(connection: sqlite3.Connection) -> tuple[str, ...]:
-    """Return what is wrong with the file, or nothing if it is whole. The content of entries is not checked."""
+    """Return descriptions of the damage to the database, or none if it is whole. The content of entries is not
+    checked."""
     try:
         found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_MAX_PROBLEMS})")]
     except FAILURES as error:
@@ -154,7 +156,7 @@ def damaged_entries(connection: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def _repair(path: Path, kept: Path, work: Path) -> Repaired:
-    """Repair a copy of `kept` at `work`. If anything had to be repaired, move the result to `path`."""
+    """Copy `kept` to `work`, and repair the copy. If anything had to be repaired, move the copy to `path`."""
     outcome: Literal["whole", "rebuilt", "recovered"] = "whole"
     lost: tuple[str, ...] = ()
     copy_files(kept, work)
@@ -187,7 +189,7 @@ def _repair(path: Path, kept: Path, work: Path) -> Repaired:
 
 
 def _check(path: Path) -> tuple[str, ...]:
-    """Migrate this copy of the database, and return what is wrong with it.
+    """Migrate this copy of the database, and return descriptions of the damage to it.
 
     :raises StoreTooNew: a newer crow wrote it.
     """
@@ -226,8 +228,8 @@ def _rebuild_indexes(path: Path, found: tuple[str, ...]) -> bool:
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[int]:
-    """Open and lock the file, and yield its descriptor. Nothing else in this process may open the file meanwhile: if a
-    second handle is closed, the system drops the lock.
+    """Open and lock the file, and yield its descriptor. Until the end of the context, nothing else in this process may
+    open the file, because the system drops the lock when a second handle to the file is closed.
 
     :raises ArgumentError: the file does not exist, or another process has it open.
     """
@@ -260,7 +262,7 @@ def _copy(file: int, path: Path, target: Path) -> None:
 
 
 def _recover(source: Path, target: Path) -> tuple[str, ...]:
-    """Make a database at `target` from the rows of `source`, and return what was lost.
+    """Make a database at `target` from the rows of `source`, and return descriptions of the lost data.
 
     First, SQLite moves the content of the write-ahead log of `source` into `source`.
 
@@ -300,12 +302,12 @@ class _Recovery:
         self._new = new
         self._types = {table: _column_types(new, table) for table in _TABLES}
         self._damaged: dict[int, tuple[Value, ...]] = {}
-        """Maps the ids of damaged entries to their rows. Only rows that still show the entry's conversation and parent
-        are here."""
+        """Maps the ids of damaged entries to their rows. It has only rows that still show the entry's conversation and
+        parent."""
         self._lost: list[str] = []
 
     def run(self) -> list[str]:
-        """Copy all rows and return what was lost."""
+        """Copy all rows, and return descriptions of the lost data."""
         for row in self._pages.rows():
             self._copy(row)
         self._list_lost_rows()
@@ -316,7 +318,8 @@ class _Recovery:
         return self._lost
 
     def _copy(self, row: PageRow) -> None:
-        """Insert a row into the table that has matching columns, if there is such a table."""
+        """Insert a row into the table whose columns match the row. A row that is damaged or matches no table is not
+        inserted."""
         match row.values:
             case (str() as table, int() as number) if table in _TABLES and 0 < number < _LARGEST_ID:
                 self._reserve_ids(table, number)
@@ -348,21 +351,21 @@ class _Recovery:
             )
 
     def _reserve_ids(self, table: str, number: int) -> None:
-        """Make sure that new rows get ids above this number, because an id is never used twice."""
+        """Make sure that new rows get ids above this number, because no id may be used twice."""
         query = "UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?"
         if not self._new.execute(query, (number, table)).rowcount:
             self._new.execute("INSERT INTO sqlite_sequence (seq, name) VALUES (?, ?)", (number, table))
 
     def _index(self, name: str, columns: int) -> Iterator[tuple[Any, ...]]:
         """Return the rows of an index. Rows on pages that cannot be reached are left out. The last column of an index
-        row is the key of the table's row."""
+        row is the key of the row in the table."""
         root = self._pages.roots.get(name)
         for row in self._pages.tree(root) if root else ():
             if len(row.values) == columns and isinstance(row.values[-1], int):
                 yield row.values
 
     def _list_lost_rows(self) -> None:
-        """Record the lost rows of small tables. A row is lost if an index names it but the table does not have it."""
+        """Record the lost rows of small tables. A row is lost if it is named in an index but is not in the table."""
         for table, index, key, words in _SMALL_TABLES:
             for value, number in self._index(index, 2):
                 if not self._new.execute(f"SELECT 1 FROM {table} WHERE {key} = ?", (number,)).fetchone():
@@ -513,7 +516,7 @@ class _Recovery:
 
 
 def _mend_size(blob: dict[str, Any]) -> bool:
-    """Set the size of a blob to that of its content. Return false if the content is damaged."""
+    """Set the size of a blob to the size of its content. Return false if the content is damaged."""
     try:
         blob["size"] = len(content_of(blob["hash"], blob["size"], blob["data"]))
     except Unreadable:
@@ -540,7 +543,7 @@ def _fits(row: PageRow, types: Mapping[str, tuple[type, ...]]) -> bool:
 
 
 def _has_valid_checksum(values: Mapping[str, Any]) -> bool:
-    """Whether the checksum of an entry is right. Schema versions before 5 stored no checksum."""
+    """Whether the checksum of an entry is right. Entries from schema versions before 5 have no checksum and pass."""
     body = values["body"] if values["body_blob"] is None else values["body_blob"]
     columns = {name: values.get(name) for name in CHECKED_COLUMNS}
     if columns["cost"] is not None:  # SQLite stores 1.0 as 1

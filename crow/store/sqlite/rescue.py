@@ -27,12 +27,12 @@ def rescue(
     shared: FileId | None,
     writing: Callable[[], AbstractContextManager[None]],
 ) -> tuple[Path, str]:
-    """Copy the open database to a new file: to `path` if no file is there, otherwise to a file beside it.
+    """Copy the open database to a new file: to `path` if no file is there, otherwise to a file beside `path`.
 
     Return the path of the file that now has the data, and a message for the user. The message is empty if another
-    process has already restored the file. `opened` identifies the open file. `shared` identifies the index of its
-    write-ahead log (`-shm`), and is None if there is no log. Everything is written within the context manager that
-    `writing` returns.
+    process has already restored the file. `opened` identifies the open file. `shared` identifies the index of the
+    file's write-ahead log (`-shm`), and is None if there is no log. Everything is written within the context manager
+    that `writing` returns.
 
     :raises StoreUnavailable: no copy could be made; `connection` still has all the data.
     """
@@ -83,8 +83,8 @@ def _detach_log(connection: sqlite3.Connection, path: Path, shared: FileId | Non
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> bool:
-    """Copy the database to `target`. If `target` exists or another process wrote meanwhile, return false and leave
-    everything unchanged."""
+    """Copy the database to `target`. If `target` exists, or another process writes to the database during the copy,
+    return false and leave everything unchanged."""
     make_directory(target.parent)
     part = target.with_name(f"{target.name}.part-{os.getpid()}")
     part.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def _move(part: Path, target: Path) -> bool:
 
 
 def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
-    """Whether the database at `path` has every session of `connection`, with the same leaf. Then another crow process
+    """Whether the database at `path` has every session of `connection`, with the same leaf. If so, another crow process
     has already restored the database."""
     query = (
         "SELECT s.id, s.conversation, e.id, e.parent, e.kind, e.created_ms, e.body, e.body_blob"
@@ -142,7 +142,7 @@ def _holds_all(path: Path, connection: sqlite3.Connection) -> bool:
 
 
 def _data_version(connection: sqlite3.Connection) -> int:
-    """Return a number that changes whenever another connection writes."""
+    """Return a number that changes whenever another connection writes to the database."""
     return int(pragma(connection, "data_version"))
 
 

@@ -2,9 +2,9 @@
 
 The full-text index has the trigrams of titles, prompts and answers, so it finds words of at least three characters in
 any script. For shorter words, the texts themselves are searched. If the query also has a longer word, only the texts
-with that word are searched. Otherwise all messages are searched or, within a session, the newest few thousand entries
-of its path. Titles come before entries, and the newest results first. The index and a path both return ids in
-descending order, so their intersection is read only as far as needed.
+with this longer word are searched. Otherwise all messages are searched, or, in a search of one session, the newest few
+thousand entries of the session's path. Titles come before entries, and the newest results first. The index and a path
+both return ids in descending order. So the ids that are in both are read only as far as needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _INDEXED_CHARACTERS = 3
 _MOST_PATH_ENTRIES = 5_000
 
 _Found = tuple[int, str, str, int, str]
-"""Entry, session, kind, created_ms, text."""
+"""A found entry: its id, session, kind, created_ms and text."""
 
 
 class SearchMethods(UsesDatabase):
@@ -151,8 +151,8 @@ _IN_SCOPE = (
 
 
 def seen_in(table: str) -> str:
-    """Return the SQL condition that the principal `:seen_by` sees a session in this table. If `:seen_by` is NULL, it is
-    true for every session."""
+    """Return the SQL condition that the principal `:seen_by` sees a session in this table. If `:seen_by` is NULL, the
+    condition is true for every session."""
     return (
         f"(:seen_by IS NULL OR {table}.principal = :seen_by OR EXISTS"
         f" (SELECT 1 FROM shares WHERE shares.principal = :seen_by AND shares.session = {table}.id))"
@@ -209,8 +209,8 @@ def _texts(sql: Connection, ids: Iterator[int], session_id: str | None, limits: 
 
 
 def _session_with(sql: Connection, conversation: int, entry_id: int, limits: Mapping[str, object]) -> str | None:
-    """Find a session for an entry whose own session was deleted or is hidden from the principal. It is the oldest
-    session with the entry on its path. With `cwd`, only sessions of that directory count."""
+    """Return the oldest session that has the entry on its path. This is for an entry whose own session was deleted or
+    is hidden from the principal. With `cwd`, only sessions of that directory count."""
     rows = sql.execute(
         "SELECT id, leaf FROM sessions WHERE conversation = :conversation AND deleted_ms IS NULL"
         f" AND coalesce(:cwd, cwd) = cwd AND {seen_in('sessions')} ORDER BY number",

@@ -1,15 +1,15 @@
 """Creates, lists, changes, forks, hides and removes sessions.
 
 A deleted session is hidden, and `tidy` removes its data later. A session that is not deleted needs the entries that it
-wrote and the entries on its current and former paths. `tidy` removes the entries that no such session needs. To find
-them may take a while, so that step holds no write lock. Then they are removed newest first, a few at a time. If a
-session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the rest.
+wrote and the entries on its current and former paths. `tidy` removes the entries that no such session needs. The search
+for these entries may take a while, so it holds no write lock. Then the entries are removed newest first, a few at a
+time. If a session of the conversation changes meanwhile, or the process is killed, the next `tidy` removes the rest.
 
-The hidden sessions of an interrupted import are removed like deleted ones. Those of a running import have a living
-owner, and are not removed.
+The hidden sessions of an interrupted import are removed like deleted sessions. The hidden sessions of a running import
+have a living owner, and are not removed.
 
-Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has it open
-any more.
+Editors create sessions that nobody uses. `tidy` removes such a session if it is still empty and no store has the
+session open any more.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from crow.store.sqlite.paths import has_user, marks, session_row, session_values
 _ENTRIES_PER_REMOVAL = 50
 _INDEX_PAGES = 200
 _OPEN_MS = 7 * 86_400_000
-"""Crow cannot find out whether a store on another machine or in another container still has a session open. It assumes
-so for this time after the store opened the session."""
+"""If a store on another machine or in another container has opened a session, crow cannot find out whether the session
+is still open there. For this time after the opening, crow assumes that it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """What to remove from a conversation. `entries` are sorted newest first.
+    """The data to remove from a conversation. `entries` are sorted newest first.
 
-    `living` describes the conversation's sessions and their leaves. If that text is no longer the same, the removal is
-    out of date.
+    `living` is a text that describes the conversation's sessions and their leaves. If `_living` returns another text
+    later, the removal is out of date.
     """
 
     conversation: int
@@ -105,7 +105,9 @@ class SessionMethods(UsesDatabase):
     def move_alias(self, sql: Connection, session_id: str, to: str) -> None:
         alias, _ = session_row(sql, session_id).alias, session_row(sql, to)
         if alias is None:
-            raise ArgumentError(f"Session {session_id} has no alias any more. Another process moved or removed it.")
+            raise ArgumentError(
+                f"Session {session_id} has no alias any more. Another process moved or removed the alias."
+            )
         change_session(sql, session_id, SessionChanges(alias=None))
         change_session(sql, to, SessionChanges(alias=alias))
 
@@ -186,7 +188,8 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def record_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it.
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it.
 
         :raises NoSuchSession: another process has just removed the session.
         """
@@ -194,7 +197,8 @@ class SessionMethods(UsesDatabase):
         self._note_opening(sql, session_id)
 
     def _note_opening(self, sql: Connection, session_id: str) -> None:
-        """If the session is empty, record that this store has opened it, so that `tidy` does not remove it."""
+        """If the session is empty, record that this store has opened it. Because of this record, `tidy` does not remove
+        it."""
         if _is_empty(sql, session_id):
             sql.execute(
                 "INSERT INTO openings (session, owner, opened_ms) VALUES (?, ?, ?)"
@@ -238,7 +242,7 @@ class SessionMethods(UsesDatabase):
 
     @snapshot()
     def next_removal(self, sql: Connection) -> Removal | None:
-        """Return what to remove next, or None if no deleted session is left."""
+        """Return the next removal, or None if no deleted session is left."""
         now = now_ms()
         hidden = sql.execute(
             "SELECT conversation, owner, lease_ms FROM sessions WHERE deleted_ms IS NOT NULL ORDER BY conversation"
@@ -283,8 +287,9 @@ class SessionMethods(UsesDatabase):
 
     @transaction()
     def remove_sessions(self, sql: Connection, removal: Removal) -> bool:
-        """Remove the deleted sessions after all their entries were removed. Also remove the conversation if it has no
-        other session. If `removal` is out of date, return false and remove nothing."""
+        """Remove the deleted sessions of a conversation after all their entries were removed. If no other session is
+        left in the conversation, remove the conversation, too. If `removal` is out of date, return false and remove
+        nothing."""
         conversation = removal.conversation
         if _living(sql, conversation) != removal.living:
             return False
@@ -301,8 +306,8 @@ class SessionMethods(UsesDatabase):
     def _merge_index(self, sql: Connection, is_first: bool) -> bool:
         """Rewrite a part of the full-text index, so that the words of removed entries disappear from the file.
 
-        With `is_first`, start a merge of the whole index. Later calls continue that merge. The result is true if there
-        may be more to merge.
+        With `is_first`, start a merge of the whole index. Later calls continue that merge. Return whether there may be
+        more to merge.
         """
         pages = -_INDEX_PAGES if is_first else _INDEX_PAGES
         before = sql.total_changes
@@ -316,7 +321,7 @@ def _is_empty(sql: Connection, session_id: str) -> bool:
 
 
 def _closed_openings(sql: Connection) -> list[str]:
-    """Return the sessions in `openings` that are no longer empty, and those that no store has open any more."""
+    """Return those sessions in `openings` that are not empty any more or that no store has open any more."""
     now, is_open = now_ms(), dict[str, bool]()
     for session_id, owner, opened_ms in sql.execute("SELECT session, owner, opened_ms FROM openings").fetchall():
         # This time is longer than the lease of a turn, because nothing renews it.
@@ -353,8 +358,8 @@ def _has_title_by_user(sql: Connection, session_id: str) -> bool:
 
 
 def set_title(sql: Connection, session_id: str, title: str | None) -> None:
-    """Set the title in the row and in the full-text index. The index stores no texts, so the old title is needed to
-    remove its words."""
+    """Set the title in the row and in the full-text index. The index stores no texts. Therefore the old title is read
+    first, and its words are removed from the index."""
     # The query names the id, because with a subquery the view would read all entries.
     row = sql.execute("SELECT -number FROM sessions WHERE id = ?", (session_id,)).fetchone()
     indexed = "SELECT id, text FROM searchable WHERE id = ? AND text <> ''"
@@ -423,8 +428,8 @@ def _check_alias(sql: Connection, alias: str, session_id: str, principal: str | 
 
 
 def _living(sql: Connection, conversation: int) -> str:
-    """Return a text that describes the sessions of a conversation. It changes whenever a session is added, moved or
-    deleted, or gets another leaf."""
+    """Return a text that describes the sessions of a conversation. The text changes whenever a session is added, moved
+    or deleted, or gets another leaf."""
     rows = sql.execute(
         "SELECT s.id, s.leaf, s.deleted_ms, (SELECT max(m.id) FROM moves m WHERE m.session = s.id) FROM sessions s"
         " WHERE s.conversation = ? ORDER BY s.number",

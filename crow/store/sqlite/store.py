@@ -55,8 +55,9 @@ class SqliteStore(
     ) -> SqliteStore:
         """Open the database, or create it if there is none.
 
-        `owner` is an :class:`~crow.store.owner.Owner` as text, by default one for this process. A write waits
-        for other programs for at most `busy_timeout_s`. `tidy` compresses what is older than `compress_after_days`.
+        `owner` is an :class:`~crow.store.owner.Owner` as text, by default one for this process. A write waits for other
+        programs for at most `busy_timeout_s`. `tidy` compresses the blobs of entries that are older than
+        `compress_after_days`.
 
         :raises ~crow.domain.errors.StoreUnavailable: the file cannot be created, opened or read, or is not a crow
             database.
@@ -74,8 +75,8 @@ class SqliteStore(
 
     @classmethod
     async def open_to_read(cls, path: Path, *, busy_timeout_s: float = 10.0) -> SqliteStore:
-        """Open an existing database of this version only for reading. Other processes may write to it meanwhile.
-        Methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
+        """Open an existing database of this version only for reading. Other processes may write to the database at the
+        same time. Methods that write raise :class:`~crow.domain.errors.StoreUnavailable`.
 
         :raises ~crow.domain.errors.StoreUnavailable: there is no such file, it cannot be read, it is not a crow
             database, or an older crow wrote it.

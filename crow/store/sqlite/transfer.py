@@ -110,8 +110,8 @@ def choose(
 
 
 def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield each row as a mapping from the record's field names to values. The columns must be in the order of the
-    fields."""
+    """Yield each row as a mapping from the names of the record's fields to values. The columns are expected in the
+    order of these fields."""
     names = [field.name for field in fields(record)]
     return (dict(zip(names, row, strict=True)) for row in rows)
 
@@ -119,8 +119,8 @@ def _values_for(record: type[SessionRecord | MoveRecord], rows: Iterable[Sequenc
 def next_entries(
     connection: sqlite3.Connection, chosen: ExportSelection, start: int, most: int
 ) -> tuple[list[Entry], int]:
-    """Return the entries for the next ids from `chosen.ids[start]` on, and the number of these ids, which is at most
-    `most`.
+    """Return the entries for the next ids, at most `most`, beginning with `chosen.ids[start]`. Also return the number
+    of these ids.
 
     A remark replaces each missing entry.
 
@@ -141,8 +141,8 @@ def next_entries(
 
 
 def _entry_ids(connection: sqlite3.Connection, chosen: dict[str, object]) -> tuple[array[int], frozenset[int]]:
-    """Return the ids of the exported entries, ascending, and the missing ids among them. Other rows refer to a missing
-    id, but the database has no entry with this id."""
+    """Return the ids of the exported entries, ascending, and those of these ids that are missing. An id is missing if
+    other rows refer to it but the database has no entry with this id."""
     rows = connection.execute("SELECT leaf FROM sessions WHERE id IN (SELECT value FROM json_each(:ids))", chosen)
     named = {leaf for (leaf,) in rows}
     found = array("q")
@@ -163,7 +163,8 @@ class Importer:
 
     Each call is a small transaction, so that other processes can write in between. Until `show`, the sessions are
     hidden like deleted ones, and this store owns them as if it were running a turn in each. If the process dies, they
-    are removed like deleted sessions. Entry number n of the file gets the id `_base` + n. These ids are reserved.
+    are removed like deleted sessions. Entry number n of the conversation gets the id `_base` + n. `begin` reserves
+    these ids.
     """
 
     def __init__(self, file: ExportFile, block: Block, defaults: ImportDefaults) -> None:
@@ -182,9 +183,10 @@ class Importer:
         self._states: dict[str | None, SessionState] = {}
 
     def begin(self, connection: sqlite3.Connection, here: str, *, now_ms: int) -> bool:
-        """Insert the conversation and its hidden sessions. If they exist already, return false and write nothing.
+        """Insert the conversation and its hidden sessions. If the conversation was imported before or one of its
+        sessions exists, return false and write nothing.
 
-        :raises SessionTaken: another process is importing or removing one of them now.
+        :raises SessionTaken: another process is importing or removing one of the sessions now.
         """
         if _exists(connection, self._block):
             self.is_same = _was_imported(connection, self._block)
@@ -210,7 +212,7 @@ class Importer:
         return True
 
     def next_piece(self) -> Piece | None:
-        """Return the next records of the file, or None at its end. This does not use the database.
+        """Return the next records of the conversation, or None at its end. This method does not use the database.
 
         :raises InvalidExport: a record is not valid.
         :raises ArgumentError: the file was changed meanwhile.
@@ -226,7 +228,7 @@ class Importer:
     def add(self, connection: sqlite3.Connection, here: str, piece: Piece, *, now_ms: int) -> None:
         """Write a piece.
 
-        :raises ImportRemoved: other processes counted this process as dead and removed what it had written.
+        :raises ImportRemoved: other processes counted this process as dead and removed the data that it had written.
         """
         found = connection.execute(
             "UPDATE sessions SET lease_ms = ? WHERE conversation = ? AND owner = ?", (now_ms, self._conversation, here)
@@ -294,7 +296,8 @@ class Importer:
 
 
 def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | None, extras: SessionExtras) -> None:
-    """Write what an export does not contain. If another session already has the alias, it keeps the alias."""
+    """Write the data that an export does not contain. If another session already has the alias, the alias stays with
+    that session."""
     connection.execute(
         f"UPDATE sessions SET {', '.join(f'{name} = ?' for name in EXTRA_COLUMNS)}, state = ?, owner = ? WHERE id = ?",
         (
@@ -316,7 +319,7 @@ def _set_extras(connection: sqlite3.Connection, session_id: str, leaf: int | Non
 
 
 def conversation_state(connection: sqlite3.Connection, ids: Sequence[str]) -> ConversationState:
-    """Return what a copy of these sessions needs in addition to their export."""
+    """Return the data that a copy of these sessions needs in addition to an export."""
     extras: dict[str, SessionExtras] = {}
     users: list[str] = []
     stamps: list[object] = []
@@ -386,7 +389,7 @@ def show(connection: sqlite3.Connection, imports: Sequence[Importer]) -> None:
 
 
 def abandon(connection: sqlite3.Connection, here: str) -> None:
-    """Give up the imports of the owner `here`. Then `tidy` removes what they have written."""
+    """Give up the imports of the owner `here`, so that `tidy` removes the data that they have written."""
     connection.execute(
         "UPDATE sessions SET state = 'idle', owner = '' WHERE owner = ? AND deleted_ms IS NOT NULL", (here,)
     )
@@ -395,7 +398,7 @@ def abandon(connection: sqlite3.Connection, here: str) -> None:
 def _exists(connection: sqlite3.Connection, block: Block) -> bool:
     """Whether the conversation was imported before, or one of its sessions exists.
 
-    If the imported sessions are deleted, their forks do not count.
+    An earlier import does not count if only forks of its sessions are left.
     """
     exists = _was_imported(connection, block)
     for name in block.sessions:
@@ -416,7 +419,7 @@ def _was_imported(connection: sqlite3.Connection, block: Block) -> bool:
 
 
 def _reserve_ids(connection: sqlite3.Connection, entries: int) -> int:
-    """Reserve this many ids for entries. Return the id just before the first reserved one."""
+    """Reserve ids for this number of entries. Return the id just before the first reserved id."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
     if row is None:
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', ?)", (entries,))

@@ -16,8 +16,8 @@ from crow.store.watching import News, Piece, SessionRead, follow
 
 _POLL_S = 0.05
 _POLLS_PER_LOOK = 10
-"""After this many polls, the session is read even if the file has not changed: the death of an owner does not change
-the file."""
+"""The death of an owner does not change the file. Therefore the session is read after this many polls even if the file
+has not changed."""
 
 _MOST_ENTRIES = 256
 
@@ -77,5 +77,5 @@ class WatchMethods(UsesDatabase):
 
 
 def version_of(sql: Connection) -> tuple[int, int]:
-    """Return numbers that change when another connection or this one changes the file."""
+    """Return numbers that change when this or another connection changes the file."""
     return pragma(sql, "data_version"), sql.total_changes

@@ -47,13 +47,14 @@ async def plan(call: ToolCall, context: ToolContext) -> PlannedCall:
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
-    """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: they are missing or wrong."""
+    """The checked arguments of a call. :raises ~crow.domain.errors.ArgumentError: an argument is missing or wrong."""
     spec = TOOLS[call.name].spec
     return check(call.name, spec.input_schema, parse_call(call, spec))
 
 
 def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> AbstractAsyncContextManager[None]:
-    """Waits until a call may run. Background commands do not wait: their number is limited for each session."""
+    """Return a context that waits until a call may run. Background commands do not wait: their number is limited for
+    each session."""
     limiter = TOOLS[name].limiter
     if limiter is None or arguments.get("background", False):
         return nullcontext()
@@ -61,5 +62,6 @@ def slot_for(name: str, arguments: Mapping[str, Any], context: ToolContext) -> A
 
 
 def with_name(tool: str, message: str) -> str:
-    """The message with the tool's name before it. Messages of `check` and `parse` already begin with the name."""
+    """The message with the tool's name before it. Messages of `check` and `parse`, which already begin with the name,
+    stay unchanged."""
     return message if message.startswith(f"{tool}: ") else f"{tool}: {message}"

@@ -56,7 +56,7 @@ async def run_edit(invocation: ToolInvocation, args: Arguments) -> Outcome:
 async def prepare_edit(context: ToolContext, target: PathTarget, args: Arguments) -> tuple[str, Replacement]:
     """Return the text of the file, and the replacement.
 
-    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit its text.
+    :raises ~crow.domain.errors.ArgumentError: the file cannot be edited, or the arguments do not fit the file's text.
     :raises OSError: the file cannot be read.
     """
     workspace, name = context.workspace, target.name
@@ -98,9 +98,9 @@ class Replacement:
 def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Replacement:
     """Replace `old` with `new` in the text of the file `name`.
 
-    An exact match is tried first: with the line ends as given and with those of the file. If there is none, trailing
-    white space is ignored, and the lines in the file may be indented differently from those of `old`. The difference
-    must be the same for all lines, and the new text is shifted by that difference.
+    An exact match is tried first: with the line ends as given and with those of the file. If there is no exact match,
+    trailing white space is ignored, and the lines in the file may be indented more or less than those of `old`. This
+    difference must be the same for all lines; it is then applied to the new text as well.
 
     :raises ~crow.domain.errors.ArgumentError: nothing matches, or several places match and `every` is false.
     """
@@ -124,8 +124,7 @@ def replace_text(text: str, old: str, new: str, *, every: bool, name: str) -> Re
 
 
 def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
-    """Return the pairs of old and new text to try: the texts as given and, if the file has CRLF line ends, the texts
-    with CRLF."""
+    """The pairs of old and new text to try: as given and, if the file has CRLF line ends, also with CRLF."""
     if "\r\n" not in text or "\r" in old:
         return [(old, new)]
     new_crlf = re.sub(r"\r?\n", "\r\n", new)
@@ -133,7 +132,8 @@ def spellings(text: str, old: str, new: str) -> list[tuple[str, str]]:
 
 
 def line_end_at(text: str, at: int) -> str:
-    """The line end of the line at `at`. If the last line has no line end, return that of the line before."""
+    """Return the line end of the line at `at`. If that is the last line and has no line end, return the line end of the
+    line before it."""
     end = text.find("\n", at)
     end = end if end >= 0 else text.rfind("\n", 0, at)
     return "\r\n" if end > 0 and text[end - 1] == "\r" else "\n"
@@ -186,8 +186,8 @@ def replace_loosely(text: str, old: str, new: str, name: str) -> Replacement:
 
 
 def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list[tuple[int, tuple[str, str]]]:
-    """Find the wanted lines. Return, for each match, the index of its first line and the result of
-    :func:`indent_shift`.
+    """Find all places whose lines match the wanted lines when trailing white space and a common difference in
+    indentation are ignored. Return, for each place, the index of its first line and the result of :func:`indent_shift`.
 
     :raises ~crow.domain.errors.ArgumentError: there are too many places to compare.
     """
@@ -211,8 +211,8 @@ def find_loosely(lines: Sequence[str], wanted: Sequence[str], name: str) -> list
 
 
 def indent_shift(wanted: Sequence[str], actual: Sequence[str]) -> tuple[str, str] | None:
-    """Return the indentation to remove and the indentation to add, which together turn the wanted lines into the actual
-    lines. Return None if the lines would need different indentations."""
+    """The indentation to remove from all wanted lines and the indentation to add to them, so that they become the
+    actual lines. None if the lines would need different changes."""
     shifts = set()
     for want, have in zip(wanted, actual, strict=True):
         if not want.strip():

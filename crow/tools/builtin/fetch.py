@@ -1,7 +1,7 @@
 """`fetch`: gets a document from the web as text.
 
-A separate process converts a large document and is killed if the call is cancelled or takes too long. A small one is
-converted in a thread, which takes a few milliseconds.
+A small document is converted to text in a thread, which takes a few milliseconds. A large document is converted in a
+separate process, which is killed if the call is cancelled or takes too long.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from crow.tools.builtin.tool import (
 PATH = argument("string", "Absolute, or relative to the working directory.", minLength=1)
 
 WHOLE_BYTES = 32_000_000
-"""Larger files are read in pieces and are never changed."""
+"""Files with more bytes are read in pieces and are never changed."""
 
 A_FILE = "a file; use list_files for directories"
 PIECE_BYTES = 4_000_000
@@ -58,7 +58,7 @@ WIDE_ENCODINGS = {
 }
 
 IMAGE_BYTES = 3_000_000
-"""Larger images are refused by some providers."""
+"""Some providers refuse images with more bytes."""
 
 IMAGE = re.compile(
     rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)|(?P<webp>RIFF.{4}WEBP)", re.DOTALL
@@ -136,7 +136,7 @@ def format_window(window: LineWindow, name: str, size: str) -> str:
     """The lines with their numbers, and a note on how to read on. `size` is the number of lines, or a text that says
     how large the file is.
 
-    :raises ~crow.domain.errors.ArgumentError: the file has fewer lines.
+    :raises ~crow.domain.errors.ArgumentError: the file ends before the first of the lines.
     """
     if not window.line_count:
         return f"({name} is empty)"
@@ -176,8 +176,8 @@ class Row:
 
 
 class LineWindow:
-    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is fed in pieces,
-    and memory is bounded.
+    """Collects at most `limit` lines of a file, starting with line `first` (counted from 1). The file is passed to
+    `feed` in pieces, and the memory that this takes is bounded.
 
     `has_more` tells whether more lines follow those in `rows`.
     """
@@ -247,10 +247,10 @@ async def run_write(invocation: ToolInvocation, args: Arguments) -> Outcome:
 
 
 def check_mask(argument: str, new: str, old: str) -> None:
-    """Check that `new` contains the mask at most as often as `old`. The mask is the text that tools show in place of a
+    """Check that `new` does not contain the mask more often than `old`. The mask is the text shown in place of a
     secret.
 
-    :raises ~crow.domain.errors.ArgumentError: `new` contains it more often; the message names `argument`.
+    :raises ~crow.domain.errors.ArgumentError: `new` contains the mask more often; the message names `argument`.
     """
     if new.count(RESULT_MASK) > old.count(RESULT_MASK):
         raise ArgumentError(
@@ -260,8 +260,8 @@ def check_mask(argument: str, new: str, old: str) -> None:
 
 
 async def read_replaced(context: ToolContext, target: PathTarget) -> tuple[str | None, str | None]:
-    """Return the text that a write would replace, or None for a new file. Also return the reason why it cannot be
-    replaced, or None if it can."""
+    """The text that a write would replace (None for a new file), and the reason why the text cannot be replaced (None
+    if it can)."""
     stat = await context.workspace.stat(target.path)
     match stat.kind:
         case "missing":
@@ -315,8 +315,8 @@ async def apply_change(
     done: str,
     line: int | None,
 ) -> Outcome:
-    """Log the old content, write `after`, and report what the file holds afterwards. `before` is the text that was read
-    to make the change."""
+    """Log the old content, write `after`, and return an outcome that shows the file's new content. `before` is the text
+    that was read to make the change."""
     workspace, path = invocation.context.workspace, target.path
     old = None
     # the editor may show a file that is not on disk yet
@@ -337,8 +337,8 @@ async def apply_change(
 async def stat_kind(
     workspace: Workspace, target: PathTarget, kinds: Sequence[str], expected: str, *, head: int = 0
 ) -> FileStat:
-    """Look up the size and kind of the target, and read its first `head` bytes. In the error message, `expected`
-    describes the allowed `kinds`.
+    """Look up the size and kind of the target, and read its first `head` bytes. `expected` describes the allowed
+    `kinds` in the error message.
 
     :raises ~crow.domain.errors.ArgumentError: the target does not exist, or is of another kind.
     """
@@ -371,8 +371,8 @@ def list_names(directory: Path) -> list[str]:
 
 
 def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
-    """Up to three names that are close to `wanted`. Comparing takes quadratic time, so only the beginnings of long
-    names are compared, and only some of the names if there are many."""
+    """Up to three names that are close to `wanted`. The time for comparing two names is quadratic, so only the
+    beginnings of long names are compared. If there are many names, only some of them are compared."""
     start = wanted.casefold()[:COMPARED_CHARS]
     folded = {name.casefold()[:COMPARED_CHARS]: name for name in names}
     likely = sorted(folded, key=lambda name: (name[:1] != start[:1], abs(len(name) - len(start))))[:MAX_COMPARED_NAMES]
@@ -382,8 +382,8 @@ def similar_names(wanted: str, names: Sequence[str]) -> list[str]:
 def image_type(head: bytes) -> str | None:
     """The media type of an image that models accept, detected from its first bytes; None for anything else.
 
-    A declared media type is ignored: if a file is not the kind of image that it claims to be, providers refuse every
-    later request that contains it.
+    A declared media type is ignored, because it may be wrong. Providers refuse every later request that contains an
+    image with a wrong type.
     """
     found = IMAGE.match(head)
     return None if found is None else f"image/{found.lastgroup}"

@@ -6,9 +6,9 @@ the program uses the standard library alone. Its argument is a JSON object (see 
 relative to the current directory, each ended by NUL. If standard input is empty, the program walks the current
 directory instead. The answer is one line of JSON.
 
-If ripgrep is available, it only says which files may match. The matching lines are always found here, so the answer is
-the same with and without ripgrep. Symbolic links are never followed, even if git lists a file behind one: each
-directory on the way to a file is opened separately, so that nobody can replace it by a link in the meantime.
+If ripgrep is available, it only says which files may match. This program itself always finds the matching lines, so the
+answer is the same with and without ripgrep. Symbolic links are never followed, even if git lists a file behind one:
+each directory on the way to a file is opened separately, so that nobody can put a link in its place in the meantime.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ OPENS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
 FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", os.O_RDONLY)
 READER_CHECK_S = 0.5
 ANCHORED = re.compile(r"\\[AZ]|\(\?(?![:i])")
-"""Finds patterns that may treat the start or end of a text specially. Such a pattern must be tried on each line
-by itself, never on the whole text of a file."""
+"""Matches patterns that may treat the start or end of a text specially. Such a pattern must be tried on each line by
+itself, never on the whole text of a file."""
 
 META = re.compile(r"[\\^$.|?*+()\[\]{}]")
 RIPGREP_FILES = 100
-"""With fewer files, ripgrep is not used, because the search here ends before ripgrep would have started. For a
-pattern that is plain text, ripgrep is never used, for the same reason."""
+"""Ripgrep is used only for at least this many files, and never for a pattern that is plain text. Otherwise, this
+program has finished its own search before ripgrep would have started."""
 RIPGREP_OPTIONS = (
     *("--no-config", "--no-messages", "--no-ignore", "--hidden", "--text", "--encoding", "none"),
     *("--color", "never", "--case-sensitive", "--files-with-matches", "--null"),
 )
 ARGUMENT_BYTES = 200_000
 OUTSIDE_ASCII = r"(?-u:[\x80-\xFF\r\x1c-\x1f])"
-"""Bytes that ripgrep and Python treat differently. A file with one of these bytes is always searched here."""
+"""Bytes that ripgrep and Python treat differently. A file with one of these bytes is always searched by this program
+itself."""
 SHARED = re.compile(
     r"""(?: [\w\s"'#%&,/:;<=>@`~!\-] | [.^$|)*+?] | \((?:\?:)?(?!\?) | \{\d+(?:,\d*)?\}
           | \\[wWdDsSbBt.^$*+?(){}\[\]|\\/"'#%&,:;=@`~!\-]
@@ -68,13 +69,14 @@ SHARED = re.compile(
 def main() -> None:
     """Answer the request in the first argument.
 
-    `glob`: names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the maximum processor
-    time. `excluded`: the files to leave out, see `Exclusion`; absent if there are none. For grep also `pattern`,
-    `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep` (the program's path, or null).
+    `glob`: a glob for the names to keep, or null. `limit`: the maximum number of lines to return. `seconds`: the
+    maximum processor time. `excluded`: the files to leave out, see `Exclusion`; absent if there are none. A request for
+    grep also has `pattern`, `ignore_case`, `file` (the name of a single file to search, or null) and `ripgrep` (the
+    program's path, or null).
 
-    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`, and
-    `large` (how many files were too large to search). Both have `left_out`, the number of excluded files. If the
-    pattern is not a regular expression, the answer has only `fault`, which says why.
+    The answer for a list has `names` and `total`. The answer for grep has `matches` as [name, line, text], `more`
+    (whether there are more matches), and `large` (how many files were too large to search). Both have `left_out`, the
+    number of excluded files. If the pattern is not a regular expression, the answer has only `fault`, which says why.
     """
     request = json.loads(sys.argv[1])
     limit_lifetime(request["seconds"])
@@ -151,8 +153,8 @@ class Folders:
         return os.stat(last, dir_fd=self._folder(folder), follow_symlinks=False)
 
     def entries(self, folder: str) -> list[tuple[str, bool, bool]]:
-        """The names in a directory, sorted. The two booleans tell whether the name is a directory, and whether it is
-        a link to a directory.
+        """The sorted names in a directory, each with two booleans: whether the name is a directory, and whether it is a
+        link to a directory.
 
         :raises OSError: the directory cannot be read, or a link leads there.
         """
@@ -216,7 +218,8 @@ def limit_lifetime(seconds: int) -> None:
 
 
 def find_files() -> set[str]:
-    """The names from standard input that exist, or all files below the current directory."""
+    """The files that standard input names and that exist. If standard input is empty, all files below the current
+    directory."""
     given = [os.fsdecode(name) for name in sys.stdin.buffer.read().split(b"\0") if name]
     if not given:
         return set(walk(""))
@@ -299,8 +302,8 @@ def glob_expression(pattern: str) -> str:
 
 
 def summarize(names: list[str], limit: int) -> list[str]:
-    """At most `limit` lines that cover all names. If there are too many names, each deep directory becomes one line
-    with the number of its files. If there are still too many lines, return the first `limit` names."""
+    """At most `limit` lines for the names. If there are more names than that, each deep directory becomes one line with
+    the number of its files. If even that gives too many lines, return the first `limit` names."""
     if len(names) <= limit:
         return names
     deepest = max(name.count("/") for name in names)
@@ -343,7 +346,8 @@ def is_shared(pattern: str) -> bool:
 
 
 def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str]:
-    """Remove the names of files in which ripgrep finds nothing. Where ripgrep fails, all names are kept."""
+    """Remove the names of files in which ripgrep finds nothing. If ripgrep fails on a group of files, at least all
+    names in this group are kept."""
     command = [ripgrep, *RIPGREP_OPTIONS, "--regexp", f"{'(?i)' if flags else ''}(?:{pattern})|{OUTSIDE_ASCII}", "--"]
     candidates = [name for name in names if is_searchable(name)]
     wanted = set(names).difference(candidates)
@@ -356,7 +360,7 @@ def narrow(names: list[str], ripgrep: str, pattern: str, flags: int) -> list[str
 
 
 def is_searchable(name: str) -> bool:
-    """Whether ripgrep may read this file. It may not read links, pipes and very large files."""
+    """Whether ripgrep may read this file: any file except links, pipes and very large files."""
     try:
         status = os.lstat(name)
     except OSError:
@@ -376,7 +380,8 @@ def batches(names: list[str]) -> Iterator[Sequence[str]]:
 
 
 def run_program(command: list[str]) -> tuple[int, bytes]:
-    """Run a program, and return its exit code and output. If it cannot be started, return 2 and an empty output."""
+    """Run a program, and return its exit code and output. If the program cannot be started, return 2 and an empty
+    output."""
     import subprocess  # importing it takes 4 ms, and most searches do not need it
 
     try:
@@ -389,7 +394,7 @@ def run_program(command: list[str]) -> tuple[int, bytes]:
 
 
 def text_of(name: str, folders: Folders) -> str | None:
-    """The text of a file. "" if the file is binary or not a regular file, None if it is too large."""
+    """Return the text of a file, "" if the file is binary or not a regular file, or None if it is too large."""
     try:
         file = folders.open(name)
     except OSError:

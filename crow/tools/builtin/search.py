@@ -35,8 +35,8 @@ MAX_MATCHES = 200
 TIMEOUT_S = 60.0
 SECRET_PATHS = rf".*/(?:{'|'.join(map(re.escape, SECRET_PLACES))})(?:/.*)?"
 CHECKED_CHARS = 200
-"""Longer patterns are checked only in the scanning program: compiling a pattern of some thousand characters can take
-seconds."""
+"""Patterns with more characters are checked only in the scanning program: compiling a pattern of some thousand
+characters can take seconds."""
 
 # This command fails if a link has been put into the path since the call was allowed.
 ENTER = "cd {path} && {{ [ \"$(pwd -P; echo .)\" = {shown} ] || {{ echo 'the path has changed'; exit 1; }}; }}"
@@ -120,7 +120,7 @@ def describe_left_out(count: int) -> list[str]:
 
 
 async def find_closed(invocation: ToolInvocation, top: PathTarget, names: Collection[str]) -> set[str]:
-    """Return the names of found files that may not be shown: secret files, crow's own files, and hard links to excluded
+    """The names of found files that may not be shown: secret files, crow's own files, and hard links to excluded
     files."""
     workspace, paths = invocation.context.workspace, {name: top.path / name.rstrip("/") for name in names}
     closed = {
@@ -145,12 +145,12 @@ def in_place(name: str) -> str:
 
 
 def check_pattern(pattern: str, fault: str) -> None:
-    """Refuse a pattern that has a `fault`. :raises ~crow.domain.errors.ArgumentError: `fault` is not empty, so the
-    pattern is not a regular expression."""
+    """Refuse a pattern that has a `fault`. :raises ~crow.domain.errors.ArgumentError: `fault` is not empty, which means
+    that the pattern is not a regular expression."""
     if fault:
         shown = pattern if len(pattern) <= CHECKED_CHARS else f"{pattern[:CHECKED_CHARS]}…"
         raise ArgumentError(
-            f'pattern is "{shown}"; expected a Python regular expression: {fault}. '
+            f'the pattern "{shown}" is not a Python regular expression: {fault}. '
             "Put a backslash before special characters to match them literally"
         )
 
@@ -159,8 +159,8 @@ async def scan_directory(invocation: ToolInvocation, target: PathTarget, request
     """The answer of the scanning program for a directory. The program leaves out excluded files. It also leaves out
     secret files, unless the directory itself is secret.
 
-    :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because it may not read
-        the directory.
+    :raises ~crow.domain.errors.ArgumentError: the program took too long, or failed, for example because the directory
+        may not be read.
     """
     workspace, top = invocation.context.workspace, target.path
     patterns = [*invocation.excluded.patterns, *([SECRET_PATHS] if target.read_protection == "none" else ())]
@@ -190,7 +190,7 @@ async def ignore_output(_output: str) -> None: ...
 
 
 def clean(text: str) -> str:
-    """One line of valid text: control characters as escapes, bytes that are not UTF-8 as U+FFFD."""
+    """Return one line of valid text: control characters become escapes, and bytes that are not UTF-8 become U+FFFD."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return "".join(char if char.isprintable() or char in "\t " else repr(char)[1:-1] for char in text)
 

@@ -35,7 +35,8 @@ from crow.tools.builtin.tool import (
 
 MAX_RECALLED = 20
 QUERY_CHARS = 300
-"""The search time is proportional to the length of the query times the length of the text."""
+"""The maximum length of a query: the search time is proportional to the length of the query times the length of the
+text."""
 
 TIME_CHARS = 40
 MAX_ITEMS = 100
@@ -150,7 +151,8 @@ async def plan_task(context: ToolContext, args: Arguments) -> PlannedCall:
 def find_agent(context: ToolContext, args: Arguments) -> AgentKind | None:
     """The kind of sub-agent that the arguments name; None if they name no kind.
 
-    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the call continues a task.
+    :raises ~crow.domain.errors.ArgumentError: there is no such kind, or the arguments name both a kind and a task to
+        resume.
     """
     name = args.get("agent")
     if not name:

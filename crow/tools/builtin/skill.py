@@ -1,7 +1,8 @@
 """`skill`: loads the text of a skill.
 
-A skill of the workspace may have been written by a stranger. Therefore the user can read its text, and is asked before
-it is loaded. A permission is valid for the skill's path and content. If either changes, the user is asked again.
+A skill of the workspace may have been written by a stranger. Therefore the user can read the skill's text, and is asked
+before the skill is loaded. A permission is valid for the skill's path and content. If either changes, the user is asked
+again.
 """
 
 from __future__ import annotations

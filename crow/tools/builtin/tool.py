@@ -1,4 +1,5 @@
-"""The parts that all built-in tools share: the definition of a tool, its context, and the check of its arguments."""
+"""The code that all built-in tools share: how a tool is defined, what context it gets, and how its arguments are
+checked."""
 
 from __future__ import annotations
 
@@ -126,12 +127,13 @@ class ToolInvocation:
 class PathTarget:
     """A file or directory that a call names, with links resolved.
 
-    `name` is for messages: relative to the working directory if the file is inside it. `client_path` is the path for
-    the client: if the file is inside the working directory, it begins with the path that the client gave for that
-    directory, even if that path is a link. `rule_names` are the names by which permission rules can refer to the file.
-    `given_names` are the names before links were resolved, which only deny rules use. `read_protection` says whether
-    the file may be read freely, only after asking the user, or never. `has_hard_links`: the file has several names.
-    `is_out_of_bounds`: the workspace is bounded, and the file is outside of it.
+    `name` is the path for messages: relative to the working directory if the file is inside that directory.
+    `client_path` is the path for the client. If the file is inside the working directory, `client_path` begins with the
+    path that the client gave for that directory, even if that path is a link. `rule_names` are the names by which
+    permission rules can refer to the file. `given_names` are the names before links were resolved, which only deny
+    rules use. `read_protection` says whether the file may be read freely, only after asking the user, or never.
+    `has_hard_links`: the file has several names. `is_out_of_bounds`: the workspace is bounded, and the file is outside
+    of it.
     """
 
     path: Path
@@ -183,7 +185,8 @@ class PathTarget:
 
 
 def display_name(workspace: Workspace, path: Path) -> str:
-    """A resolved path for messages and titles: relative to the working directory if inside it."""
+    """A resolved path for messages and titles. A path inside the working directory is shown relative to that
+    directory."""
     root = workspace.resolve(".")
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
@@ -203,7 +206,8 @@ def describe_error(error: ArgumentError | OSError) -> str:
 
 
 def parse(tool: str, text: str) -> dict[str, Any]:
-    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: they are not a JSON object."""
+    """The JSON object in a call's arguments. :raises ~crow.domain.errors.ArgumentError: the arguments are not a JSON
+    object."""
     try:
         value = json.loads(text or "{}")
     except ValueError as error:
@@ -242,7 +246,7 @@ def parse_foreign(call: ToolCall, spec: ToolSpec) -> dict[str, Any]:
 
 
 def with_expectation(fault: str, spec: ToolSpec) -> str:
-    """The error message for a call whose arguments cannot be read, followed by the arguments that the tool takes."""
+    """Add the arguments that the tool takes to the error message for a call whose arguments cannot be read."""
     properties, required = spec.input_schema.get("properties"), spec.input_schema.get("required")
     if not isinstance(properties, Mapping) or not properties:
         return f"{fault} {spec.name} takes no arguments: {{}}."
@@ -263,8 +267,8 @@ def describe_type(schema: object) -> str:
 # converted here anyway, because many models write numbers and booleans as text, and null for an absent argument. The
 # error messages are written for models.
 def check(tool: str, schema: Mapping[str, Any], given: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """The arguments, converted to the schema's types, without those that are null. `where` is the path to a nested
-    object.
+    """Return the arguments, converted to the schema's types. Arguments that are null are left out. `where` is the path
+    to a nested object.
 
     :raises ~crow.domain.errors.ArgumentError: an argument is missing, unknown, or of another type.
     """
@@ -328,7 +332,7 @@ def is_in_bounds(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def check_encodable(tool: str, where: str, text: str) -> None:
-    """Check a text in the arguments. :raises ~crow.domain.errors.ArgumentError: it cannot be encoded as UTF-8."""
+    """Check a text in the arguments. :raises ~crow.domain.errors.ArgumentError: the text cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

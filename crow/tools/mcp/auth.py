@@ -1,8 +1,9 @@
 """Logs in to MCP servers with OAuth, and keeps the logins valid.
 
-The SDK's `OAuthClientProvider` decides what to send: discovery, registration, PKCE, refresh, wider scopes. It yields
-its requests as a generator, and crow sends them itself through `LoginClient`. These requests must not carry the headers
-of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs in.
+The SDK's `OAuthClientProvider` decides which requests to send, for discovery, registration, PKCE, refresh and wider
+scopes. It is a generator that yields these requests, and crow sends them through `LoginClient`, because they must not
+carry the headers of the MCP server, go to arbitrary addresses, or delay other calls to the server while the user logs
+in.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ TOKEN = re.compile(r"[!-~]{1,16384}")
 
 @dataclass(eq=False, kw_only=True)
 class ServerAuth(httpx2.Auth):
-    """Adds the token to each request to an MCP server, and gets a new one if the server asks for it.
+    """Adds the token to each request to an MCP server, and gets a new token if the server asks for one.
 
-    `hold` is entered while crow gets a new token, so that a server that is starting gets more time.
-    With `forces_login`, the stored login is not used, so that the user is asked. `problem` says why crow has no token
-    that the server accepts; it is empty if all is well.
+    `hold` returns a context that is entered while crow gets a new token, so that a server that is starting gets more
+    time. With `forces_login`, the user is asked to log in even if a login is stored. `problem` says why crow has no
+    token that the server accepts; it is empty if all is well.
     """
 
     server: HttpServer
@@ -118,7 +119,8 @@ class ServerAuth(httpx2.Auth):
             self._fresh.discard(token)
 
     async def _token_for(self, request: httpx2.Request) -> str:
-        """Add the token to `request`, refreshed if it expires soon. Return the token; empty if there is none."""
+        """Add the token to `request`; if the token expires soon, refresh it first. Return the token, or an empty string
+        if there is none."""
         try:
             if not self._is_read:
                 self._login, self._is_read = await self._read(), True
@@ -166,7 +168,7 @@ class ServerAuth(httpx2.Auth):
     async def _refreshed_after(
         self, request: httpx2.Request, response: httpx2.Response, login: Login | None
     ) -> Login | None:
-        """The refreshed login; None if the server wants wider scopes, or the token cannot be refreshed."""
+        """The refreshed login; None if the server wants wider scopes, or if the token cannot be refreshed."""
         if response.status_code != 401 or login is None:
             return None
         refreshed = await self._refreshed(request, login)
@@ -177,9 +179,8 @@ class ServerAuth(httpx2.Auth):
         scope = extract_scope_from_www_auth(response) or ""
         if response.status_code == 403 and scope in self._steps:
             raise ToolServerError(
-                "it still refuses the token after a login with the scope that it asked for, "
-                f"{on_one_line(scope)[:REASON_CHARS]}; "
-                f"to log in again, run {self._command}"
+                "it still refuses the token after a login with the scope that it asked for "
+                f"({on_one_line(scope)[:REASON_CHARS]}); to log in again, run {self._command}"
             )
         if not self.asker.can_ask:
             raise LoginRequired(f"it needs you to log in; run {self._command}")
@@ -337,7 +338,7 @@ class ServerAuth(httpx2.Auth):
     async def _drive(
         self, provider: OAuthClientProvider, request: httpx2.Request, response: httpx2.Response | None
     ) -> None:
-        """Send the requests of the SDK until it has a token. Without `response`, the SDK only refreshes the token.
+        """Send the requests of the SDK until the SDK has a token. Without `response`, the SDK only refreshes the token.
 
         :raises ToolServerError: the login failed.
         """
@@ -388,7 +389,7 @@ class ServerAuth(httpx2.Auth):
         return response
 
     def _check_registration(self, provider: OAuthClientProvider) -> None:
-        """Check that crow may register itself. :raises ToolServerError: crow should not or cannot."""
+        """Check that crow may register itself. :raises ToolServerError: crow should not or cannot register."""
         options, metadata = self.server.oauth, provider.context.oauth_metadata
         place = shown(provider.context.auth_server_url or self.account.url)
         uris = provider.context.client_metadata.redirect_uris or ()
@@ -480,7 +481,8 @@ class ServerAuth(httpx2.Auth):
         return login
 
     def _must_wait(self) -> bool:
-        """Whether crow should not try again, because the last attempt has just failed or can never succeed."""
+        """Whether crow should not try again now: the last attempt has just failed, or no further attempt can
+        succeed."""
         return self._is_final or (bool(self.problem) and time.monotonic() - self._failed_at < RETRY_S)
 
     def _note(self, error: ToolServerError) -> None:
@@ -566,7 +568,7 @@ def may_log_in(server: HttpServer) -> bool:
 
 
 def is_challenge(response: httpx2.Response) -> bool:
-    """Whether the server wants a token, another token, or one with wider scopes."""
+    """Whether the server asks for a token, for another token, or for a token with wider scopes."""
     if response.status_code == 401:
         return True
     return response.status_code == 403 and extract_field_from_www_auth(response, "error") == "insufficient_scope"
@@ -586,7 +588,8 @@ def has_ended(login: Login) -> bool:
 
 
 def client_of(login: Login | None) -> OAuthClientInformationFull | None:
-    """Crow's registration at the authorization server; None if there is none, or if somebody damaged the stored one."""
+    """Crow's registration at the authorization server; None if there is none, or if the stored registration is
+    damaged."""
     if login is None:
         return None
     with suppress(ValueError):
@@ -613,8 +616,8 @@ def one_query(page: str) -> str:
 
 
 def reason_of(response: httpx2.Response) -> str:
-    """Return why a token was refused. If the authorization server's answer has the standard form, return the reason
-    that it gives, otherwise the HTTP status."""
+    """Return why the authorization server refused a token. If its answer has the standard form, this is the server's
+    own text, otherwise the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)

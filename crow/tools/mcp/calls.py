@@ -82,8 +82,8 @@ def outcome_of(result: mcp.CallToolResult) -> Outcome:
 
 
 def parts_of(result: mcp.GetPromptResult) -> tuple[Part, ...]:
-    """Convert a filled prompt to the parts of one user message. If some of its messages are not from the user, each
-    message is preceded by its role."""
+    """Convert a filled prompt to the parts of one user message. If at least one of the prompt's messages is not from
+    the user, each message is preceded by its role."""
     contents = [part_of(message.content) for message in result.messages]
     solid = [not isinstance(part, Text) or bool(part.text.strip()) for part in contents]
     is_dialogue = any(message.role != "user" for message in result.messages)
@@ -177,8 +177,8 @@ async def ask_user(
     """Ask the user a question of `server`; decline the question if nobody can be asked. A question that could mislead
     the user is refused with an error.
 
-    `call_id` is the call that the question belongs to, or "" if that is not certain. `question_id` identifies a
-    question that asks the user to visit a page, if the server gave no id.
+    `call_id` is the call that the question belongs to, or "" if that is not certain. If the question asks the user to
+    visit a page and the server gave the question no id, `question_id` becomes its id.
     """
     message, call = f"{server}: {shorten(params.message, MESSAGE_CHARS)}", parse_call_id(call_id)
     question: Elicitation
@@ -248,8 +248,8 @@ def page_to_open(text: str) -> tuple[str, str]:
     """The URL that the user is asked to open, and its host. A host with characters outside ASCII is returned in
     punycode.
 
-    :raises ~crow.domain.errors.ArgumentError: `text` is not an https URL (for this machine, http is enough), or hides
-    its host.
+    :raises ~crow.domain.errors.ArgumentError: `text` is not an https URL (for this machine, http is enough), or the URL
+    hides its host.
     """
     if safe(text) != text or len(text.split()) != 1:
         raise ArgumentError(
@@ -274,8 +274,8 @@ def is_this_machine(host: str) -> bool:
 def readable_form(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The form, with hidden characters in its titles and descriptions escaped.
 
-    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. They cannot be escaped, because
-        the answer must repeat them exactly.
+    :raises ~crow.domain.errors.ArgumentError: a name or value has hidden characters. These cannot be escaped, because
+        the answer must repeat the name or value exactly.
     """
     form = {key: readable(value, key) for key, value in schema.items()}
     return {readable(key, ""): value for key, value in form.items()}

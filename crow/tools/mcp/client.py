@@ -86,11 +86,11 @@ class ToolSettings:
 
     A server must start within `start_timeout_s`, and a call of one of its tools must end within `call_timeout_s`. If
     there are more external tools than `offered`, the model finds the rest with `find_tools`. `skill_folders` and
-    `agent_folders` are the user's own folders. Servers start in directories below the `server_places`, where only the
-    user can write. Processes that tools start do not get the `keys`, and results do not show them. Logins to servers
-    are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with each token. `asker`
-    asks the user to log in, even if there is a login already. If `asker` is None, the editor asks the user, but only if
-    there is no login.
+    `agent_folders` are the user's own folders. Each server starts in a directory below one of the `server_places`,
+    where only the user can write. Processes that tools start do not get the `keys`, and results do not show them.
+    Logins to servers are kept in the `login_folder`; without one, crow does not log in. `on_secrets` is called with
+    each token. `asker` asks the user to log in, even if there is a login already. If `asker` is None, the editor asks
+    the user, but only if there is no login.
     """
 
     start_timeout_s: float = 10.0
@@ -439,8 +439,8 @@ class McpToolbox:
         return await connection.call(tool, parse_foreign(call, tool.spec), on_output, call_id)
 
     async def _plan_reading(self, call: ToolCall) -> tools.PlannedCall:
-        """Plan a call that lists or reads resources. For permission rules, reading a resource is a call of the server's
-        tool `read_resource`.
+        """Plan a call that lists or reads resources. In permission rules, reading a resource counts as a call of a tool
+        `read_resource` of the server.
 
         :raises ~crow.domain.errors.ArgumentError: the arguments are invalid, or there is no such server.
         """
@@ -499,7 +499,8 @@ class McpToolbox:
         return next((one for one in self._connections if name.startswith(f"{one.prefix}{separator}")), None)
 
     async def _find(self, name: str) -> tuple[ServerConnection, ExternalTool] | None:
-        """The server and tool with this name. Waits for a server that is starting, and restarts a failed one."""
+        """The server that offers the tool with this name, and the tool itself. Waits for a server that is starting, and
+        restarts a failed server."""
         connection = self._connection_of(name, "__")
         if connection is None:
             return None
@@ -564,8 +565,8 @@ def masked_announcement(announcement: Announcement, mask: SecretMask) -> Announc
 
 
 def masked_output(text: str, mask: SecretMask) -> str:
-    """Return the output so far, with secrets masked. Also mask a secret whose first part was cut off at the beginning
-    of the output, and a secret at the end that is still incomplete."""
+    """The output so far, with secrets masked. A secret is also masked if its first part was cut off at the beginning of
+    the output, or if it may be incomplete at the end because more output will arrive."""
     marker, end, rest = text.partition(END_OF_MARKER) if text.startswith("[... ") else ("", "", text)
     text = mask(rest)
     if start := mask.cut_off(text):
@@ -618,8 +619,8 @@ def query_of(call: ToolCall) -> str:
 
 
 def resource_arguments(call: ToolCall) -> dict[str, str]:
-    """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: they are
-    invalid."""
+    """The arguments of a call that lists or reads resources. :raises ~crow.domain.errors.ArgumentError: the arguments
+    are invalid."""
     from crow.tools.mcp.listing import checked_uri
 
     if call.fault is not None:

@@ -61,7 +61,7 @@ OnChange = Callable[[], Awaitable[None]]
 """Called when a server is ready, has failed, or has changed its tools or prompts."""
 
 MAX_CALLS = 32
-"""How many calls of one server run at once; the others wait in order."""
+"""At most this many calls of one server run at once. Further calls wait in order."""
 
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 300.0
@@ -69,7 +69,7 @@ STEADY_S = 60.0
 LISTEN_AGAIN_S = 1.0
 PROBE_S = 1.0
 READ_RESOURCE = "read_resource"
-"""The user's settings refer to reading resources by this name, as if it were a tool of the server."""
+"""The name by which the user's settings refer to reading resources, as if that were a tool of the server."""
 
 LOG_LEVELS: Mapping[mcp.LoggingLevel, int] = {
     "debug": logging.DEBUG,
@@ -85,16 +85,16 @@ REFUSED_HANDSHAKE = frozenset(
     # only the newer protocol defines the codes from -32099 to -32020; for example, -32020 means missing headers
     (mcp.METHOD_NOT_FOUND, mcp.INVALID_REQUEST, mcp.INVALID_PARAMS, *range(-32099, mcp.HEADER_MISMATCH + 1))
 )
-"""The error codes in the answers to `initialize` from servers that speak only the newer protocol."""
+"""The error codes with which servers that speak only the newer protocol answer `initialize`."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ServerConnection:
-    """An MCP server. `serve` runs as its own task, which owns the library's client; all other methods may be called
-    from any task.
+    """The connection to an MCP server. `serve` runs as its own task, which owns the library's client; all other methods
+    may be called from any task.
 
-    A failed server is restarted when it is needed again: at once if it had worked for `STEADY_S`, otherwise after a
-    delay that grows with each failure.
+    A failed server is restarted when it is needed again. If the server had worked for `STEADY_S`, it is restarted at
+    once, otherwise after a delay that grows with each failure.
     """
 
     server: StdioServer | HttpServer
@@ -114,7 +114,7 @@ class ServerConnection:
     tools: tuple[ExternalTool, ...] = ()
     """The tools that the server listed last, kept after the server is gone."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Maps each invalid tool of the server to what is wrong with it."""
+    """Maps each invalid tool of the server to a text that says what is wrong with it."""
     prompts: Mapping[ServerPrompt, str] = field(default_factory=dict)
     """Maps each prompt that the server listed last to the server's own name for it."""
     resources: tuple[ExternalResource, ...] = ()
@@ -232,7 +232,7 @@ class ServerConnection:
         return True
 
     def restart(self) -> None:
-        """Start the server again, whatever its state. If it waits for a login, the user is asked again."""
+        """Start the server again, whatever its state. If the server waits for a login, the user is asked again."""
         if self._auth is not None:
             self._auth.reset()
         if self._questions.withdraw_login():
@@ -275,9 +275,10 @@ class ServerConnection:
     async def _connect_in_any_version(self, deadline: float) -> None:
         """Connect with a version of the protocol that the server speaks, and stay connected.
 
-        HTTP servers are probed for the newer protocol first: old ones refuse the probe at once. If a server leaves the
-        probe unanswered for `PROBE_S` or closes the connection, the old handshake follows. For other transports the old
-        handshake comes first, because many old programs ignore a probe, and newer programs refuse the old handshake.
+        HTTP servers are probed for the newer protocol first, because old servers refuse the probe at once. If a server
+        leaves the probe unanswered for `PROBE_S` or closes the connection, the old handshake follows. With other
+        transports the old handshake comes first: many old programs do not answer a probe, but newer programs answer the
+        old handshake by refusing it.
 
         :raises Exception: the server failed.
         """
@@ -298,7 +299,7 @@ class ServerConnection:
     async def _connect(self, mode: Literal["legacy", "auto"], deadline: float, *, answer_s: float = math.inf) -> None:
         """Connect and stay connected until `stop` or `restart`.
 
-        The server must send its first message within `answer_s`, and be ready at `deadline`.
+        The server must send its first message within `answer_s`, and be ready by `deadline`.
 
         :raises Exception: the server failed.
         """
@@ -477,8 +478,8 @@ class ServerConnection:
         await self._settle("failed", detail)
 
     def _describe_end(self, error: BaseException) -> str:
-        """Return why the server failed. If its process has ended, return how it ended, because that says more than the
-        error of the broken connection."""
+        """Return why the server failed. If the server's process has ended, return how the process ended, because that
+        says more than the error of the broken connection."""
         if self._auth is not None and self._auth.problem:
             return self._auth.problem
         process = self._process
@@ -489,7 +490,7 @@ class ServerConnection:
     # Its tools, resources and prompts
 
     def announce(self, subject: str, kind: CallKind = "other") -> Announcement:
-        """Return the announcement of a call, which tells the user about it."""
+        """Return the announcement that tells the user about a call."""
         return Announcement(title=self.keys().mask(f"{self.name}: {in_title(subject)}"), kind=kind)
 
     async def call(
@@ -616,7 +617,7 @@ def root_of(directory: Path) -> mcp.Root:
 
 
 def refused_handshake(error: BaseException) -> bool:
-    """Whether this error can be the answer to the handshake of a server that speaks only the newer protocol."""
+    """Whether this error can mean that a server that speaks only the newer protocol has refused the old handshake."""
     match error:
         case BaseExceptionGroup(exceptions=exceptions):
             return any(map(refused_handshake, exceptions))
@@ -629,7 +630,7 @@ def refused_handshake(error: BaseException) -> bool:
 
 
 def sends_changes(client: Client) -> bool:
-    """Whether the server reports changes of its listings as in the newer protocol, on a separate stream."""
+    """Whether the server reports changes of its listings on a separate stream, as the newer protocol provides."""
     offered = client.server_capabilities
     capabilities = (offered.tools, offered.prompts, offered.resources)
     is_changing = any(listing is not None and listing.list_changed for listing in capabilities)

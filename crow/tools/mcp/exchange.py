@@ -28,7 +28,8 @@ MAX_ANSWER_BYTES = 1_000_000
 TIMEOUT_S = 20.0
 SHOWN_CHARS = 200
 PUBLIC, PRIVATE, LOCAL, NEVER = range(4)
-"""How close to this machine an address is. A server may name only addresses that are not closer than its own."""
+"""The possible distances of an address from this machine, the farthest first. A server may name only addresses that are
+as far away as its own address, or farther."""
 
 
 class LoginClient:
@@ -79,7 +80,7 @@ class LoginClient:
         host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
         is_own = origin(url) in self._own
         if parts.scheme == "http" and not is_own and not is_this_machine(host):
-            raise ToolServerError(f"its login leads to {shown(url)}, which is not encrypted; it must use https")
+            raise ToolServerError(f"its login leads to {shown(url)}, which is not encrypted; expected an https URL")
         is_proxied = has_proxy(parts.scheme, host)
         try:
             addresses = await resolve(host, port)

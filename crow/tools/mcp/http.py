@@ -22,7 +22,7 @@ HTTP_READ_S = 300.0
 async def http_transport(
     server: HttpServer, auth: httpx2.Auth | None, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
-    """The transport to `server`. If it needs a separate HTTP client, `stack` closes that client."""
+    """The transport to `server`. If the transport needs a separate HTTP client, `stack` closes that client."""
     headers = dict(server.headers)
     if server.transport == "sse":
         return sse_client(server.url, headers=headers, timeout=HTTP_S, sse_read_timeout=HTTP_READ_S, auth=auth)

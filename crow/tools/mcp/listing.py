@@ -57,14 +57,14 @@ LISTS: Mapping[str, tuple[type[mcp.Resource | mcp.ResourceTemplate], str, int]] 
     "resources": (mcp.Resource, "uri", MAX_RESOURCES),
     "resourceTemplates": (mcp.ResourceTemplate, "uriTemplate", MAX_TEMPLATES),
 }
-"""For each list in a server's answer: the type of its items, the member of an item that is a URI, and how many items
-are kept."""
+"""Maps the name of each list in a server's answer to the type of the list's items, the member of an item that is a URI,
+and the maximum number of items that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTool:
-    """A tool of a server. `name` is the server's own name for it, `spec.name` the name that the model uses, and `title`
-    the name for people.
+    """A tool of a server. `name` is the server's own name for the tool. The model uses `spec.name`, and people see
+    `title`.
 
     `weight` is the approximate size of the tool in a request, in characters. `is_read_only`: the user's settings
     declare the tool read-only.
@@ -120,7 +120,7 @@ def server_prompt(prompt: mcp.Prompt, name: str, server: str) -> ServerPrompt:
 
 
 async def pages(fetch: Callable[..., Awaitable[Page]]) -> AsyncIterator[Page]:
-    """The pages of a listing; `fetch` takes the cursor of the next one."""
+    """The pages of a listing; `fetch` takes the cursor of the page to get."""
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         page = await fetch(cursor=cursor)
@@ -178,7 +178,8 @@ def find_tools(query: str, specs: Sequence[ToolSpec]) -> str:
 class Changes:
     """The server's reports that a listing has changed.
 
-    The first change is served at once. A server that reports changes again and again is listed more and more rarely.
+    After the first report, the listing may be fetched again at once. If reports keep coming, the wait before each fetch
+    grows.
     """
 
     def __init__(self) -> None:
@@ -211,7 +212,8 @@ async def filter_invalid_tools(
     on_fault: Callable[[str, str], None],
 ) -> AsyncIterator[tuple[ObjectReceiveStream[SessionMessage | Exception], Any]]:
     """Wrap `transport` so that invalid tools and resources are removed from each listing. `on_message` is called for
-    each message of the server, `on_fault` with the name of each invalid tool and what is wrong with it.
+    each message of the server. `on_fault` is called for each invalid tool, with the tool's name and what is wrong with
+    it.
 
     Because of a single invalid tool, the library would refuse the whole listing, and a provider would refuse the whole
     request.
@@ -312,7 +314,8 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
 
 
 def inner_schemas(schema: Mapping[str, Any], where: str) -> Iterator[tuple[object, str]]:
-    """The schemas directly inside a schema, each with its path. None stands for a container of the wrong type."""
+    """The schemas directly inside a schema, each with its path. None stands for a container of schemas, such as
+    `properties`, that has the wrong type."""
     for key in ("properties", "patternProperties", "$defs", "definitions"):
         inner = schema.get(key, {})
         named = inner.items() if isinstance(inner, Mapping) else [("", None)]
@@ -369,7 +372,7 @@ def checked_uri(uri: object) -> str:
         raise ArgumentError(f"the uri has {len(uri):,} characters; expected at most {URI_CHARS:,}")
     if safe(uri) != uri or len(uri.split()) != 1 or ":" not in uri:
         shown = on_one_line(uri[:SHOWN_CHARS])
-        raise ArgumentError(f"the uri is {shown}; expected a URI such as file:///a%20b without hidden characters")
+        raise ArgumentError(f"the uri is {shown}; expected a URI without hidden characters, such as file:///a%20b")
     return uri
 
 
@@ -377,8 +380,8 @@ def checked_uri(uri: object) -> str:
 
 
 def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
-    """A unique prefix for each server name, in order. If two servers have the same name, their positions make the
-    prefixes differ.
+    """A unique prefix for each server name, in the order of `servers`. If two servers have the same name, their
+    positions make the prefixes differ.
 
     No prefix contains a double underscore or ends with an underscore, so tools of different servers never get the same
     name.
@@ -393,8 +396,8 @@ def prefixes(servers: Sequence[str]) -> tuple[str, ...]:
 
 
 def unique_names(prefix: str, separator: str, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a server's tools or prompts for the model or the user, in order. `names` must not contain
-    duplicates.
+    """The names of a server's tools or prompts for the model or the user, in the order of `names`, which must not
+    contain duplicates.
 
     A name consists of `prefix`, `separator` and the server's own name with invalid characters replaced. A hash is added
     if the result is too long, or if replacing characters made it equal to another name.

@@ -74,9 +74,10 @@ class Login:
 
 
 class LoginFolder:
-    """The directory with one file for each login. All methods but `locked` block.
+    """The directory with one file for each login. All methods except `locked` may block the thread.
 
-    `secrets` are the tokens that this object has read or written. `on_secrets` is called with those of each new login.
+    `secrets` are the tokens that this object has read or written. `on_secrets` is called with the tokens of each new
+    login.
     """
 
     def __init__(self, folder: Path, on_secrets: Callable[[Iterable[str]], None] | None = None) -> None:

@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class ServerQuestions:
-    """Passes on the questions of one server. A question is withdrawn when the call to which it belongs has ended.
+    """Passes on the questions of one server. A question is taken back when the call that it belongs to has ended.
 
     Without `elicitation`, every question to the user is declined. `on_sampling` needs a `sampler`. `is_starting`
-    returns whether the server cannot be used yet. Logins are kept for everybody who uses this crow. If `may_log_in` is
-    false, the user does not own this machine, so only the operator can log in, with `crow mcp login`.
+    returns True as long as the server cannot be used yet. If `may_log_in` is false, the user does not own this machine.
+    Because a login is kept for everybody who uses this crow, only the operator then logs in, with `crow mcp login`.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class ServerQuestions:
                     scope.cancel()  # nobody needs the answer to this question any more
 
     def withdraw_login(self) -> bool:
-        """Withdraw the question about a login that the server needs before it can start. Return whether there was such
-        a question."""
+        """Take back the question about a login without which the server cannot start. Return whether there was such a
+        question."""
         if self._login is None:
             return False
         self._login.cancel()

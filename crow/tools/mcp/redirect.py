@@ -45,8 +45,8 @@ class RedirectListener:
         self._visitors = 0
 
     def take(self, target: str) -> bool:
-        """Take the URL, or its path and query, to which the browser was sent. Return whether it belongs to this
-        login."""
+        """Take the URL to which the browser was sent, or only the path and query of that URL. Return whether the URL
+        belongs to this login."""
         try:
             parts = urlsplit(target.strip())
             given = parse_qs(parts.query, max_num_fields=50)

@@ -92,7 +92,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def describe_resources(servers: Mapping[str, Sequence[ExternalResource]], query: str) -> str:
-    """A listing for the model: the resources of each server that contain all words of the query."""
+    """A listing for the model: those resources of each server whose description contains all words of the query."""
     words = query.lower().split()
     blocks: list[str] = []
     room, total = MAX_SHOWN, 0
@@ -140,7 +140,7 @@ def outcome_of_resource(uri: str, result: mcp.ReadResourceResult) -> Outcome:
 
 
 def completions_of(result: mcp.CompleteResult, variable: str) -> str:
-    """The values that a server suggests for a variable of a template, for the model."""
+    """A text for the model with the values that a server suggests for a variable of a template."""
     values = [shortened(value, URI_CHARS) for value in result.completion.values[:COMPLETIONS]]
     if not values:
         return f"The server suggests no values for {variable}."

@@ -23,10 +23,11 @@ from crow.tools.mcp.listing import matches
 from crow.tools.servers import ServerOptions
 
 SAMPLING = "sampling"
-"""A server's setting `read_only` refers to its requests to the model by this name, as if they were a tool."""
+"""In a server's setting `read_only`, this name stands for the server's requests to the model, as if they were a
+tool."""
 
 SERVER_WAITS = 16
-"""One server may have at most this many questions to the user and requests to the model waiting."""
+"""At most this many of one server's questions to the user and requests to the model may wait at once."""
 
 MAX_MESSAGES = 200
 MAX_CHARS = 100_000
@@ -112,8 +113,8 @@ def sampling_request(
 
 
 def message_from(role: str, parts: list[Part]) -> UserMessage | AssistantMessage:
-    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: a message of the assistant contains a
-    picture."""
+    """Convert a message of the server. :raises ~crow.domain.errors.ArgumentError: the message has the role of the
+    model, but holds a picture."""
     if role == "user":
         return UserMessage(parts=tuple(parts))
     if not all(isinstance(part, Text) for part in parts):
@@ -147,7 +148,8 @@ def result_of(answer: SamplingAnswer | SamplingRefusal) -> mcp.CreateMessageResu
 
 def progress_sender(context: ClientRequestContext) -> Callable[[int], Awaitable[None]]:
     """Make a callback that reports the length of the answer to the server, at most ten times a second. Nothing is sent
-    if the server did not ask for progress, or with newer protocols, which have no progress in this direction."""
+    if the server did not ask for progress. Nothing is sent with newer protocols either, because they have no progress
+    in this direction."""
     meta: Mapping[str, Any] = context.meta or {}
     token = meta.get("progress_token", meta.get("progressToken"))
     is_wanted = token is not None and context.session.protocol_version not in MODERN_PROTOCOL_VERSIONS

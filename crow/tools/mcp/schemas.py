@@ -19,8 +19,8 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that allows what `schema` allows, and that strict servers accept.
 
     llama.cpp refuses every request if the schema of one tool has `true` instead of `{}`, an empty `enum` or `anyOf`, a
-    limit that is not a number, or a reference other than `#/name/name`. The list or the limit is left out. References
-    that cannot be rewritten are left out too: any value is allowed there, and the MCP server checks it anyway.
+    limit that is not a number, or a reference other than `#/name/name`. Such a list or limit is left out. References
+    that cannot be rewritten are left out too. Any value is allowed in their place; the MCP server checks it anyway.
     """
     rewriter = _Rewriter(schema)
     plain = rewriter.rewrite(schema)
@@ -31,7 +31,8 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Rewriter:
-    """Rewrites the parts of one schema. References to the root become references to its copy, `$defs/root`."""
+    """Rewrites the parts of one schema. References to the root become references to a copy of the root,
+    `$defs/root`."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -93,7 +94,7 @@ class _Rewriter:
 
 
 def _is_usable(key: str, value: object) -> bool:
-    """Whether a member of a schema can be kept. Empty lists and limits that are not numbers cannot."""
+    """Whether a member of a schema can be kept. Empty lists cannot be kept, nor can limits that are not numbers."""
     if key in _LISTS:
         return value != []
     if key in _COUNTS:

@@ -45,7 +45,8 @@ SCALAR = re.compile(rb'"(id|method)"\s*:\s*("[^"\\]{1,200}"|-?\d{1,18})')
 MEMBER = rb'\s*"\w{1,40}"\s*:\s*(?:"[^"\\]{0,200}"|-?\d{1,18})\s*'
 SCALARS_BEFORE = re.compile(rb"\s*\{(?:" + MEMBER + rb",)+")
 SCALARS_AFTER = re.compile(rb"(?:," + MEMBER + rb")+\}\s*\Z")
-"""Match the members of a message that stand before or after all objects and lists. `SCALAR` finds the id in them."""
+"""`SCALARS_BEFORE` matches the members of a message that stand before all objects and lists, and `SCALARS_AFTER` those
+that stand after them. `SCALAR` finds the id in these members."""
 
 INHERITED = (
     *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER"),
@@ -295,9 +296,10 @@ class ServerProcess:
 
 def make_directory(places: Sequence[Path]) -> Path:
     """Make a directory that only this user can access: in the first of the `places` where that works, else in the
-    system's directory for temporary files. A server starts in its empty directory `temporary/work`.
+    system's directory for temporary files. The new directory contains an empty directory `temporary/work`, in which a
+    server starts.
 
-    In a sandbox, `temporary` may be mounted on /tmp and show other directories that are mounted there.
+    In a sandbox, `temporary` may be mounted on /tmp. Then it also shows other directories that are mounted there.
     """
     for place in (*places, None):
         try:
@@ -340,7 +342,7 @@ class _Outgoing(ObjectSendStream[SessionMessage]):
 
 
 def parse_message(line: bytes) -> SessionMessage | None:
-    """The message in a line; None if there is none. :raises ValueError: it is not a valid JSON-RPC message."""
+    """The message in a line; None if there is none. :raises ValueError: the line is not a valid JSON-RPC message."""
     return SessionMessage(mcp.jsonrpc_message_adapter.validate_json(line, by_name=False)) if line.strip() else None
 
 

@@ -16,18 +16,18 @@ ConfinedAccess: TypeAlias = Literal["read", "write"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """The limits of one command: the paths that it may see and change. All paths are absolute, with links resolved.
+    """The limits of one command: what it may see and change. All paths are absolute, with links resolved.
 
-    `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`:
-    trees that are visible, even inside a masked directory; what is neither masked nor listed can be read
-    but not written. `read_only`: existing protected paths inside a writable tree. `hidden`: files and directories
+    `masked`: directories that the command sees as empty, such as /home, /run and /tmp. `readable` and `writable`: trees
+    that are visible, even inside a masked directory. Paths that are neither masked nor in one of these trees can be
+    read but not written. `read_only`: existing protected paths inside a writable tree. `hidden`: files and directories
     inside a visible tree that the command must not see, such as keys and crow's own files. `throwaway`: trees in which
-    the command can write, but its writes are discarded when it ends. If the sandbox cannot do this, the trees are
-    read-only. `temporary`: the session's private directory for temporary files, which is writable too.
+    the command can write, but its writes are discarded when it ends. If the sandbox cannot discard writes, the trees
+    are read-only. `temporary`: the session's private directory for temporary files, which is writable too.
 
-    `blank` is a file to show in place of a hidden file.
-    `layers` is a new, empty directory for what the command writes into throwaway trees; None if they are read-only.
-    `has_network`: the command may reach more than the loopback interface.
+    `blank` is a file to show in place of a hidden file. `layers` is a new, empty directory for the files that the
+    command writes into throwaway trees; None if these trees are read-only. `has_network`: the command may reach more
+    than the loopback interface.
     """
 
     access: ConfinedAccess
@@ -52,11 +52,12 @@ class Sandbox(Protocol):
 
     @property
     def protects_files(self) -> bool:
-        """Whether it can make paths inside a writable tree read-only. If not, `ProtectedFiles` must undo changes."""
+        """Whether the sandbox can make paths inside a writable tree read-only. If not, `ProtectedFiles` must undo
+        changes."""
 
     @property
     def has_overlay(self) -> bool:
-        """Whether it can discard what a command writes into throwaway trees."""
+        """Whether the sandbox can discard what a command writes into throwaway trees."""
 
     async def start(
         self,
@@ -103,18 +104,19 @@ class Confiner(Protocol):
 
         After the end of the process, call `finish`.
 
-        :raises OSError: it cannot be started, or nothing confines it. It never runs unconfined.
+        :raises OSError: the program cannot be started, or nothing confines it. It never runs unconfined.
         """
 
     async def finish(self, process: Process) -> tuple[str, ...]:
-        """Discard what an ended command wrote into throwaway trees, and put protected files back. Return a sentence
-        for each protected file. Does nothing if it was already called."""
+        """Discard what an ended command wrote into throwaway trees, and put protected files back. Return a sentence for
+        each protected file that the command changed. A second call for the same command does nothing."""
 
     def accept(self, path: Path) -> None:
         """Record that crow itself, not a running command, has changed a protected file. Blocks."""
 
     def explain(self, access: CommandAccess, output: str, *, has_failed: bool) -> str:
-        """A line for the model if a command's output shows that its access was not enough; else empty."""
+        """Return a line for the model if a command's output shows that its access was not enough, else an empty
+        string."""
 
     async def close(self) -> None:
         """Remove the session's private directories."""

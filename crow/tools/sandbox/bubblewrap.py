@@ -1,4 +1,4 @@
-"""Confines commands with bubblewrap, which gives each its own view of the file system and its own processes."""
+"""Confines commands with bubblewrap, which gives each command its own view of the file system and of the processes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ code=$?
 set -- /proc/[0-9]*
 [ $# -le 2 ] || echo left >&2
 exit $code"""
-"""Runs the command inside the sandbox. bubblewrap's exit code does not show whether the command began, left processes
-running, or was ended by a signal. This shell reports all three on its own standard error. For a signal, it gives the
-signal's name."""
+"""The shell script that runs the command inside the sandbox. bubblewrap's exit code does not show whether the command
+began, left processes running, or was ended by a signal. The script reports all three on its own standard error. It
+reports a signal by its name."""
 
 MOUNT = """set -e
 mount=$1
@@ -42,14 +42,15 @@ while [ "$count" -gt 0 ]; do
 done
 cd /
 exec "$@\""""
-"""Mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount overlays themselves."""
+"""The shell script that mounts overlays in a separate mount namespace, for versions of bubblewrap that cannot mount
+overlays themselves."""
 
 View = Literal["mask", "read", "write", "deny", "throwaway"]
 
 
 class ConfinedProcess(Process):
-    """A command under bubblewrap. `failure` says why the command never began; it is empty if the command began, or if
-    that is not known yet.
+    """A command under bubblewrap. `failure` says why the command never began. It is empty if the command began, and as
+    long as crow does not know whether it began.
 
     The process that crow started is bubblewrap's outer process. When it dies, all processes in the sandbox die at once.
     """
@@ -84,7 +85,8 @@ class ConfinedProcess(Process):
 
     @property
     def left_others(self) -> bool:
-        """Whether the command left other processes running when it ended. They were ended with the sandbox."""
+        """Whether other processes in the sandbox were still running when the command ended. If so, they ended with the
+        sandbox."""
         return "left" in self._lines
 
     def signal(self, number: signal.Signals) -> None:
@@ -138,9 +140,9 @@ def child_table() -> dict[int, list[int]]:
 class Bubblewrap:
     """The :class:`crow.tools.sandbox.Sandbox` of bubblewrap.
 
-    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace: bubblewrap makes it
-    (`native`), it is mounted before bubblewrap starts (`mounted`), or they get none (`none`). `program`, `unshare` and
-    `mount` are absolute paths outside of the workspace.
+    `overlay` tells how commands with the access `read` get a throwaway layer over the workspace. With `native`,
+    bubblewrap makes the layer. With `mounted`, the layer is mounted before bubblewrap starts. With `none`, there is no
+    layer. `program`, `unshare` and `mount` are absolute paths outside of the workspace.
     """
 
     program: str
@@ -215,7 +217,7 @@ class Bubblewrap:
 
 
 def mount_options(confinement: Confinement, overlay: str) -> Iterator[tuple[str, ...]]:
-    """bubblewrap's options for the file system. Each directory comes before what is inside it."""
+    """bubblewrap's options for the file system. The option for a directory comes before the options for its content."""
     layers = confinement.layers
     views = path_views(confinement, has_overlay=overlay != "none")
     masks = []
@@ -270,7 +272,8 @@ def path_views(confinement: Confinement, *, has_overlay: bool) -> dict[Path, Vie
 
 
 def make_layer(layers: Path, number: int) -> tuple[str, str]:
-    """Make two directories for one overlay: one for what is written, and one for the kernel."""
+    """Make two directories for one overlay: one for the files that the command writes, and one for the kernel's own
+    use."""
     upper, work = layers / f"{number}-upper", layers / f"{number}-work"
     upper.mkdir(parents=True)
     work.mkdir()
@@ -278,7 +281,8 @@ def make_layer(layers: Path, number: int) -> tuple[str, str]:
 
 
 def probe(program: str, *, unshare: str | None = None, mount: str | None = None) -> Bubblewrap | str:
-    """Try bubblewrap with real commands. Return a sandbox that works, or why none does. Blocks for about 20 ms."""
+    """Try bubblewrap with real commands. Return a sandbox that works, or a text that says why none does. Blocks for
+    about 20 ms."""
     try:
         name = run([program, "--version"]).stdout.decode(errors="replace").strip() or "bubblewrap"
         version = tuple(int(part) for part in name.split()[-1].split(".") if part.isdigit())
@@ -294,8 +298,8 @@ def probe(program: str, *, unshare: str | None = None, mount: str | None = None)
 
 
 def run(argv: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
-    """Run a command line to its end. :raises OSError: it cannot be started. :raises subprocess.SubprocessError: it took
-    too long."""
+    """Run a command line to its end. :raises OSError: the command cannot be started.
+    :raises subprocess.SubprocessError: the command took too long."""
     return subprocess.run(  # noqa: S603
         argv,
         check=False,

@@ -57,7 +57,8 @@ NO_NETWORK = (
     r"|connection refused|could(?:n't| not) connect|\bECONNREFUSED\b"
 )
 UNCHANGED = re.compile(r"device or resource busy|^\[the command (?:changed|removed|moved)", re.IGNORECASE)
-"""Matches a line about a protected file: the command could not replace the file, or crow put it back."""
+"""Matches a line of output about a protected file. The line says that the command could not replace the file, or that
+crow has put it back."""
 NAME = re.compile(r"[^\s'\":;]+")
 MAX_NAMED = 5
 
@@ -125,8 +126,7 @@ def probe_seatbelt() -> Sandbox | str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The data that one command needs: its confinement, its environment variables, and a snapshot of the protected
-    paths."""
+    """The preparations for one command: its confinement, its variables, and a snapshot of the protected paths."""
 
     confinement: Confinement
     env: Mapping[str, str]
@@ -325,7 +325,8 @@ class KernelConfiner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Private:
-    """The private directories of one session. What commands wrote to protected files is moved to `kept`."""
+    """The private directories of one session. When a protected file is put back, the content that a command wrote there
+    is moved to `kept`."""
 
     root: Path
     directories: PrivateDirectories
@@ -392,8 +393,8 @@ def remove_unused(caches: Path, used: str) -> None:
 
 
 def remove_later(path: Path) -> None:
-    """Remove a directory in a daemon thread. Crow exits without waiting for this thread; the next session removes the
-    rest."""
+    """Remove a directory in a daemon thread. Crow exits without waiting for this thread. If the thread has not removed
+    everything by then, the next session removes the rest."""
     threading.Thread(target=remove_tree, args=(path,), daemon=True).start()
 
 

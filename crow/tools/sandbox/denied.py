@@ -27,17 +27,18 @@ from crow.tools.sandbox.protected import (
 from crow.tools.workspace import shared_inode
 
 MAX_DENIED = 500
-"""Each hidden path costs a command up to 1 ms."""
+"""The maximum number of paths to hide: each hidden path delays a command by up to 1 ms."""
 
 NOT_SEARCHED = SKIPPED | GIT_FOLDERS
 ANY_NAME = "\1"
-"""Stands for any name that no rule mentions, to find out whether the rules cover everything in a folder."""
+"""A name that no rule mentions. If the rules cover this name in a folder, they cover everything in the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, folder or link. `path` is the path by which the search reached it; in `real`, all links above it are
-    resolved. `is_denied`: the rules cover the file, or everything that could be in the folder."""
+    """A file, folder or link. `path` is the path by which the search reached it. `real` is that path with links
+    resolved, except for the last part. `is_denied`: the rules cover the file, or everything that could be in the
+    folder."""
 
     path: str
     real: str
@@ -70,7 +71,7 @@ class DeniedFiles:
     def find(self, excluded: ExcludedPaths, trees: Iterable[Path]) -> tuple[Path, ...]:
         """The denied files and folders in `trees` and in the places that the rules name, with links resolved.
 
-        :raises PermissionError: there are too many to hide.
+        :raises PermissionError: there are too many files and folders to hide.
         """
         with self._lock:
             if self._patterns != excluded.patterns:
@@ -124,7 +125,7 @@ class DeniedFiles:
             level = [each for each in below if quick_fold(os.path.basename(each.path)) not in NOT_SEARCHED]
 
     def _list_folder(self, folder: Found) -> tuple[Found, ...]:
-        """Return the content of a folder, or nothing if it cannot be read. The folder is read again only if it has
+        """The entries of a folder; empty if the folder cannot be read. The folder is read again only if it has
         changed."""
         known = self._listings.get(folder.path)
         try:
@@ -158,8 +159,8 @@ class DeniedFiles:
 
 
 def target_of(found: Found, top: str) -> str:
-    """The path to hide: for a link, the file that it leads to. Empty if that file is outside of the searched tree:
-    otherwise a link in the workspace could make crow hide any file of the system."""
+    """The path to hide: for a link, the file that it leads to. Return an empty string if that file is outside of the
+    searched tree: otherwise a link in the workspace could make crow hide any file of the system."""
     if found.kind != "link":
         return found.real
     target = os.path.realpath(found.real)

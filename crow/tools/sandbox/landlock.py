@@ -1,7 +1,7 @@
 """Confines commands with Landlock and a seccomp filter, which the Linux kernel offers without any extra program.
 
-Before starting a command, a thread gives up most of its own rights for good. The command inherits the rest. The thread
-ends as soon as the command runs; crow's other threads keep their rights.
+Before starting a command, a thread gives up most of its own rights for good. The command inherits only the remaining
+rights. The thread ends as soon as the command runs; crow's other threads keep their rights.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def make_ruleset(confinement: Confinement, abi: int) -> Ruleset:
     """Make the rules for a confinement. The last part of a path need not exist.
 
     Landlock cannot take away what a rule allows. So a directory that leads to an excluded path gets no rule, or only
-    one that allows listing it. Each of its other entries gets a rule of its own. If a command creates a file in such a
-    directory, only later commands can access the file.
+    one that allows listing it. Each of its other entries gets a rule of its own. Files that a command creates in such a
+    directory are accessible only to later commands.
     """
     rights = sum(bits for since, bits in FILE_RIGHTS_BY_ABI.items() if since <= abi)
     network = 0 if confinement.has_network or abi < TCP_ABI else TCP_RIGHTS

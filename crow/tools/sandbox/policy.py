@@ -15,8 +15,8 @@ from crow.tools.sandbox.protected import Snapshot
 from crow.tools.workspace import secret_places
 
 MASKED = ("/home", "/root", "/run", "/tmp", "/var/tmp")  # noqa: S108 - hidden from commands, not used
-"""Directories of other users and programs. /run holds the sockets of Docker and of the user's D-Bus: through these, a
-confined command could run programs outside the sandbox."""
+"""Directories of other users and programs, which commands may not see. /run holds the sockets of Docker and of the
+user's D-Bus: through these, a confined command could run programs outside the sandbox."""
 
 TEMPORARY = ("/run", "/tmp", "/var/tmp")  # noqa: S108
 """The directories in `MASKED` that stay masked even if a workspace contains them."""
@@ -57,11 +57,11 @@ GENERAL = frozenset((".local", ".config", ".cache", "Desktop", "Documents", "Dow
 """Directories in HOME that hold files of many programs, or the user's own. No program needs all of such a directory."""
 
 PREFIX_PARTS = ("lib", "lib64", "libexec", "share", "versions", "conda-meta", "pyvenv.cfg", "jre")
-"""The directory of an installed program has at least one of these names beside `bin`."""
+"""A directory that contains `bin` is taken for an installed program if it also contains at least one of these names."""
 
 MAX_READ_ONLY = 32
-"""Each read-only path costs a command about 0.3 ms. Changes to protected paths beyond this number are undone after the
-command."""
+"""At most this many paths are made read-only, because each of them delays a command by about 0.3 ms. Changes to further
+protected paths are undone after the command."""
 
 CACHES = {
     "XDG_CACHE_HOME": ("xdg", ".cache"),
@@ -79,12 +79,12 @@ CACHES = {
     "COMPOSER_CACHE_DIR": ("composer", ".cache/composer"),
     "CARGO_HOME": ("cargo", ".cargo"),
 }
-"""For each variable that says where a cache is: the cache's name in the commands' own directory, and its usual place
-below HOME."""
+"""Maps each variable that says where a cache is to the cache's name in the commands' own directory, and to its usual
+place below HOME."""
 
 WORKSPACE_CACHES = {"MYPY_CACHE_DIR": "mypy", "RUFF_CACHE_DIR": "ruff", "CARGO_TARGET_DIR": "cargo-target"}
-"""For each variable that moves a tool's files out of the workspace: the name of the directory that they go to. Only
-commands that cannot write into the workspace at all get these variables."""
+"""Maps each variable that moves a tool's files out of the workspace to the name of the directory that receives the
+files. Only commands that cannot write into the workspace at all get these variables."""
 
 PYTEST_CACHE = "pytest"
 """The name of the directory for pytest's cache, which an option of pytest sets. The directory must exist: otherwise
@@ -96,23 +96,24 @@ KEPT_PLACES = {
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
     "GRADLE_RO_DEP_CACHE": ".gradle/caches",
 }
-"""For each variable that says where programs or dependencies are installed: that place below HOME. Without these
+"""Maps each variable that says where programs or dependencies are installed to that place below HOME. Without these
 variables, tools would look below the new XDG_CACHE_HOME or GRADLE_USER_HOME."""
 
 REMOVED = (
     *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "GPG_AGENT_INFO", "DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"),
     *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "SESSION_MANAGER", "TMUX", "VSCODE_IPC_HOOK_CLI"),
 )
-"""Variables that name sockets of the user's programs. Confined commands cannot reach these."""
+"""Variables that refer to the user's other programs, mostly to their sockets. Confined commands cannot reach these
+programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions:
     """The user's settings for the sandbox, and crow's own places.
 
-    `own` are crow's files and directories, which no confined command can see. `masked` are directories that commands
-    see as empty, except for the parts that they may see. `MASKED` has more of them. In `caches`, each workspace gets a
-    directory for the caches of its commands. If `caches` is None, these caches last only as long as the session.
+    `own` are crow's files and directories, which no confined command can see. `masked` are further directories to mask,
+    in addition to those in `MASKED`. In `caches`, each workspace gets a directory for the caches of its commands. If
+    `caches` is None, these caches last only as long as the session.
     """
 
     enabled: Literal["auto", "off", "required"] = "auto"
@@ -207,8 +208,8 @@ class Policy:
         snapshot: Snapshot | None = None,
         denied: Sequence[Path] = (),
     ) -> Confinement:
-        """Return the limits of a command with this access. For `write`, `snapshot` has the protected paths. `denied`
-        are more paths to hide."""
+        """The confinement of a command with this access. For `write`, `snapshot` has the protected paths. `denied` are
+        additional paths to hide."""
         home, writable = self.home, self.writable_roots()
         masked = self._masked(home)
         found = self._found_places(home)
@@ -285,8 +286,8 @@ class Policy:
         return self._places[0]
 
     def create_own(self) -> None:
-        """Create crow's own directories that are in trees where commands can write. Otherwise a command could create
-        them first. :raises OSError: they cannot be created."""
+        """Create those of crow's own directories that are in trees where commands can write. Otherwise a command could
+        create them first. :raises OSError: they cannot be created."""
         roots = self.writable_roots()
         for path in self.options.own:
             if not path.suffix and is_inside_any(Path(os.path.realpath(path)), roots):
@@ -350,8 +351,8 @@ class Policy:
         yield from (Path(os.path.realpath(path)) for path in self.options.own if os.path.exists(path))
 
     def _outer_repositories(self) -> tuple[OuterRepository, ...]:
-        """The repositories around the roots, found once. A repository that is created later gets no access, because
-        its hooks would not be protected."""
+        """The repositories around the roots, which are searched for only once. Commands get no access to a repository
+        that is created later, because its hooks would not be protected."""
         found = []
         for root in self.roots:
             repository = self._find_repository(root)
@@ -362,8 +363,8 @@ class Policy:
         return tuple(dict.fromkeys(found))
 
     def _find_repository(self, root: Path) -> OuterRepository | None:
-        """The repository that git would use in this root. None if its git directory is inside a root, or if commands
-        must not see it."""
+        """The repository that git would use in this root. None if there is no such repository, if its git directory is
+        inside a root, or if commands must not see its whole tree."""
         tree = next((folder for folder in (root, *root.parents) if os.path.lexists(folder / ".git")), None)
         if tree is None or (tree != root and not self._may_show(tree, root)):
             return None
@@ -373,8 +374,8 @@ class Policy:
         return OuterRepository(tree, common)
 
     def _may_show(self, tree: Path, root: Path) -> bool:
-        """Whether commands may see a whole tree because a root is in it. They may not see all of HOME, of a collection
-        such as ~/.config, or of a directory that belongs to the system or to several users."""
+        """Whether commands may see the whole of a tree that contains a root. They may not see all of HOME, of a
+        collection such as ~/.config, or of a directory that belongs to the system or to several users."""
         if tree in SYSTEM or (self.home is not None and is_general(tree, self.home)):
             return False
         masked = (*map(Path, MASKED), *self.options.masked)
@@ -422,7 +423,7 @@ def linked_path(file: Path, prefix: str = "") -> Path | None:
 
 
 def is_foreign(root: Path) -> bool:
-    """Whether crow runs as root in another user's directory. Confined commands cannot write there, because they have
+    """Whether crow runs as root in a directory of another user. Confined commands cannot write there, because they have
     none of root's powers."""
     try:
         return os.geteuid() == 0 and root.stat().st_uid != 0
@@ -461,8 +462,8 @@ def is_inside_any(path: Path, roots: Iterable[Path]) -> bool:
 
 
 def is_general(place: Path, home: Path) -> bool:
-    """Whether a directory holds other things besides programs: HOME, a directory above HOME, or a collection such as
-    ~/.config."""
+    """Whether a directory holds other things besides programs. This is true for HOME, for directories above HOME, and
+    for collections such as ~/.config."""
     return home.is_relative_to(place) or (place.parent == home and place.name in GENERAL)
 
 

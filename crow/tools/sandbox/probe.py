@@ -18,10 +18,10 @@ OUTPUT_CHARS = 500
 
 
 def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
-    """Run confined commands that try to read and write forbidden files, and to write allowed files.
+    """Test a sandbox: try to read and write where a confined command must not, and to write where it may.
 
-    With `has_overlay`, also try that changes to a throwaway tree are possible but do not last. Returns an empty string
-    if the sandbox works, otherwise the problem in words.
+    With `has_overlay`, also test that a command can change a throwaway tree and that its changes do not last. Returns
+    an empty string if the sandbox works, otherwise the problem in words.
     """
     with tempfile.TemporaryDirectory(prefix="crow-probe-", ignore_cleanup_errors=True) as name:
         directory = Path(os.path.realpath(name))
@@ -60,6 +60,7 @@ def try_confinement(run: RunConfined, *, has_overlay: bool = False) -> str:
 
 
 def make_removable(layers: Path) -> None:
-    """Change the mode of the kernel's work directories, so that a user who is not root can remove the layers."""
+    """Change the mode of the directories that the kernel uses for overlays, so that a user who is not root can remove
+    the layers."""
     for path in layers.glob("**/*-work/work"):
         path.chmod(0o700)

@@ -34,8 +34,8 @@ ALL_BYTES = 20_000_000
 MAX_SEARCHED = 100_000
 ROUNDS = 6
 SETTLED_NS = 50_000_000
-"""Some file systems' clocks advance only in steps of this length. So a file that changes twice in quick succession may
-keep its time of change."""
+"""The clocks of some file systems advance only in steps of this length. So if a file changes twice within one step, its
+time of change may stay the same."""
 
 SKIPPED = frozenset(
     (
@@ -55,9 +55,9 @@ class FileState:
     """The state of one protected path.
 
     `stamp` holds device, inode, size, and the times of modification and change. `content` is a file's content or a
-    link's target; None if it is not kept. `is_settled`: if the content changes, the stamp changes too (this is not
-    certain if the file has only just changed). `is_repository`: the path is a repository's own directory. `is_mutable`:
-    the content may change and only the existence is protected, as with HEAD of a repository.
+    link's target; None if it is not kept. `is_settled`: any later change of the content also changes the stamp, which
+    is not certain if the file has only just changed. `is_repository`: the path is a repository's own directory.
+    `is_mutable`: the content may change and only the existence is protected, as with HEAD of a repository.
     """
 
     kind: Kind
@@ -70,7 +70,8 @@ class FileState:
     is_mutable: bool = False
 
     def is_like(self, other: FileState) -> bool:
-        """Whether kind and content are equal. Neither the mode nor content that may change is compared."""
+        """Whether two states have the same kind and content. The mode is not compared, and neither is content that may
+        change."""
         if self.kind != other.kind:
             return False
         if self.is_mutable or self.kind in ("directory", "other"):
@@ -93,7 +94,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The states of the protected paths before a command. Commands that run at the same time share them."""
+    """The states of the protected paths before a command. Commands that run at the same time share these states."""
 
     states: dict[str, FileState] = field(repr=False)
 
@@ -126,7 +127,7 @@ class ProtectedFiles:
         """Remember the state of all protected paths. Call this before a command starts, and `put_back` after its end.
 
         If another command is already running, this reuses the states from before that command. Otherwise `put_back`
-        would keep what that command has already changed.
+        would not undo what that command has already changed.
         """
         with self._lock:
             running = next(iter(self._active), None)
@@ -136,7 +137,7 @@ class ProtectedFiles:
             return snapshot
 
     def put_back(self, snapshot: Snapshot, *, only_created: bool = False) -> tuple[str, ...]:
-        """Undo what has changed since the snapshot. Return one sentence for each path.
+        """Undo all changes since the snapshot. Return one sentence for each changed path.
 
         With `only_created`, undo only what was created, because the command could not change or remove other paths.
         Links are the exception: changed and removed links are put back too. The files that the command wrote are moved
@@ -153,8 +154,8 @@ class ProtectedFiles:
             return tuple(undo.sentences.values())
 
     def accept(self, path: Path | None = None) -> None:
-        """Record that the user allowed a change of this path while commands run. `put_back` will leave the path as it
-        is now. If the path is None, any path may have changed."""
+        """Record that the user allowed a change of this path (None: of all paths) while commands run. `put_back` will
+        leave the path as it is now."""
         with self._lock:
             if not self._active:
                 return
@@ -181,7 +182,8 @@ class ProtectedFiles:
 class Scan:
     """One pass over the roots. It reads again only what has changed since the previous pass.
 
-    With `opens_folders`, folders that cannot be listed get the mode u+rwx: a command must not hide files in this way.
+    With `opens_folders`, folders that cannot be listed get the mode u+rwx. Otherwise a command could hide files in such
+    folders.
     """
 
     def __init__(
@@ -349,7 +351,7 @@ class Scan:
 
 
 class Undo:
-    """Undoes the changes since a snapshot. Needs several rounds, because one change can hide others.
+    """Undoes the changes since a snapshot, in several rounds, because one change can hide others.
 
     Which other files in a directory are protected depends on whether it has a file called HEAD, so changes of such
     files are undone first.
@@ -366,7 +368,7 @@ class Undo:
         self._given_up: set[str] = set()
 
     def run(self, current: Mapping[str, FileState]) -> bool:
-        """Undo the differences. Return whether there was one, so that another round must check the result."""
+        """Undo the differences. Return whether there was one. If so, another round must check the result."""
         if not self._only_created and self._restore_moved_repositories(current):
             return True
         differences = self._differences(current)
@@ -479,8 +481,8 @@ class Undo:
         return None
 
     def _keep(self, path: str, *, stays: bool = False) -> str:
-        """Move the file or folder at the path to `kept`. If it `stays`, only copy it, because the caller will replace
-        it. Return the new place, in the form in which the model sees it."""
+        """Move what is at the path to `kept`. With `stays`, only copy it, because the caller will replace it. Return
+        the new place, in the form that is shown to the model."""
         root = next((root for root in self._roots if is_inside(path, root)), os.sep)
         target = self._kept / os.path.relpath(path, root)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

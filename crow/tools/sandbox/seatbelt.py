@@ -1,6 +1,7 @@
 """Confines commands on macOS by Seatbelt, through sandbox-exec.
 
-It was written from documentation and tested as text only; no Mac was available to try it.
+This module was written from documentation, and only the text that it generates is tested; no Mac was available to run
+it.
 """
 
 from __future__ import annotations
@@ -111,8 +112,7 @@ def confined_command(argv: Sequence[str], confinement: Confinement) -> list[str]
 
 
 def make_profile(confinement: Confinement) -> tuple[str, dict[str, str]]:
-    """Return the profile, and its parameters, which map names to paths. The last rule that matches an operation
-    decides."""
+    """The profile, and its parameters, which map names to paths. The last rule that matches an operation decides."""
     profile = Profile()
     profile.add("deny file-read-data file-read-xattr", "subpath", confinement.masked)
     writable = (*confinement.writable, confinement.temporary)

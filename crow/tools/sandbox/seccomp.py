@@ -172,8 +172,8 @@ class Program:
         self._block(name, [self._load(argument), *jumps, *reversed(self._verdicts())])
 
     def socket(self, families: tuple[int, ...]) -> None:
-        """Allow only sockets of these families, and netlink sockets that list the network interfaces. Others fail with
-        ENETUNREACH, so that programs name the network as the cause."""
+        """Allow only sockets of these families, and netlink sockets that list the network interfaces. Other sockets
+        fail with ENETUNREACH, so that programs report the network as the cause."""
         # a match jumps over the remaining comparisons, the two other instructions for netlink, and the refusal
         jumps = [(JUMP_IF_EQUAL, int(family), len(families) - index + 3, 0) for index, family in enumerate(families)]
         self._block(

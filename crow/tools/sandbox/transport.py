@@ -79,8 +79,7 @@ class ChildTransport(asyncio.SubprocessTransport):
         return self._child.pid
 
     def get_returncode(self) -> int | None:
-        """Return the exit code, or the negative number of the signal that ended the child. None while the child
-        runs."""
+        """The exit code, or the negative number of the signal that ended the child; None while it runs."""
         return self._child.returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
@@ -139,7 +138,7 @@ class PipeProtocol(asyncio.Protocol):
 async def start_in_thread(start: Callable[[], subprocess.Popen[bytes]], process: Process) -> None:
     """Start a child in a new thread, and connect it to the event loop. The thread ends as soon as the child runs.
 
-    If the thread changes itself, for example gives up rights, this affects the child but no other thread.
+    A change that the thread makes to itself, such as giving up rights, affects the child but no other thread.
 
     :raises OSError: the child could not be started.
     """

@@ -21,10 +21,11 @@ RULES: tuple[Rule, ...] = (
 
 
 def judge(run: Run, rules: tuple[Rule, ...] = RULES) -> list[Verdict]:
-    """Applies the rules to a run, and returns one verdict for each.
+    """Applies the rules to a run, and returns one verdict for each rule.
 
-    Findings that only show that the agent requires authentication, or that no prompt worked at all, are dropped. A rule
-    without other findings does not apply. The rule `prompt.text` reports that no prompt worked.
+    Some findings only show that the agent requires authentication, or that no prompt worked at all. They are dropped.
+    If all findings of a rule are dropped, the rule does not apply. Only the rule `prompt.text` still reports that no
+    prompt worked.
     """
     turns = run.turns()
     are_all_prompts_lost = run.is_live and bool(turns) and all(turn.exchange.result is None for turn in turns)

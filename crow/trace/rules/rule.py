@@ -19,13 +19,13 @@ JSON = "https://www.rfc-editor.org/rfc/rfc8259"
 
 
 def page(name: str) -> str:
-    """The address of a page of the protocol, such as `prompt-turn#cancellation`."""
+    """Returns the URL of a page about the protocol. An example of `name` is `prompt-turn#cancellation`."""
     return _PAGES + name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A violation of a rule. `lines` are the messages that show it."""
+    """A violation of a rule. `lines` are the messages that show the violation."""
 
     words: str
     lines: tuple[Recorded, ...] = ()
@@ -50,7 +50,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a rule. `reason` says why the rule does not apply, and is empty if it does."""
+    """The result of applying a rule. If the rule does not apply, `reason` says why; otherwise `reason` is empty."""
 
     rule: Rule
     findings: tuple[Finding, ...] = ()
@@ -71,10 +71,10 @@ Item = TypeVar("Item", bound=_HasLines)
 
 
 def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str | None], nothing: str) -> Check:
-    """Makes a check that tests each item.
+    """Returns a check that examines each of the `items`.
 
-    `problem` says what is wrong with an item, or returns None. If there are no items, the rule does not apply, and
-    `nothing` is the reason.
+    `problem` returns the words of a finding, or None if nothing is wrong with the item. If there are no items, the rule
+    does not apply, and `nothing` is the reason.
     """
 
     def check(run: Run) -> Outcome:
@@ -92,13 +92,13 @@ def every(items: Callable[[Run], Iterable[Item]], problem: Callable[[Item], str 
 def every_line(
     lines: Callable[[Run], Iterable[Recorded]], problem: Callable[[Recorded], str | None], nothing: str
 ) -> Check:
-    """Like `every`, for lines."""
+    """Returns a check that examines each line. See `every`."""
     return every(lambda run: (Shown(line) for line in lines(run)), lambda shown: problem(shown.line), nothing)
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A single line as an item."""
+    """A single line as an item for `every`."""
 
     line: Recorded
 
@@ -109,7 +109,7 @@ class Shown:
 
 
 def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
-    """A check that each request with one of these purposes has a result."""
+    """Returns a check that each request with one of these purposes was answered with a result."""
     return every(
         lambda run: run.exchanges(*purposes),
         lambda exchange: None if exchange.result is not None else f"{words}: {describe(exchange)}",
@@ -120,9 +120,10 @@ def answered_by_result(words: str, nothing: str, *purposes: str) -> Check:
 def answered_by_error(
     words: str, nothing: str, *purposes: str, codes: tuple[int, ...] = (), if_refused: bool = False
 ) -> Check:
-    """A check that each request with one of these purposes fails. With `codes`, the error must have one of them.
+    """Returns a check that each request with one of these purposes was answered with an error.
 
-    With `if_refused`, a request that was answered with a result passes.
+    With `codes`, the error must have one of these codes. With `if_refused`, a request that was answered with a result
+    passes too.
     """
 
     def problem(exchange: Exchange) -> str | None:
@@ -136,7 +137,7 @@ def answered_by_error(
 
 
 def answered(words: str, nothing: str, *purposes: str) -> Check:
-    """A check that each request with one of these purposes has a response of any kind."""
+    """Returns a check that each request with one of these purposes was answered with a result or an error."""
     return every(
         lambda run: run.exchanges(*purposes),
         lambda exchange: None if exchange.is_answered else words,

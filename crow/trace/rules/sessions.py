@@ -33,7 +33,7 @@ _NOT_FOUND = (-32002,)
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """The requests that opened a session."""
+    """Returns the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -47,7 +47,8 @@ def _session_id(exchange: Exchange) -> str | None:
 
 
 def _different(run: Run) -> Outcome:
-    """Session ids must differ. Ids of different processes are compared only if the agent stores sessions."""
+    """Finds sessions with the same id. Ids from different processes of an agent are compared only if that agent stores
+    sessions."""
     seen: dict[tuple[int, str], Exchange] = {}
     found = []
     for number, connection in enumerate(run.connections):
@@ -64,7 +65,7 @@ def _different(run: Run) -> Outcome:
 
 
 def _early(run: Run) -> Outcome:
-    """Finds updates for a session that the client cannot know yet."""
+    """Finds updates for sessions of which the client cannot know yet."""
     found = []
     for connection in run.connections:
         known: dict[str, int] = {}
@@ -102,7 +103,7 @@ def _mcp_environment(run: Run) -> Outcome:
 
 
 def _shown(run: Run) -> list[RecordedTurn]:
-    """The prompts of sessions that another process loaded later."""
+    """Returns the finished prompts of sessions that are loaded somewhere in the run."""
     loaded = {turn.exchange.session for turn in run.loads()}
     purposes = ("prompt-say", "prompt-tool")
     return [turn for turn in run.turns(*purposes) if turn.exchange.session in loaded and turn.stop_reason == "end_turn"]
@@ -113,7 +114,7 @@ def _replay_of(run: Run, turn: RecordedTurn) -> RecordedTurn | None:
 
 
 def _replayed(problem: Callable[[RecordedTurn, RecordedTurn], str | None]) -> Check:
-    """A check that compares the replay of a session with a turn that was shown before."""
+    """Returns a check that compares turns with the later replays of their sessions."""
 
     def check(run: Run) -> Outcome:
         found, has_any = [], False
@@ -254,7 +255,7 @@ def _row_time(_: Exchange, row: dict[str, Any]) -> str | None:
 
 
 def time_problem(value: Any) -> str | None:
-    """Returns why a text is not a valid ISO 8601 time, or None if it is."""
+    """Returns the problem with an ISO 8601 time, or None if the time is right or missing."""
     if value is None:
         return None
     try:
@@ -320,7 +321,7 @@ def _unadvertised(run: Run) -> Outcome:
 
 
 def _is_used(problem: str, *purposes: str) -> Check:
-    """A check that each prompt with one of these purposes was answered with a stop reason."""
+    """Returns a check that each prompt with one of these purposes was answered with a result."""
     return answered_by_result(problem, "no session was opened this way", *purposes)
 
 

@@ -23,7 +23,7 @@ _NO_OPTIONS = "the agent has no configuration options to choose from"
 
 
 def _opened(run: Run) -> list[Exchange]:
-    """The requests that opened a session."""
+    """Returns the requests that opened a session."""
     return [each for each in run.asked_for(*OPENING) if each.result is not None]
 
 
@@ -62,12 +62,12 @@ def _shown_modes(run: Run) -> Outcome:
 
 
 def options_of(value: Any) -> list[dict[str, Any]]:
-    """The options in a `configOptions`."""
+    """Returns the options in a `configOptions` member, or [] if it is not a list."""
     return [option for option in value if isinstance(option, dict)] if isinstance(value, list) else []
 
 
 def choices(option: dict[str, Any]) -> list[Any]:
-    """The values of an option, including those in groups."""
+    """Returns the values to choose from for an option, including the values in groups."""
     found: list[Any] = []
     for each in options_of(option.get("options")):
         found += (
@@ -77,7 +77,7 @@ def choices(option: dict[str, Any]) -> list[Any]:
 
 
 def _configured(run: Run) -> list[Exchange]:
-    """The requests whose response contains configuration options."""
+    """Returns the requests whose response contains configuration options."""
     asked = run.asked_for(*OPENING, "session/set_config_option")
     return [each for each in asked if options_of((each.result or {}).get("configOptions"))]
 
@@ -134,7 +134,7 @@ def _all_options(run: Run) -> Outcome:
 
 
 def _in_sync(run: Run) -> Outcome:
-    """After a mode is set, the option of category mode (if there is one) has the same value."""
+    """Finds requests that set a mode, but left the option of category mode (if there is one) with another value."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked_for("session/set_mode"):
@@ -150,7 +150,8 @@ def _in_sync(run: Run) -> Outcome:
 
 
 def _mode_option(connection: Connection, exchange: Exchange) -> Any:
-    """The last value that the option of category mode has before the next request sets a mode or an option."""
+    """Returns the value of the option of category mode just before the next request that sets a mode or an option.
+    Returns None if there is no such option, or if the option does not offer the mode that was set."""
     if exchange.response is None:
         return None
     setting = (each for each in connection.asked if each.method in ("session/set_mode", "session/set_config_option"))

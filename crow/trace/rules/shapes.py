@@ -92,7 +92,7 @@ def _update(kind: str) -> Check:
 
 
 def is_plain_chunk(body: dict[str, Any]) -> bool:
-    """Whether this is a chunk of plain text. Such updates are the most frequent, and always valid."""
+    """Whether an update is a chunk of plain text. Such updates are the most frequent, and always valid."""
     match body:
         case {"content": {"type": "text", "text": str(), **others}, **rest} if not others:
             message = rest.pop("messageId", "")
@@ -141,8 +141,8 @@ def _custom_fields(run: Run) -> Outcome:
 
 
 def _values(connection: Any) -> Iterator[tuple[str, Any, Recorded]]:
-    """Yields each value from the agent for which the schema has a definition: the name of the definition, the value,
-    and its line."""
+    """Yields each value from the agent that has a definition in the schema, as (name of the definition, value,
+    line)."""
     for exchange in connection.asked:
         name = definition("agent", exchange.method, "Response")
         if name is not None and exchange.result is not None and exchange.response is not None:

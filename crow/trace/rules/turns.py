@@ -185,7 +185,7 @@ def _base64(run: Run) -> Outcome:
 
 
 def _cancelled(run: Run) -> list[RecordedTurn]:
-    """Prompts that were cancelled while they ran."""
+    """Returns the prompts that were cancelled while they ran."""
     return [turn for turn in run.turns() if turn.cancels]
 
 
@@ -200,7 +200,8 @@ def _cancel_result(turn: RecordedTurn) -> str | None:
 
 
 def _cancel_reason(turn: RecordedTurn) -> str | None:
-    """The stop reason must be `cancelled`, unless the prompt may have ended by itself just as it was cancelled."""
+    """Finds a stop reason other than `cancelled`. If the prompt may have ended by itself just before it was cancelled,
+    every stop reason is allowed."""
     if turn.exchange.result is None or turn.stop_reason == "cancelled":
         return None
     response = turn.exchange.response
@@ -242,7 +243,7 @@ def _plan_entries(update: Update) -> str | None:
 
 
 def _complete_plan(run: Run) -> Outcome:
-    """Finds plans that contain only one entry of the previous plan, because the agent sent a delta instead of the whole
+    """Finds plans that repeat only one entry of the previous plan: the agent sent only the change, not the whole
     plan."""
     found, has_any = [], False
     for turn in run.turns():
@@ -268,7 +269,7 @@ def _currency(update: Update) -> str | None:
 
 
 def _other_session(run: Run) -> Outcome:
-    """A prompt must go on when a prompt of another session is cancelled."""
+    """Finds prompts that did not go on when a prompt of another session was cancelled."""
     others = run.turns("prompt-other")
     if not others:
         return _NOT_SENT
@@ -280,7 +281,7 @@ def _other_session(run: Run) -> Outcome:
 
 
 def _own_updates(run: Run) -> Outcome:
-    """The text of a session must not be shown in another session."""
+    """Finds turns that show the text of another session."""
     if not run.endpoint or not run.endpoint.requests:
         return _NO_ENDPOINT
     found = []

@@ -76,7 +76,8 @@ def _bom(raw: bytes) -> str | None:
 
 
 def _numbers(line: Recorded) -> str | None:
-    """Finds NaN and Infinity. Python's parser accepts them, but the check reads such lines as text."""
+    """Finds NaN and Infinity, which JSON does not have. Python's parser accepts them, but the check reads such lines as
+    text."""
     if line.text is None or _is_other_problem(line):
         return None
     try:
@@ -122,7 +123,7 @@ def _last_line(run: Run) -> Outcome:
 
 
 def _survives(*purposes: str) -> Check:
-    """A check that the agent still answers the next request after a line with one of these purposes."""
+    """Returns a check that, after a line with one of these purposes, the agent still answers the next request."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -138,7 +139,8 @@ def _survives(*purposes: str) -> Check:
 
 
 def _refused(code: int, *purposes: str) -> Check:
-    """A check that a line with one of these purposes is answered with one error with this code."""
+    """Returns a check that the agent answers a line with one of these purposes with exactly one error, with this
+    code."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -176,7 +178,7 @@ def _null_id(run: Run) -> Outcome:
 
 
 def _silent(*purposes: str) -> Check:
-    """A check that a notification with one of these purposes gets no response."""
+    """Returns a check that a notification with one of these purposes gets no response."""
 
     def check(run: Run) -> Outcome:
         reactions = [each for at in run.connections for purpose in purposes for each in at.reactions(purpose)]
@@ -212,7 +214,8 @@ def _id_problem(line: Recorded) -> str | None:
 
 
 def _unanswered(run: Run) -> Iterable[Exchange]:
-    """The requests that must be answered. Those sent after a broken line are left to the rules about broken lines."""
+    """Yields the requests that an agent has to answer. Requests after a broken line are left out, because the rules
+    about broken lines check them."""
     return (
         each
         for connection in run.connections
@@ -270,7 +273,8 @@ def _reused(run: Run) -> Outcome:
 
 
 def _while_prompt(run: Run) -> Outcome:
-    """Requests must be answered while a prompt runs. Only prompts that ran until they were cancelled are checked."""
+    """Finds requests that were not answered while a prompt ran. Only prompts that ran until they were cancelled
+    count."""
     found, has_any = [], False
     for connection in run.connections:
         for exchange in connection.asked:

@@ -79,7 +79,7 @@ async def test_an_archived_session_leaves_the_list_and_goes_on(tmp_path: Path) -
         await it.session.prompt(text("two"))
         assert (await it.store.sessions()).rows == ()
         assert [row.id for row in (await it.store.sessions(archived=True)).rows] == ["s1"]
-        assert await typed(it, "/archive now") == "`/archive now`: expected nothing, or `undo`."
+        assert await typed(it, "/archive now") == "`/archive now`: expected no argument, or `undo`."
         assert await typed(it, "/archive undo") == "This session is back on the list of sessions."
         assert [row.id for row in (await it.store.sessions()).rows] == ["s1"]
 

@@ -93,7 +93,7 @@ async def test_refused_request_is_compacted_and_sent_again_and_the_window_learne
             "Crow has learned nothing about the context window of tiny."
         )
         await run.session.prompt(text("/context drop"))
-        assert run.client.stored(Command)[-1].answer == "`/context drop`: expected nothing, or `forget`."
+        assert run.client.stored(Command)[-1].answer == "`/context drop`: expected no argument, or `forget`."
 
 
 async def test_overflow_in_the_middle_of_an_answer_keeps_the_shown_text_and_continues(

@@ -18,11 +18,11 @@ _LOCK = int.from_bytes(b"crow", "big")
 
 
 async def migrate(connection: asyncpg.Connection, name: str) -> None:
-    """Migrate the schema `crow` to this version. If several stores do so at the same time, one runs the files and the
-    others wait.
+    """Migrate the schema `crow` to this version. If several stores call this at the same time, one of them runs the
+    files and the others wait.
 
-    `name` is the name of the database in errors. If the schema has this version already, the user needs no right to
-    change it.
+    `name` is the name of the database in errors. If the schema has this version already, the database user needs no
+    right to change the schema.
 
     :raises StoreTooNew: a newer crow migrated the database.
     """
@@ -41,8 +41,9 @@ async def migrate(connection: asyncpg.Connection, name: str) -> None:
 
 
 async def check_readable(connection: asyncpg.Connection, name: str) -> None:
-    """:raises StoreUnavailable: the database has no schema of crow, or that of an older crow.
-    :raises StoreTooNew: a newer crow migrated the database."""
+    """:raises StoreUnavailable: the database has no schema of crow, or the schema of an older crow.
+    :raises StoreTooNew: a newer crow migrated the database.
+    """
     version = await _version(connection, name)
     if version < VERSION:
         has = f"version {version} of crow's schema, and this crow needs version {VERSION}" if version else "no sessions"

@@ -34,8 +34,8 @@ APPLICATION_ID = int.from_bytes(b"crow", "big")
 def migrate(connection: sqlite3.Connection, version: int = VERSION) -> None:
     """Migrate the database to `version`. `connection` must be in autocommit mode.
 
-    Each transaction checks the version again. So if two processes open a file at the same time, each step runs only
-    once.
+    Each step is a transaction that first checks the version again. So if two processes open a file at the same time,
+    each step runs only once.
     """
     for number, name in enumerate(FILES[:version], start=1):
         connection.execute("BEGIN IMMEDIATE")
