@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import cast, get_args
 
 import anyio
@@ -122,7 +123,7 @@ class HostedFollower:
                 async with aclosing(store.watch(session.id, after=self._read_to)) as all_news:
                     async for news in all_news:
                         await self._take(news)
-                        await self._rest()
+                        await self._rest(news)
             except NoSuchSession:
                 on_deleted()
                 return
@@ -135,11 +136,20 @@ class HostedFollower:
     def _hurry(self) -> None:
         self._wake.set()
 
-    async def _rest(self) -> None:
-        """If this process runs a turn, waits a moment. During a turn, the store reports many changes, because it also
-        reports those of this process."""
+    async def _rest(self, news: News) -> None:
+        """Wait a moment while this process runs a turn, because the store reports each of its own writes too.
+
+        If another process has taken over the turn, wait until this process has given it up, and show the held entries.
+        The store may report nothing after that."""
+        branch = self._session.branch
         self._wake = anyio.Event()
-        if self._session.branch.claimed_to is not None and self._seen >= self._awaited:
+        if self._held:
+            while branch.claimed_to is not None:
+                with anyio.move_on_after(OWN_TURN_S):
+                    await self._wake.wait()
+                self._wake = anyio.Event()
+            await self._take(replace(news, entries=()))
+        elif branch.claimed_to is not None and self._seen >= self._awaited:
             with anyio.move_on_after(OWN_TURN_S):
                 await self._wake.wait()
 

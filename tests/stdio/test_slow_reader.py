@@ -129,5 +129,5 @@ async def test_a_load_interrupted_by_eof_leaves_whole_lines_and_an_answer(home: 
     assert output.endswith(b"\n")
     messages = [json.loads(line) for line in output.splitlines()]
     (answer,) = [message for message in messages if message.get("id") == request_id]
-    assert answer["error"]["message"].startswith("The connection was closed before session/load was done.")
+    assert answer["error"]["message"].startswith("The connection was closed before session/load had ended.")
     assert (agent.process.returncode, errors) == (0, b"")
