@@ -69,7 +69,7 @@ def test_a_process_that_breaks_a_rule_fails_with_evidence(tmp_path: Path, capsys
         (["--", "/nonexistent/agent"], "/nonexistent/agent: cannot be started: No such file"),
         (["--", "a\0b"], "cannot be started: embedded null byte"),
         ([], "crow acp-check -- COMMAND"),
-        (["--timeout", "nan", "--", "true"], "--timeout nan: expected seconds"),
+        (["--timeout", "nan", "--", "true"], "--timeout nan: expected a number of seconds"),
         (["--env", "=x", "--", "true"], "--env =x: expected NAME=VALUE"),
         (["--junit", "/nonexistent/report.xml", "--timeout", "0.1", "--", "true"], "--junit /nonexistent/report.xml"),
         (["--trace", "/nonexistent/trace", "--", "true"], "/nonexistent/trace: cannot be written"),
