@@ -57,10 +57,7 @@ async def test_a_large_message_passes_and_one_over_the_limit_is_refused(server: 
 
 
 async def test_pieces_of_messages_and_control_frames_between_them_are_joined(server: FakeServer) -> None:
-    class NoPings(QuickTimes):  # the answer to a ping would come between the bytes below
-        ping = 3_600.0
-
-    async with BridgedEditor(server.path, times=NoPings) as editor:
+    async with BridgedEditor(server.path) as editor:
         await editor.request("initialize", protocolVersion=1)
         for piece in (b'\x01\x03{"a', b"\x89\x02hi", b'\x00\x02":', b"\x80\x02" + b"1}"):
             for byte in piece:
