@@ -26,7 +26,7 @@ from crow.agent.links import attach_files
 from crow.agent.mentions import Mention, find_mentions
 from crow.agent.permissions import PermissionRule, current_rules
 from crow.agent.templates import ParsedCommand, parse_prompt_call
-from crow.domain.entries import PlanItem, StopReason, TurnEnd, User
+from crow.domain.entries import Command, NewEntry, PlanItem, StopReason, TurnEnd, User
 from crow.domain.errors import CrowError, FilesElsewhere, LeafMoved, NoSuchSession, SessionBusy, StoreError
 from crow.domain.events import ContextMeasured, NoticeShown, OptionsChanged, PlanChanged
 from crow.domain.messages import JsonObject, Part, Text, Usage
@@ -532,15 +532,25 @@ class Session:
         except anyio.get_cancelled_exc_class():
             prompt.stop = "cancelled"
             if self._ending is None:
+                self._keep_command(prompt)
                 await self._end_turn(CANCELLED)
             raise
         except Exception as error:
+            self._keep_command(prompt)
             is_bug = not isinstance(error, CrowError)
             if is_bug:
                 logger.exception("The turn failed")
             await self._end_turn(TurnEnd(stop="error", detail="Internal error" if is_bug else str(error)))
             raise
         await self._end_turn(TurnEnd(stop=prompt.stop))
+
+    def _keep_command(self, prompt: PendingPrompt) -> None:
+        """Store a command without an answer when its turn ends, because a client may have shown the command."""
+        bodies = (entry.body for entry in self.branch.entries)
+        is_stored = any(isinstance(body, Command) and body.message_id == prompt.message_id for body in bodies)
+        if prompt.command is not None and not is_stored:
+            command = Command(text=prompt.text, answer="", message_id=prompt.message_id)
+            self.branch.store_at_end([NewEntry(body=command)])
 
     async def _claim_when_free(self, prompt: PendingPrompt) -> bool:
         """Claim the turn (see `_claim`). If another process runs a turn, wait until that turn ends."""

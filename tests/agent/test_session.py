@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from crow.agent.session import PendingPrompt
 from crow.domain.entries import Assistant, Command, Note, Prompt, Remark, Reminder, Started, ToolResult, TurnEnd, User
 from crow.domain.errors import AuthError, NetworkError, QuotaExceeded, TurnError
 from crow.domain.events import CallAnnounced, CallEnded, EntryStored, NoticeShown, TextShown, TitleChanged
@@ -399,6 +400,24 @@ async def test_a_command_is_answered_without_the_model_and_stored_as_typed(tmp_p
         (command,) = run.client.stored(Command)
         assert command.text == "/help"
         assert "/compact" in command.answer
+        assert await run.kinds() == ["Command", "TurnEnd"]
+
+
+async def test_a_command_that_was_shown_stays_in_the_history_if_it_is_cancelled_before_its_answer(
+    tmp_path: Path,
+) -> None:
+    class Canceller:
+        async def turn_began(self, prompt: PendingPrompt) -> None:
+            run.session.cancel()
+
+        async def turn_ended(self, prompt: PendingPrompt) -> None:
+            assert prompt.stop == "cancelled"
+
+    async with opened(tmp_path, ScriptedModel()) as run:
+        run.session.listener = Canceller()
+        assert await run.session.prompt(text("/help")) == "cancelled"
+        (command,) = run.client.stored(Command)
+        assert (command.text, command.answer) == ("/help", "")
         assert await run.kinds() == ["Command", "TurnEnd"]
 
 
