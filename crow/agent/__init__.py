@@ -35,7 +35,7 @@ class PermissionQuestion:
     `always` and `never` say what the answers "always allow" and "always reject" would cover. If one of the two texts is
     empty, that answer is not offered. `offers_writes` means that the user may also allow all commands that are confined
     to `write` access. `reason` says why crow asks; it is empty if the mode and the call make that clear. `rule` is a
-    rule that would allow the call if the user added that rule to the settings; it is empty if no rule would.
+    rule that the user could add to the settings to allow the call. It is empty if no rule can allow the call.
     """
 
     call: CallRef
@@ -106,9 +106,10 @@ class WaitableToolbox(Toolbox, ServerPrompts, Protocol):
 
 
 class OpenToolbox(Protocol):
-    """Opens a session's tools. Returns a context manager, which is entered and left in the session's task.
+    """Opens a session's tools. The call returns a context manager, which must be entered and left in the session's
+    task.
 
-    Calls `on_change` when a server becomes ready, fails, or changes what it offers.
+    The tools call `on_change` when a server becomes ready, fails, or changes what it offers.
     """
 
     def __call__(
@@ -139,12 +140,12 @@ class Adapters:
     """Everything that a session needs from outside.
 
     `load` uses a thread to import the packages that turns need. `model` returns the model with a given name, or raises
-    AuthError or ConfigError; `info` describes a model without loading anything. `fallback` returns the name of the
-    model that answers while the given model's endpoint is down; the name is empty if there is no such model. `models`
-    holds the names to choose from. `default_model` returns an empty string if the user has set no default. `settings`,
-    `default_model` and `models` are read again for each turn because the user may change them. `user_instructions` is
-    the path of the user's own AGENTS.md, which need not exist. `node` is the name of this machine, or empty if no other
-    machine uses the store.
+    AuthError or ConfigError; `info` describes a model without loading anything. `fallback` takes the name of a model
+    and returns the name of its fallback model, which answers while the first model's endpoint is down. The result is
+    empty if there is no fallback model. `models` holds the names to choose from. `default_model` returns an empty
+    string if the user has set no default. `settings`, `default_model` and `models` are read again for each turn because
+    the user may change them. `user_instructions` is the path of the user's own AGENTS.md, which need not exist. `node`
+    is the name of this machine, or empty if no other machine uses the store.
     """
 
     store: Store
@@ -166,8 +167,8 @@ SUBAGENT_ROLE = (
     "You are a sub-agent: another agent gave you this task and reads your last answer, nothing else of what you do. "
     "Answer with all that it needs to know, and do not ask back."
 )
-"""The text that ends a sub-agent's system message. It is left out if a client has opened the sub-agent as a session of
-its own."""
+"""The text that ends a sub-agent's system message. If a client opens the sub-agent as a session of its own, this text
+is left out."""
 
 
 def config_of_own(config: JsonObject) -> JsonObject:

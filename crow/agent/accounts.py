@@ -16,8 +16,8 @@ from crow.llm import Attempt, Model, ModelInfo, Request, Stream, cost_of
 
 
 def complete_usage(usage: Usage | None, *, sent: int, made: int) -> Usage:
-    """Replace counts that the endpoint did not report with estimates in tokens. `sent` replaces a missing count of the
-    input, and `made` a missing count of the output."""
+    """Fill in the token counts that the endpoint did not report. `sent` is the estimate for the input, and `made` is
+    the estimate for the output."""
     usage = usage or Usage()
     if usage.input_tokens is not None and usage.output_tokens is not None:
         return usage
@@ -46,16 +46,16 @@ def usage_of_attempt(attempt: Attempt, *, sent: int) -> Usage:
 def request_entry(
     attempt: Attempt, info: ModelInfo, *, sent: int, purpose: Literal["answer", "summary", "title", "sampling"]
 ) -> NewEntry:
-    """Return the entry that stores what one request used, at the current prices."""
+    """Return an entry that records the usage of one request, and its cost at the current prices."""
     usage = usage_of_attempt(attempt, sent=sent)
     return NewEntry(body=ModelRequest(purpose=purpose), model=info.name, usage=usage, cost=cost_of(usage, info))
 
 
 @asynccontextmanager
 async def summary_stream(branch: Branch, model: Model, request: Request, *, sent: int) -> AsyncIterator[Stream]:
-    """Do the same as `model.stream(request)`, and also record the request's usage, even if the request fails or is
-    cancelled. The usage is stored together with the branch's next entries. `sent` is the estimated size of the request
-    in tokens."""
+    """Open the stream that `model.stream(request)` returns, and record the request's usage when the stream is closed,
+    even if the request failed or was cancelled. The usage is stored together with the branch's next entries. `sent` is
+    the estimated size of the request in tokens."""
     async with model.stream(request) as stream:
         try:
             yield stream
@@ -69,8 +69,8 @@ class Budget:
     """Compares the cost of a session, and the cost of each turn, with the user's limits. Sub-agents share the budget of
     their session.
 
-    After the session has reached its limit, it may spend the same amount again from the next turn on. The same holds if
-    the session was above its limit when it was opened.
+    When the session has reached its limit, the turn stops. The next turn starts a new allowance of the same amount. A
+    session that has already reached its limit when it is opened also starts with a new allowance.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Budget:
         return ""
 
     def is_spent(self) -> bool:
-        """Whether the session, or its last turn, has reached the limit of its cost. If so, crow makes no request until
-        the next prompt."""
+        """Whether the session has reached its cost limit, or the last turn has reached the limit for one turn. If so,
+        crow makes no request until the next prompt."""
         per_turn = self._settings().cost_per_turn
         if per_turn is not None and self._branch.row.cost - self._turn_start >= per_turn:
             return True

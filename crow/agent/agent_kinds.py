@@ -81,7 +81,7 @@ class Speciality:
         return {**config, "system_prompt_append": prompt, CONFIG_KEY: kind}
 
     def mode_in(self, mode: str) -> str:
-        """Return the mode that the sub-agent has while its session has the mode `mode`."""
+        """Return the sub-agent's mode while its session is in `mode`."""
         return narrower_mode(mode, self.mode) if self.mode else mode
 
     def permissions(self, permissions: Permissions) -> Permissions:
@@ -89,8 +89,8 @@ class Speciality:
         return permissions.narrowed(self.mode) if self.mode else permissions
 
     def specs(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
-        """Return the tools that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind allows none of
-        `specs`."""
+        """Return those tools in `specs` that the kind allows. :raises ~crow.domain.errors.ArgumentError: the kind
+        allows none of them."""
         if self.tools is None:
             return tuple(specs)
         allowed = tuple(spec for spec in specs if any(fnmatchcase(spec.name, name) for name in self.tools))

@@ -28,8 +28,8 @@ END_S = 5.0
 TITLE_CHARS = 80
 
 Options: TypeAlias = Mapping[Literal["model", "thought_level"], str]
-"""The options that are restored when the user goes back in the conversation, with their values. Each change of such an
-option is stored as an entry."""
+"""Maps options to their values. These are the options that are restored when the user goes back in the conversation.
+Each change of one of them is stored as an entry."""
 
 
 class Branch:
@@ -55,9 +55,11 @@ class Branch:
         self._known_to = 0
         self._own: set[int] | None = None
         self.claimed_to: int | None = None
-        """The newest entry of the session when this process claimed the turn that it runs. None while it runs none."""
+        """While this process runs a turn: the id of the entry that was the session's newest when the turn was claimed.
+        Otherwise None."""
         self.must_catch_up = False
-        """Whether other processes have stored entries that were not published when the turn was claimed."""
+        """Whether, when the turn was claimed, other processes had stored entries that this process had not published
+        yet."""
         self.on_release: Callable[[], object] = lambda: None
         """Called when the turn has been released."""
         self.turn = tail.entries[-1].turn if tail.entries else 0
@@ -102,13 +104,13 @@ class Branch:
         return next((level for level in THOUGHT_LEVELS if level == self.row.config.get("thought_level")), None)
 
     def watch_parts(self, info: ModelInfo) -> None:
-        """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can compare. If they
-        are remembered already, do nothing."""
+        """Remember which parts of messages are left out for this endpoint, so that `changed_parts` can report changes.
+        Does nothing if the parts for this endpoint are already remembered."""
         self._left_out.setdefault(info.endpoint, self._left_out_for(info))
 
     def changed_parts(self, info: ModelInfo) -> tuple[str, ...]:
-        """Compare the parts of messages that are left out for this endpoint now with those at the previous call, or at
-        `watch_parts`. Return the parts that are left out only now, and those that were left out only then."""
+        """Return the parts of messages whose treatment for this endpoint has changed since the previous call, or since
+        `watch_parts`: the parts that are left out only now, and the parts that are no longer left out."""
         known, now = self._left_out.get(info.endpoint, frozenset()), self._left_out_for(info)
         self._left_out[info.endpoint] = now
         return tuple(sorted(known ^ now))
@@ -183,7 +185,7 @@ class Branch:
         self.turn_usage = usage if self.turn_usage is None else self.turn_usage + usage
 
     async def refresh_cost(self) -> None:
-        """Read the session's cost from the store again, because a sub-agent has added to it.
+        """Read the session's cost from the store again, because a sub-agent may have increased it.
 
         :raises ~crow.domain.errors.StoreError: it could not be read.
         """
@@ -246,8 +248,8 @@ class Branch:
 
     async def follow(self, news: News) -> tuple[tuple[Entry, ...], SessionRow]:
         """Take over what other processes have changed. The caller passes every `News` of
-        :class:`crow.store.watching.Watcher`, in order. Returns the entries in `news` that another process has stored,
-        and the session's row from before the call.
+        :class:`crow.store.watching.Watcher`, in order. Returns two things: the entries in `news` that other processes
+        stored, and the session's row as it was before the call.
 
         :raises ~crow.domain.errors.NoSuchSession: the session was deleted.
         """
@@ -268,7 +270,8 @@ class Branch:
         return foreign, before
 
     async def _advance(self, entries: Sequence[Entry]) -> None:
-        """Move to the session's current leaf. `entries` are new entries; more new entries may come later."""
+        """Move to the session's current leaf. `entries` are new entries by other processes. A later call may bring
+        further entries."""
         for entry in entries:
             if entry.parent != self.leaf:
                 break
@@ -347,8 +350,8 @@ class Branch:
             )
 
     async def close(self) -> None:
-        """Try once more to settle. If the end of the turn is still not stored, the next `Session` that opens this
-        stored session will store it."""
+        """Try once more to settle. If the end of the turn is still not stored, the store keeps it, and tries again when
+        the session is opened next."""
         if not self.is_settled and time.monotonic() - self._settled_at > 1:
             await self.try_to_settle()
         if self._pending_requests and not self._pending_end:
@@ -394,7 +397,7 @@ class Branch:
         await self.publish(OptionsChanged())
 
     async def set_option(self, name: str, value: str | bool) -> None:
-        """Change an option in the session's configuration, starting with the next turn."""
+        """Change an option in the session's configuration. The change applies from the next turn on."""
         if self.row.config.get(name) != value:
             changes = SessionChanges(config={**self.row.config, name: value})
             if name == "thought_level":
@@ -405,10 +408,10 @@ class Branch:
         await self.publish(OptionsChanged())
 
     async def _change_option(self, note: Note, changes: SessionChanges) -> None:
-        """Change the row and store the note together.
+        """Change the session's row and store `note`, in one transaction.
 
-        Only the row changes in two cases. First, a session without entries needs no note, because it has no place to go
-        back to. Second, no note is stored if another process has added entries or is running a turn.
+        If another process has added entries or is running a turn, change the row without storing `note`. Do the same if
+        the session has no entries, because then the user cannot go back in it.
         """
         if self.leaf is not None:
             try:
@@ -420,9 +423,9 @@ class Branch:
         await self.change(changes)
 
     async def adopt_options(self, options: Options, offered: Collection[str], *, keep: bool) -> Options:
-        """After a move, set the `options` that applied at the new place. Skip unusable values, such as a model that is
-        not among the `offered` ones. If `keep` is true, skip every option. Store a note for each skipped option. Return
-        the options that were set."""
+        """After a move, set the `options` that applied at the new place. Skip options with unusable values, such as a
+        model that is not in `offered`. If `keep` is true, skip all options. For each skipped option, store a `Note`
+        with the value that the session keeps. Return the options that were set."""
         adopted = {} if keep else usable_options(options, offered)
         if adopted:
             await self.change(option_changes(self.row, adopted))

@@ -271,7 +271,7 @@ class LineReader:
         self._drops_word = True
 
     def _skip_here_documents(self) -> None:
-        """Skip the texts of here-documents, but read the substitutions in them if bash expands these."""
+        """Skip the texts of here-documents. If bash would expand a text, read the substitutions in it."""
         waiting, self._here = self._here, []
         for mark, may_indent, is_expanded in waiting:
             body: list[str] = []
@@ -349,8 +349,8 @@ WRAPPERS: Mapping[str, tuple[str, int]] = {
     "watch": ("n", 0),
     "xargs": ("aEeIiLlnPsd", 0),
 }
-"""Programs that run another program. Each maps to two values: the letters of its options with a value, and the number
-of operands that come before the other program."""
+"""Programs that run another program. Each maps to two values: the letters of the options that take a value, and the
+number of operands that come before the other program."""
 
 RUNNERS = frozenset(
     (
@@ -416,7 +416,7 @@ def add_command(words: Words, found: CommandList, depth: int, *, takes_input: bo
 
 def add_shell(words: Words, found: CommandList, depth: int, *, takes_input: bool) -> None:
     """Add what a shell runs. With `-c`, the shell runs the text after that option. Without `-c`, it runs a script if
-    one is named. With neither, it runs its input, which is unknown."""
+    one is named. Without `-c` and without a script, it runs its input, which is unknown."""
     runs_text = next((at for at, word in enumerate(words) if re.fullmatch(r"[-+][A-Za-z]*c[A-Za-z]*", word)), 0)
     operands = [at for at in range(1, len(words)) if not words[at].startswith(("-", "+"))]
     if runs_text:
@@ -470,17 +470,18 @@ SUBCOMMANDS: Mapping[str, frozenset[str]] = {
         ("poetry", "rustup", "snap", "svn", "systemctl", "terraform", "twine", "uv", "yum"), frozenset[str]()
     ),
 }
-"""Programs whose first operand is a subcommand. Each maps to the options with a value that may come before the
-subcommand. The value of such an option is the next word."""
+"""Programs whose first operand is a subcommand. Each maps to the options that may come before the subcommand and take
+the next word as their value."""
 
 
 def runs(line: str, pattern: str) -> Certainty:
     """Whether a line runs a command that `pattern` covers.
 
-    A pattern is a program with options and operands, which may be globs. It covers each command that runs this program
-    with all of them. The options may be at any place and in any order, and the operands are in the order of the
-    pattern. If the program has subcommands, the first operand of the pattern is also the first operand of the command.
-    Returns "maybe" if the answer depends on something that the line computes.
+    A pattern is a program with options and operands, which may be globs. It covers each command that runs the program
+    with all of these options and operands, and perhaps with more. The command may have the options at any place and in
+    any order, but it must have the operands in the order of the pattern. If the program has subcommands, the pattern's
+    first operand must be the command's first operand. Returns "maybe" if the answer depends on something that the line
+    computes.
     """
     wanted = pattern_words(pattern)
     if wanted is None:
@@ -507,7 +508,7 @@ def pattern_words(pattern: str) -> Words | None:
 
 
 def matches(command: Words, wanted: Words) -> Certainty:
-    """Whether a pattern with the wanted words covers a command; see `runs`."""
+    """Whether a pattern that consists of the words `wanted` covers a command; see `runs`."""
     program = command[0]
     if ONE in program or MANY in program:
         return "maybe"
@@ -545,7 +546,7 @@ def match_options(command: Words, wanted: Sequence[str]) -> Certainty:
 
 
 def match_operands(command: Words, wanted: Sequence[str]) -> Certainty:
-    """Whether the wanted words are operands of a command, in this order."""
+    """Whether a command has all the operands in `wanted`, in this order."""
     if not wanted:
         return "yes"
     program = program_of(command[0]).casefold()

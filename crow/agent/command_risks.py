@@ -1,7 +1,8 @@
 """Finds words that make a command run another program or write to another place.
 
-An allow rule that ends with `*` does not cover such words, unless the user wrote them into the rule. The tables hold
-the words that are known to be dangerous. They cannot be complete; confinement stops the dangers that they miss.
+An allow rule that ends with `*` does not cover a command with one of these words, unless the user wrote the word into
+the rule. The tables hold the words that are known to be dangerous. They cannot be complete; confinement stops the
+dangers that they miss.
 """
 
 from __future__ import annotations
@@ -284,7 +285,8 @@ def is_risky(word: str, risks: Risks) -> bool:
 
 
 def wrapped_start(words: Words) -> int | None:
-    """Return the index of the program that a wrapper runs among the wrapper's words, or None if it is unknown."""
+    """Find the program that a wrapper runs. Return the index of its word in `words`, or None if the index is
+    unknown."""
     letters, operands = WRAPPERS[program_of(words[0])]
     at = 1
     while at < len(words):

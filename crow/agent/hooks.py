@@ -121,8 +121,8 @@ class Hook:
     def matches(self, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> bool:
         """Whether the hook gets this call, which has the effects `does`.
 
-        For some calls, crow does not know in advance all paths that they may touch: commands, searches, MCP tools, and
-        files with hard links. Such a call matches any `paths`.
+        Commands, searches, MCP tools and calls on files with hard links may touch paths that crow does not know in
+        advance. So these calls match any `paths`.
         """
         names = {call.name, plan.rule_tool or call.name}
         if self.tools and not any(fnmatchcase(name, pattern) for name in names for pattern in self.tools):
@@ -232,7 +232,8 @@ class BranchHooks:
         return bool(self._by_event)
 
     async def before_prompt(self) -> Denial | None:
-        """Call the hooks of `before_prompt`. In the first turn, call those of `session_start` before them."""
+        """Call the hooks of `before_prompt`. The first time, also call the hooks of `session_start`, before those of
+        `before_prompt`."""
         has_started, self._has_started = self._has_started, True
         if not has_started and await self._of("session_start"):
             is_known = any(isinstance(entry.body, Assistant | Checkpoint) for entry in self._branch.entries)
@@ -472,9 +473,9 @@ def effects(plan: PlannedCall, *, has_network: bool) -> frozenset[Effect]:
 
 
 def tool_facts(call_id: str, call: ToolCall, plan: PlannedCall, does: Collection[Effect]) -> dict[str, object]:
-    """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. This is `tool`
-    itself or, if `tool` only calls a server's tool, that server's tool. `paths` has absolute paths, or none if the
-    paths are not known in advance."""
+    """Return what a hook learns about a call. `rule_tool` is the tool whose permission rules apply. It is usually
+    `tool`. If `tool` only passes the call on to a server's tool, it is the server's tool. `paths` contains the absolute
+    path of the file that the call touches, and is empty if that path is not known in advance."""
     try:
         arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -498,7 +499,7 @@ def denial(answers: Sequence[tuple[Hook, HookAnswer]]) -> Denial | None:
 def storable(value: object) -> object:
     """Return a JSON value with its lone surrogates replaced, because surrogates cannot be sent.
 
-    :raises ValueError: the value is nested too deep.
+    :raises ValueError: the value is nested too deeply.
     """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -519,8 +520,9 @@ def children_of(value: object) -> Collection[object]:
 
 
 def answer_from(value: object, hook: Hook) -> tuple[HookAnswer, str]:
-    """Check what a hook answered. Return the answer and a warning. The answer can be used despite the warning, which is
-    empty if the answer has no problem. The warning is worded as the end of a sentence that begins with the hook's name.
+    """Check what a hook answered. Return the answer and a warning. The warning is empty if the answer has no problem.
+    The answer can be used even if there is a warning. The warning is worded as the end of a sentence that begins with
+    the hook's name.
 
     :raises ValueError: the answer cannot be used. The message continues a sentence that begins with the hook's name and
     ends with "and is skipped."

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "crow"
 TEXT_CHARS = 20_000
-"""The text that tells the model what has ended is shortened to about this many characters."""
+"""`Inbox.add` shortens the text for the model to about this many characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Inbox:
     async def add(
         self, call_id: str, text: str, *, title: str, remark: str = "", is_known: Callable[[], bool] = lambda: False
     ) -> None:
-        """Store that something in the background has ended. If no turn is running, tell the user."""
+        """Record in the store that something in the background has ended. If no turn is running, tell the user."""
         ended = Ended(message_id=f"{WAKE}{call_id}", text=shorten(text), remark=remark, is_known=is_known)
         try:
             await self._store.replace_queued(self._branch.row.id, (Text(text=ended.text),), ended.message_id)
@@ -101,7 +101,8 @@ class Inbox:
             await self._branch.publish(NoticeShown(severity="info", title=title, description=description))
 
     async def deliver(self) -> None:
-        """Tell the model what has ended. Each entry and its removal from the inbox are stored together.
+        """Tell the model what has ended. Each text is added to the history and removed from the inbox in one
+        transaction.
 
         :raises ~crow.domain.errors.StoreError: something could not be stored; the rest stays in the inbox.
         """

@@ -68,7 +68,7 @@ def read_instructions(
     contains: Callable[[Path], bool] | None = None,
     user_file: Path | None = None,
 ) -> Instructions:
-    """Read the user's file and the files of the workspace. Blocks.
+    """Read the user's file and the files of the workspace. This call blocks.
 
     If a file is not trusted, the text contains the reason instead of the file's content. `may_read` and `contains` take
     a resolved path. `may_read` returns whether the rules let the model read that path, and `contains` returns whether
@@ -148,8 +148,8 @@ class InstructionReader:
             self._include(path, included, depth + 1)
 
     def _add(self, file: Path, path: Path, reason: str, *, note: str = "", included_by: str = "") -> str:
-        """Add one file, and return its text. `path` is the resolved path of `file`. If the file is to be left out,
-        `reason` says why; otherwise `reason` is empty.
+        """Add one file, and return its text. `path` is the resolved path of `file`. `reason` says why the file must be
+        left out. It is empty if the file may be used.
 
         :raises OSError: the file cannot be read.
         """
@@ -243,8 +243,8 @@ def file_size(path: Path) -> int:
 
 
 def read_start(path: Path, limit: int) -> bytes:
-    """Return at most `limit` bytes of a regular file. :raises OSError: the path is not that of a regular file, contains
-    links, or now leads to another file."""
+    """Return at most `limit` bytes of a regular file. :raises OSError: `path` contains links, does not lead to a
+    regular file, or was changed to lead to another file during the call."""
     flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
     with open(os.open(path, os.O_RDONLY | flags), "rb") as file:
         opened = os.fstat(file.fileno())
@@ -256,7 +256,7 @@ def read_start(path: Path, limit: int) -> bytes:
 
 
 def append_text(file: Path, before: bytes | None, added: bytes) -> None:
-    """Append `added` to the user's own file, which may be a link. A new file has mode 0600. Blocks.
+    """Append `added` to the user's own file, which may be a link. A new file has mode 0600. This call blocks.
 
     :raises OSError: the content of the file is no longer `before`, or the file cannot be written.
     """

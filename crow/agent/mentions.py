@@ -59,8 +59,9 @@ def without_punctuation(uri: str) -> str:
 async def attach_resources(
     parts: Sequence[Part], mentions: Sequence[Mention], toolbox: Toolbox, refusal: Refusal
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
-    """Return the parts of a prompt, followed by the mentioned resources, and a list of texts for the user. If a
-    resource cannot be read, the parts say so to the model, and one of the texts tells the user why."""
+    """Return the parts of the prompt and a list of texts for the user. The mentioned resources are added at the end of
+    the parts. If some resources cannot be read, another part tells the model, and each of the texts tells the user why
+    one of them cannot be read."""
     added: list[Part] = []
     failures: list[str] = []
     with anyio.move_on_after(READ_S):
@@ -79,8 +80,8 @@ async def attach_resources(
 async def read_mention(mention: Mention, toolbox: Toolbox, refusal: Refusal) -> list[Part] | str:
     """Return the content of a resource, or a text that says why it could not be read.
 
-    The user has mentioned the resource, so reading it needs no permission. But deny rules still apply, and plan mode
-    allows reading only if the user's settings declare `read_resource` read-only.
+    The user mentioned the resource, so reading it needs no permission. But deny rules still apply, and plan mode allows
+    reading only if the user's settings declare `read_resource` read-only.
     """
     arguments = json.dumps({"server": mention.server, "uri": mention.uri}, ensure_ascii=False)
     call = ToolCall(id="", name="read_resource", arguments=arguments)

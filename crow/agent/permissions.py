@@ -36,12 +36,12 @@ PLAIN_NAME = re.compile(r"[^*?]+")
 WITH_ARGUMENT = ("shell", "read_file", "write_file", "edit_file", "list_files", "grep", "fetch", "recall", "sampling")
 SEARCHES = ("grep", "list_files")
 ASKED_BY_CONTENT = ("skill", "task")
-"""Tools that use a file of the workspace only after the user has allowed the use. If the file's content changes, the
-user is asked again."""
+"""Tools that load a file of the workspace, such as a skill, only if the user allows it. If the file's content changes,
+crow asks the user again."""
 
 
 def narrower_mode(first: str, second: str) -> str:
-    """Return the one of the two modes that allows less. An unknown mode is treated as `ask`."""
+    """Of the two modes, return the one that allows less. An unknown mode is treated as `ask`."""
     return min(first, second, key=lambda mode: AGENT_MODES.index(mode if mode in AGENT_MODES else "ask"))
 
 
@@ -75,9 +75,9 @@ class PermissionRule:
     def allows(self, name: str, call: PlannedCall) -> bool:
         """Whether this is an allow rule that covers the call.
 
-        A rule covers no protected path. Outside the workspace, it covers only paths that an absolute pattern names. A
-        command pattern covers a command that has exactly its words. If the pattern ends with `*`, the command may have
-        more words after these.
+        A rule covers no protected path. A rule covers a path outside the workspace only if the rule's pattern is
+        absolute. A command pattern covers a command that consists of exactly the pattern's words. If the pattern ends
+        with `*`, the command may have more words after those of the pattern.
         """
         if not self.allow or not fnmatchcase(name, self.tool) or call.is_protected:
             return False
@@ -198,8 +198,8 @@ NOT_CONFINED = (
 def forbids(rule: PermissionRule, name: str, call: PlannedCall) -> Certainty:
     """Whether a deny rule covers the call.
 
-    A rule that denies a file to `read_file` also denies it to searches, skills and sub-agents. For a command that names
-    such a file, the result is "maybe".
+    A rule that denies a file to `read_file` also denies it to searches, skills and sub-agents. If a command names a
+    file that is denied to `read_file`, the result is "maybe".
     """
     certainty = rule.forbids(name, call)
     reads_too = name in ASKED_BY_CONTENT or (name in SEARCHES and rule.argument is not None)
@@ -219,8 +219,8 @@ def is_path_rule(rule: PermissionRule, *tools: str) -> bool:
 
 
 def named_places(rules: Iterable[PermissionRule]) -> tuple[str, ...]:
-    """Return the paths in deny rules. Each path ends before its first part with a wildcard, and is absolute or relative
-    to cwd."""
+    """Return the paths in deny rules. Each path is cut before its first component that contains a wildcard. A path is
+    either absolute or relative to cwd."""
     patterns = (os.path.expanduser(rule.argument) for rule in rules if not rule.allow and rule.argument is not None)
     return tuple(place for pattern in patterns if (place := re.split(r"[^/]*[*?]", pattern)[0]))
 
@@ -268,7 +268,7 @@ def refusal_in_plan(name: str, call: PlannedCall, *, is_allowed: bool) -> str | 
 
 
 def excluded_paths(name: str, rules: Sequence[PermissionRule]) -> ExcludedPaths:
-    """Return the files that a search has to leave out, or that a confined command cannot read."""
+    """Return the files that a search must leave out, or that a confined command must not read."""
     if name not in (*SEARCHES, "shell"):
         return NOTHING_EXCLUDED
     tools = ("read_file", name) if name in SEARCHES else ("read_file",)
@@ -284,7 +284,7 @@ def current_rules(users: Sequence[PermissionRule], row: SessionRow) -> tuple[Per
 
 
 def may_attach(path: Path, workspace: Workspace, rules: Sequence[PermissionRule]) -> bool:
-    """Whether crow may give the model a file without a tool call. `path` is a resolved path. Blocks."""
+    """Whether crow may give the model a file without a tool call. `path` is a resolved path. This call blocks."""
     if workspace.read_protection(path) != "none":
         return False
     root = workspace.resolve(".")
@@ -309,9 +309,9 @@ def may_read(paths: Sequence[str], rules: Sequence[PermissionRule], *, has_other
 def allows_command(pattern: str, line: str, access: CommandAccess) -> bool:
     """Whether an allow rule covers a command line. Only a single plain command is ever covered.
 
-    A pattern that does not end with `*` covers only a command with exactly its words. After the words of a pattern that
-    ends with `*`, the command may have more words. But if the command can change something, it is covered only if
-    `find_risk` finds no risk among these additional words.
+    If the pattern does not end with `*`, the command must consist of exactly the pattern's words. If the pattern ends
+    with `*`, the command may have more words after those of the pattern. If such a command can change something, it is
+    covered only if `find_risk` finds no risk among the additional words.
     """
     wanted, words = first_words(pattern), simple_words(line)
     if not wanted or words is None:
@@ -329,8 +329,8 @@ def has_star(pattern: str) -> bool:
 
 
 def first_words(pattern: str) -> tuple[str, ...] | None:
-    """Return the words with which a command line begins if `pattern` covers it. A `*` at the end of the pattern is left
-    out."""
+    """Return the words of a command pattern, without a `*` at its end. Every command line that the pattern covers
+    begins with these words. Return None if the pattern is not a plain command."""
     pattern = pattern.rstrip()
     return simple_words(pattern[:-2] if has_star(pattern) else pattern)
 
@@ -423,7 +423,8 @@ def rule_text(rule: PermissionRule) -> str:
 
 
 def scope_text(rule: PermissionRule, cwd: str) -> str:
-    """Say what limits an allow rule besides its text. Return "" if nothing does."""
+    """Describe the limits of an allow rule that its text does not show, such as its directory. Return "" if there are
+    none."""
     if not rule.allow:
         return ""
     limits = []
@@ -496,8 +497,8 @@ def rules_in(values: Iterable[JsonObject]) -> tuple[PermissionRule, ...]:
 
 def rules_at(values: Iterable[JsonObject], cwd: str) -> tuple[PermissionRule, ...]:
     """Return the rules of a session's row that apply in `cwd`: all deny rules, and the allow rules for `cwd`. An allow
-    rule without a directory applies too: before the session moves to another directory, `bind_rules` binds the rule to
-    the old one."""
+    rule without a directory applies too, because it can only have been stored for `cwd`: when a session moves to
+    another directory, `bind_rules` first limits these rules to the directory that the session leaves."""
     here = normal_cwd(cwd)
     return tuple(rule for rule in rules_in(values) if not rule.allow or rule.cwd in (None, here))
 

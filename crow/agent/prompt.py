@@ -112,8 +112,8 @@ async def build_prompt(row: SessionRow, tools: Sequence[ToolSpec], facts: Mappin
 
 
 def has_client_text(prompt: Prompt, row: SessionRow) -> bool:
-    """Whether `prompt` still contains the system prompt that the client has set for the session. Also true if the
-    client has set none."""
+    """Whether `prompt` still contains the system prompt that the client has set for the session. Returns true, too, if
+    the client has set no system prompt."""
     role, extra = row.config.get("system_prompt"), row.config.get("system_prompt_append")
     ends = tuple(f"\n</{name}>\n\n{extra}" for name in ("date", "skills", "instructions"))
     return (not isinstance(role, str) or prompt.system.startswith(f"{role}\n\n<environment>\n")) and (
@@ -154,7 +154,7 @@ def some_of(names: Sequence[str]) -> str:
 
 
 def facts_told(entries: Iterable[Entry]) -> dict[str, str]:
-    """Return the newest text of each section that the model got in these entries, by section name."""
+    """Return, by section name, the newest text that `entries` gave the model for each section."""
     told: dict[str, str] = {}
     for entry in entries:
         match entry.body:
@@ -265,8 +265,8 @@ class Briefing:
         return self._instructions.sources
 
     def read(self, may_read: Callable[[Path], bool]) -> None:
-        """Read the instruction files. Called before each turn. Blocks. `may_read` takes a resolved path and returns
-        whether the model may get that file."""
+        """Read the instruction files. Call this before each turn, in a thread, because it blocks. `may_read` takes a
+        resolved path and returns whether the model may get that file."""
         self._may_read = may_read
         self._instructions = read_instructions(
             Path(self._branch.row.cwd), may_read, contains=self._contains, user_file=self._user_file

@@ -44,8 +44,8 @@ class BranchLog:
         self._others: dict[int, Branch] = {}
 
     def adopt(self, assistant: int, branch: Branch) -> None:
-        """From now on, record file changes by the calls of the answer `assistant` on `branch`, which is a sub-agent's
-        branch."""
+        """From now on, if a call of the answer `assistant` changes a file, record the change on `branch`. `branch` is
+        the branch of a sub-agent."""
         self._others[assistant] = branch
 
     def forget(self, assistants: Iterable[int]) -> None:
@@ -73,8 +73,9 @@ class BranchLog:
         return as_data(f"{describe(row)}\n{shown}")
 
     async def _read(self, session_id: str, query: RecallQuery, limit: int) -> str:
-        """If the query names an entry, return the matches in that entry or, if the query has no words, the whole text
-        of the entry. If the query names no entry, return the matches in the session."""
+        """If the query names no entry, return the matches in the session. If the query names an entry and has words,
+        return the matches in that entry. If the query names an entry and has no words, return the whole text of the
+        entry."""
         if query.entry is None:
             return await self._search_path(session_id, query, limit)
         found = await self._store.entry(query.entry, session_id=session_id)

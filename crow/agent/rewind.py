@@ -1,10 +1,10 @@
 """Restores files that the built-in tools changed on a branch that the user leaves.
 
-File entries record the content of each file before a change, and the hash of what was written. A restore gives a file
-its first recorded content back. It does not touch a file that somebody else changed after crow's last edit or between
-two of crow's edits. Imported entries are never used, because a session file made by others could use them to write any
-content anywhere. A restore is announced and stored like any other edit. The content that the restore replaces is stored
-too, so the restore itself can be undone. Version control is never touched.
+File entries record the content of each file before a change, and the hash of what was written. A restore writes a
+file's first recorded content back. It does not touch a file that somebody else changed after crow's last edit or
+between two of crow's edits. Imported entries are never used, because a session file made by others could use them to
+write any content anywhere. A restore is announced and stored like any other edit. The content that the restore replaces
+is stored too, so the restore itself can be undone. Version control is never touched.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def name_in(workspace: Workspace, path: Path) -> str:
 async def restore_files(
     branch: Branch, client: Client, workspace: Workspace, files: Sequence[RestorableFile], *, command: Entry, asks: bool
 ) -> RestoreResult:
-    """Announce the restore as a tool call of the entry `command`. Ask the user if `asks` is set, write the files, and
-    store the result.
+    """Announce the restore as a tool call that belongs to the entry `command`. If `asks` is true, ask the user. Then
+    write the files and store the result.
 
     :raises ~crow.domain.errors.StoreError: an entry could not be stored. A file is only written after its entry is
         stored.

@@ -47,8 +47,9 @@ logger = logging.getLogger(__name__)
 SERVER_GRACE_S = 1.0
 WATCH_S = 0.5
 """While a summary is written between two turns, crow checks at this interval (in seconds) whether the session has
-changed. If so, crow stops writing. Another process writes a summary only after a turn and a rest of `Session.rest_s`,
-which is much longer than this interval. So two processes never write a summary of one session at once."""
+changed. If so, crow stops writing. Another process writes a summary only after it has run a turn and then waited for
+`Session.rest_s` seconds, which is much longer than this interval. So two processes never write a summary of one session
+at once."""
 
 Place: TypeAlias = tuple[int | None, str]
 """The id of the newest checkpoint, and the endpoint of the session's model."""
@@ -66,8 +67,8 @@ class TurnRunner:
             session.branch, contains=session.workspace.contains, user_file=session.adapters.user_instructions
         )
         self._kind = Speciality.stored(session.branch.row.config)
-        """Limits this session if it is a sub-agent that has a kind and that a client has opened as a session of its
-        own."""
+        """The kind of this session. It sets limits only if the session is a sub-agent of some kind and a client has
+        opened it as a session of its own."""
         self._permissions = Permissions(session.branch, session.client, session.workspace, limit=self._kind.mode)
         self._hooks = self._make_hooks(session.branch)
         self._prefetch: BackgroundTask | None = None
@@ -80,8 +81,8 @@ class TurnRunner:
         self._prepared: PreparedCheckpoint | None = None
         self._attempted_at: Place | None = None
         self._next_attempt = 0
-        """While the checkpoint and the endpoint are those in `_attempted_at`, no summary is written before the context
-        has this size."""
+        """A context size in tokens. While the checkpoint and the endpoint are still those in `_attempted_at`, crow
+        writes no further summary between turns until the context has reached this size."""
         log = BranchLog(session.adapters.store, session.branch)
         self.inbox = Inbox(
             session.branch,
@@ -315,8 +316,8 @@ class TurnRunner:
         self._prefetch = BackgroundTask(tasks, self._look_up)
 
     def title_later(self, tasks: anyio.abc.TaskGroup) -> None:
-        """If this was the session's first turn and the user has set a model for titles, start to let that model write
-        the title."""
+        """If this was the session's first turn and the user has set a model for titles, ask that model for a title in
+        the background."""
         name = "" if self._budget.is_spent() else self._adapters.settings().title_model
         prompt = untitled_prompt(self._branch) if name else None
         if prompt is not None and prompt.message_id != self._titled:
@@ -340,7 +341,7 @@ class TurnRunner:
         await self._session.window.look_up(self._adapters.info(self._branch.row.model))
 
     async def _prepare(self) -> tuple[Compactor, Toolbox]:
-        """Get what a turn and a compaction need: a usable model, open tools, a prompt entry."""
+        """Prepare what a turn or a compaction needs: a usable model, open tools and a prompt entry."""
         await self._adapters.load()
         model = await self._adapters.model(self._branch.row.model)
         model.check()

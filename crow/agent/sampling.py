@@ -154,7 +154,8 @@ def question_text(request: SamplingRequest) -> str:
 
 
 def cut_answer(answer: Answer, model: str, stops: Sequence[str]) -> SamplingAnswer | SamplingRefusal:
-    """Return the answer, cut before the first stop text of `stops` in it. Return a refusal if the model refused."""
+    """Return the model's answer. If it contains texts from `stops`, cut it before the first of them. Return a refusal
+    if the model refused."""
     places = [place for stop in stops if (place := answer.text.find(stop)) >= 0]
     if places:
         return SamplingAnswer(text=answer.text[: min(places)], model=model, stop="stop_sequence")

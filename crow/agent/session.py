@@ -98,11 +98,12 @@ class PendingPrompt:
 
 
 class TurnListener(Protocol):
-    """Is told when turns begin and end. The session's task calls the methods, between the events of the turns."""
+    """A listener that is told when turns begin and end. The session's task calls the methods, so these calls are in
+    order with the events of the turns."""
 
     async def turn_began(self, prompt: PendingPrompt) -> None:
-        """Called when the turn of this prompt has been claimed. The prompt is stored, unless it is a command or a
-        server's prompt."""
+        """Called when the turn of this prompt has been claimed. By then, the prompt has been stored, unless it is a
+        command or calls a server's prompt."""
 
     async def turn_ended(self, prompt: PendingPrompt) -> None:
         """Called when the turn has ended, or could not begin. The prompt's `stop` and `error` are already set."""
@@ -112,17 +113,20 @@ class SessionFollower(Protocol):
     """Takes over what other processes do with the session."""
 
     async def until_free(self) -> None:
-        """Wait until no other process runs a turn of the session. May return before that."""
+        """Wait until no other process runs a turn of the session, but only for a limited time. After that time, return
+        even if another process still runs a turn."""
 
     async def reached(self, entry_id: int) -> None:
         """Wait until everything up to this entry was published."""
 
 
 class Session:
-    """A session that is open in this process. `run` is its task; requests call the other methods.
+    """A session that is open in this process. `run` is the session's task. The tasks that handle the editor's requests
+    call the other methods.
 
-    The task claims each turn, runs it in the prompt's cancel scope and ends it. It also owns the MCP servers, the
-    commands and every write. It opens and closes all of them itself. A request only waits until its prompt is done.
+    The session's task claims each turn, runs it in the prompt's cancel scope and ends it. It also opens and closes the
+    tools, including the MCP servers, in a child task. A request with a prompt only waits until the prompt's turn has
+    ended.
     """
 
     def __init__(
@@ -139,13 +143,13 @@ class Session:
         self.closing = False
         self.listener: TurnListener | None = None
         self.follower: SessionFollower | None = None
-        """Set if other processes may use the session, too, and notify this one."""
+        """Follows what other processes do with the session. None if other processes do not notify this one."""
         self.runs_elsewhere = False
         """Whether another process runs a turn, as far as is known."""
         self.ended_before = tail.waiting
         """What ended in the background before the session was opened. The model is told in the next turn."""
         self.rest_s = REST_S
-        """Crow may write a summary early when no prompt has come for this many seconds after a turn."""
+        """If no prompt arrives for this many seconds after a turn, crow may write a summary in advance."""
         self._place = (tail.row.cwd, tail.row.additional_directories)
         self._has_warned = False
         self._remarks: list[str] = []
@@ -183,7 +187,7 @@ class Session:
 
     @property
     def tasks(self) -> anyio.abc.TaskGroup:
-        """The tasks of the session. They end when the session is closed."""
+        """The task group of the session. Its tasks end when the session is closed."""
         return self._tasks
 
     @property
@@ -228,7 +232,8 @@ class Session:
         return prompt
 
     async def answer(self, prompt: PendingPrompt) -> StopReason:
-        """Wait for the turn of a submitted prompt to end. A prompt that cannot run at once is stored in the meantime.
+        """Wait for the turn of a submitted prompt to end. If the turn cannot start at once, the prompt is stored in the
+        meantime.
 
         :raises ~crow.domain.errors.CrowError: the turn failed. The session still takes the next prompt.
         """
@@ -316,8 +321,8 @@ class Session:
 
     @property
     def running_calls(self) -> Mapping[str, anyio.CancelScope]:
-        """The cancel scopes of the turn's running calls, by the id of the call, without the calls of sub-agents.
-        Cancelling a scope ends only the call that it belongs to."""
+        """Maps the id of each running call of the turn to the call's cancel scope. Calls of sub-agents are not
+        included. Cancelling a scope ends only its own call."""
         return self._turn.running_calls if self._turn is not None else {}
 
     def withdraw(self, prompt: PendingPrompt) -> None:
@@ -401,7 +406,7 @@ class Session:
             await self.branch.record([new_remark(f"{title}: {detail}" if detail else title)])
 
     def warm(self) -> None:
-        """Record that everything that the first prompt needs is imported. Start the MCP servers."""
+        """Start the MCP servers, and remember that the first prompt needs no more imports."""
         self._is_warm = True
         if self.servers:
             self.tools_wanted.set()

@@ -30,8 +30,9 @@ class AnswerDraft:
 
     The reader of the stream shows a piece at once if nothing was shown in the last 15 ms. Later pieces are gathered,
     and a second task shows them when the 15 ms are over. Shown text is saved in parallel: the first piece at once,
-    later ones at most every 0.8 s. While a save is late, nothing more is shown. So all text that was shown more than a
-    second ago is on disk, however slow the disk is. The reader waits for a slow client, so memory use is bounded.
+    later pieces at most every 0.8 s. If a save takes too long, nothing more is shown until the save has ended. So all
+    text that was shown more than a second ago is on disk, however slow the disk is. The reader waits for a slow client,
+    so memory use is bounded.
     """
 
     def __init__(self, branch: Branch, message_id: str, *, before: str = "") -> None:
@@ -211,18 +212,18 @@ def merged(deltas: Sequence[Delta]) -> Iterator[Delta]:
 MIN_CHARS = 3
 """A repetition shorter than this is treated as new text."""
 SURE_CHARS = 8
-"""A repetition of at least this length counts even if it begins within a word, or after white space that the old text
-does not have."""
+"""A repetition with at least this many characters counts in two more cases: if it begins within a word, and if the new
+text has white space before it that the old text does not have."""
 MAX_CHARS = 64_000
-"""Repetitions are searched for in this many characters at the end of the old text."""
+"""Crow looks for repetitions only in the last part of the old text, which has at most this many characters."""
 
 
 class Overlap:
     """Removes the start of a resumed answer if it repeats the end of the old text.
 
-    Call `feed` with each piece of the new text; it returns the text that is certainly new. If the old text contains all
-    of the new text so far, a longer new text may turn out to repeat the old text's end. So the new text is held back
-    until it contains something that rules this out. Short matches are ignored, because they may be accidental: if "hel"
+    Call `feed` with each piece of the new text; it returns the text that is certainly new. While the old text contains
+    everything that has arrived of the new text, the new text may still turn out to repeat the old text's end. So the
+    new text is held back until this is ruled out. Short matches are ignored, because they may be accidental: if "hel"
     is continued by "lo", both have an "l", but "hello" is meant. The result does not depend on how the text is split
     into pieces.
     """

@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 ONLY_FOR_THE_SESSION = frozenset({"task", "update_plan", "recall"})
 TASKS_PER_TURN = 50
 SLOTS = FairLimiter(32, each=8)
-"""Limits how many sub-agents run at the same time in the whole process, and how many of each session. A session is
-identified by its branch."""
+"""Limits how many sub-agents run at the same time: one limit is for the whole process, the other for each session. A
+session is identified by its branch."""
 
 MAX_BACKGROUND = 8
 """At most this many sub-agents of a session work in the background at the same time."""
@@ -83,9 +83,10 @@ class RunningTask:
 class SubAgents:
     """Runs the tasks of one session. Implements :class:`crow.tools.SubagentRunner`.
 
-    A task's conversation is stored like a session, with `parent_id`. The session's permissions apply to the calls of
-    the sub-agent. An editor that shows sub-agents shows each as a session of its own. For other editors, the calls are
-    announced under the session's id. A background task runs in the session's task group, and `inbox` gets its answer.
+    A task's conversation is stored as a session whose `parent_id` is the id of this session. The permissions of this
+    session apply to the sub-agent's calls. An editor that shows sub-agents shows each as a session of its own. For
+    other editors, the calls are announced under the session's id. A background task runs in the session's task group,
+    and `inbox` gets its answer.
 
     `running` maps ids to the tasks that run now. `started` counts the tasks of each turn.
     """
@@ -366,8 +367,8 @@ class ToolSubset:
 
 
 class SubAgentClient:
-    """The client of a sub-agent. It passes on the sub-agent's calls, and shows its text as progress of the call that
-    started the task."""
+    """The client of a sub-agent. It passes the sub-agent's calls on to the editor, and shows the sub-agent's text as
+    progress of the call that started the task."""
 
     def __init__(self, client: Client, log: BranchLog, on_output: OnOutput | None) -> None:
         self.answers: list[int] = []

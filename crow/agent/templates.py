@@ -1,8 +1,9 @@
 """Prompts that are called by name: the user's own, stored as files, and those of MCP servers.
 
 A Markdown file in the user's `commands` directory defines a command. `$ARGUMENTS` in it stands for the text after the
-command's name. In a file without `$ARGUMENTS`, that text is added at the end. Files are read again for each use, so an
-edit takes effect at once. Workspaces cannot define commands. `/server:prompt` calls a server's prompt.
+command's name. If a file does not contain `$ARGUMENTS`, the text after the command's name is added at the end. Files
+are read again for each use, so an edit takes effect at once. Workspaces cannot define commands. `/server:prompt` calls
+a server's prompt.
 """
 
 from __future__ import annotations

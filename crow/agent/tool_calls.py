@@ -46,8 +46,8 @@ from crow.tools import Outcome, PlannedCall, SamplingRequest, Toolbox, Workspace
 CUT_CHARS = 48_000
 """The model sees at most this many characters of a result."""
 SOON_S = 0.05
-"""If a call only reads, its `started` entry is stored together with the result. If the call still runs after this delay
-(in seconds), the entry is stored without the result."""
+"""If a call only reads, its `started` entry is stored together with the result. But if the call still runs after this
+many seconds, the entry is stored at once."""
 REJECTED = (
     "The user did not allow this call. Do not try it again unasked; ask the user what they want instead. If they "
     "change their mind, they can allow the call when you ask again, or with /permissions."
@@ -231,7 +231,8 @@ class Calls:
             del self.running[opened.ref.call_id]
 
     async def _store_started(self, started: list[NewEntry]) -> None:
-        """Store that a slow call is running. If that fails, the entry is stored together with the result."""
+        """Store the `started` entry of a slow call. If this fails, the entry is stored later, together with the
+        result."""
         with suppress(StoreError):
             if started:
                 await self._branch.record(started)
@@ -240,7 +241,8 @@ class Calls:
     async def _answer(
         self, opened: OpenCall, outcome: Outcome, *, duration_ms: int = 0, before: Sequence[NewEntry] = ()
     ) -> None:
-        """Store the result of a call. The `before` entries are stored in the same write, ahead of the result."""
+        """Store the result of a call. The entries in `before` are stored in the same transaction, ahead of the
+        result."""
         fitting = self._gauge.cut_result(outcome.text, beside=self._calls_in_step)
         cut = CUT_CHARS if fitting is None else min(CUT_CHARS, fitting)
         result = ToolResult(

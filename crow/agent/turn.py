@@ -87,7 +87,7 @@ REPEATED = (
 class Turn:
     """A running turn. After `steps` requests, or when `budget` is spent, it stops with the reason `max_turn_requests`.
     `bounded_by` is a text that says which setting limits the steps; the message to the user contains this text. If the
-    endpoint is down, the model that `standby` returns answers for the rest of the turn. The model that answers is told
+    endpoint is down, `standby` returns another model, which answers for the rest of the turn. The turn tells the model
     what is in `inbox`."""
 
     def __init__(
@@ -190,8 +190,8 @@ class Turn:
 
     @property
     def running_calls(self) -> Mapping[str, anyio.CancelScope]:
-        """The cancel scopes of the running calls, by the id of the call. Cancelling a scope ends only that call; the
-        turn goes on."""
+        """Maps the id of each running call to the call's cancel scope. Cancelling a scope ends only that call. The turn
+        goes on."""
         return self._calls.running
 
     def steer(self, prompt: User) -> None:
@@ -263,8 +263,9 @@ class Turn:
 
         If a stream breaks after text was shown, the model is asked once to continue. The model is not asked if each of
         the last `MAX_CONTINUED` answers had to be continued. Text that the continuation repeats is left out. If a
-        request failed, and its length is or may be the reason, the request is sent again after a compaction. If the
-        endpoint is down and the user has named a fallback model, the request is sent to the fallback model.
+        request failed and was too long, or may have been too long, crow compacts the context and sends the request
+        again. If the endpoint is down and the user has named a fallback model, the request is sent to the fallback
+        model.
         """
         is_continued = False
         before = ""
@@ -347,14 +348,15 @@ class Turn:
         return entry.id, entry.body, plans
 
     async def _save_draft(self) -> None:
-        """Save the shown text of an answer that cannot be stored yet. Ignore a failure: the answer is stored later."""
+        """Save the shown text of an answer that cannot be stored yet. Ignore a failure, because the whole answer is
+        stored later."""
         if self._draft is not None:
             with suppress(errors.StoreError):
                 await self._draft.save()
 
     async def _store_answer(self, new: NewEntry) -> Entry:
-        """Store the answer that was shown, then publish it. If only the publishing is cancelled, the answer is not
-        stored again."""
+        """Store the answer that was shown, then publish it. If the turn is cancelled while the answer is being
+        published, the end of the turn does not store the answer a second time."""
         (entry,) = await self._branch.store_only([new])
         self._draft = self._answer = self._stream = None
         await self._branch.publish(EntryStored(entry=entry))
@@ -446,8 +448,8 @@ class Repetition:
     """Detects a model that makes the same calls again and again.
 
     A call is a repetition if it gives the same result as before and no other call gave a new result meanwhile. A new
-    result restarts the count, so a command that is run again while files change is not a repetition. The most repeated
-    call of the last step was made `count` times, and `name` is its tool.
+    result restarts the count, so a command that is run again while files change is not a repetition. `count` says how
+    often the most repeated call of the last step was made, and `name` is the tool of that call.
     """
 
     def __init__(self) -> None:

@@ -61,8 +61,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """The user's choice about the part of the conversation that a move abandons: whether to restore the files that it
-    changed, and whether to summarise it for the model. `place` is what the user typed before the options."""
+    """The user's choices about the part of the conversation that a move abandons: whether to restore the files that
+    were changed in that part, and whether to summarise the part for the model. `place` is what the user typed before
+    the options."""
 
     place: str = ""
     files: Literal["ask", "restore", "keep"] = "ask"
@@ -310,7 +311,7 @@ async def move_to(
     context: CommandContext, to: int | None, reason: str, options: RestoreOptions, *, then: User | None = None
 ) -> str:
     """Move to the entry `to`, and set a follow-up that runs after the command has been stored. The follow-up restores
-    files and writes a summary as `options` say. If there is a prompt `then`, the follow-up sends it at the end."""
+    files and writes a summary as `options` say. If `then` is given, the follow-up sends that prompt at the end."""
     leaf = context.branch.leaf
     told = await context.move(to, reason)
 
@@ -325,8 +326,8 @@ async def move_to(
 async def restore_and_summarise(
     context: CommandContext, command: Entry, leaf: int | None, to: int | None, options: RestoreOptions
 ) -> StopReason:
-    """Restore files and store a summary, as `options` say. Both concern the entries that are on the path to `leaf` but
-    not on the path to `to`."""
+    """Restore files and store a summary, as `options` say. Both concern the abandoned entries: those on the path to the
+    entry `leaf` that are not on the path to the entry `to`."""
     changes = await context.store.file_changes(leaf, to)
     files = await find_restorable_files(context.workspace, changes) if changes else ()
     if files and options.files != "keep":

@@ -28,12 +28,12 @@ class CommandContext:
     """The parts of a session that a command may use. `models` are the names of the available models, and `rules` are
     the permission rules in config.toml.
 
-    `compactor` gets everything that a turn needs, and returns the turn's compactor; it can raise the same errors as the
-    start of a turn. `toolbox` opens the session's tools. `set_mode` and `set_model` change the session and tell the
-    client. `move` moves the session to another entry (None: before all entries) and returns a sentence about restored
-    options, or an empty string. `run_prompt` stores a prompt and answers it. `instructions` returns the instruction
-    files that `compactor` has read, and `user_instructions` is the path of the user's own file. A handler may set
-    `follow_up`.
+    `compactor` prepares everything that a turn needs, as the start of a turn does, and returns the compactor. It can
+    raise the same errors as the start of a turn. `toolbox` opens the session's tools. `set_mode` and `set_model` change
+    the session and tell the client. `move` moves the session to another entry (None: before all entries) and returns a
+    sentence about restored options, or an empty string. `run_prompt` stores a prompt and answers it. `instructions`
+    returns the instruction files that `compactor` has read, and `user_instructions` is the path of the user's own file.
+    A handler may set `follow_up`.
     """
 
     branch: Branch

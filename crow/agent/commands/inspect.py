@@ -150,8 +150,8 @@ def picture(model: str, tokens: Mapping[Kind, int], used: int, limits: Limits) -
 
 
 def bar(tokens: int, window: int, mark: int | None = None) -> str:
-    """Draw the window as `CELLS` characters, filled in proportion to `tokens`. A sign marks the cell up to which `mark`
-    tokens would fill the window."""
+    """Draw the window as `CELLS` characters, of which `tokens` fill a proportional part. If `mark` is given, a sign
+    shows how far `mark` tokens would fill the window."""
     halves = min(2 * CELLS, -(-2 * CELLS * tokens // window)) if tokens > 0 else 0
     cells = list((FULL * (halves // 2) + HALF * (halves % 2)).ljust(CELLS, EMPTY))
     if mark is not None:
@@ -205,7 +205,8 @@ async def search(context: CommandContext, argument: str) -> str:
 
 
 async def show(context: CommandContext, argument: str) -> str:
-    """Show a whole result. If the result or the session is long, a client sees only a part of the result."""
+    """Show a whole result. This is useful because clients show only a part of a result if the result or the session is
+    long."""
     call = CallRef.parse(argument.strip("`"))
     if call is None:
         raise ArgumentError(f"`/show {argument}`: expected the id of a call, such as `/show call_12_0`.")

@@ -236,8 +236,8 @@ async def remember(context: CommandContext, argument: str) -> str:
         )
     if is_users and context.workspace.is_bounded:
         raise ArgumentError(
-            f"The user's own {INSTRUCTION_FILE} belongs to the operator of this server and applies to all users. "
-            "`/remember TEXT` adds a note to this workspace."
+            f"On this server, the {INSTRUCTION_FILE} for all workspaces belongs to the operator and applies to all "
+            "users. `/remember TEXT` adds a note to this workspace."
         )
     try:
         addition = await (addition_to_users if is_users else addition_to_workspace)(context, note)
@@ -256,8 +256,8 @@ async def remember(context: CommandContext, argument: str) -> str:
 
 
 async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
-    """Prepare the addition to the directory's AGENTS.md. :raises ArgumentError: the mode, a rule or the file forbids
-    it."""
+    """Prepare the addition to the directory's AGENTS.md. :raises ArgumentError: the mode or a rule forbids the change,
+    the file is a link out of its directory, or the file is too large."""
     workspace, row = context.workspace, context.branch.row
     if row.mode == "plan":
         raise ArgumentError("Plan mode changes no files. Choose another mode first, such as `/mode ask`.")
@@ -279,7 +279,7 @@ async def addition_to_workspace(context: CommandContext, note: str) -> Addition:
 
 def find_file(cwd: Path) -> tuple[Path, bool, int]:
     """Find a directory's instruction file, which need not exist. Return three facts: the file's path, whether the file
-    is inside the directory after links are resolved, and its size in bytes. Blocks."""
+    is inside the directory after links are resolved, and its size in bytes. This call blocks."""
     file = instruction_file(cwd) or cwd / INSTRUCTION_FILE
     return file, stays_in_folder(file), file_size(file)
 
@@ -313,7 +313,7 @@ def plan_of(announcement: Announcement, names: tuple[str, ...]) -> PlannedCall:
 
 
 async def ask_and_append(context: CommandContext, addition: Addition, command: Entry) -> StopReason:
-    """Announce the change as a tool call of the entry `command`, ask the user, and write the file."""
+    """Announce the change as a tool call that belongs to the entry `command`, ask the user, and write the file."""
     branch, call = context.branch, CallRef(assistant=command.id, index=0)
     announcement = Announcement(
         title=f"Remember in {addition.name}",
