@@ -21,8 +21,8 @@ from crow.domain.messages import (
 from crow.tools.process import Process
 
 Access: TypeAlias = Literal["none", "read", "write", "execute", "fetch", "external"]
-"""What a call may affect. `none`: only the session itself, as with its plan and `recall`. `external`: anything that a
-tool of an MCP server can affect."""
+"""What a call may affect. With `none`, the call affects nothing outside the session. For example, it changes the plan.
+With `external`, the call runs a tool of an MCP server and may affect anything."""
 
 CommandAccess: TypeAlias = Literal["read", "write", "full"]
 """What a command may do: `read` changes nothing, `write` changes files in the workspace, and `full` is not confined. By
@@ -72,9 +72,9 @@ class ExcludedPaths:
     """The files that the user's deny rules cover.
 
     `patterns` are regular expressions that ignore case. A file is excluded if a pattern matches its whole absolute
-    path. For a file inside cwd, a match of its whole path relative to cwd is enough. Both paths are compared in
-    Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard. They are
-    absolute, or relative to cwd.
+    path. A file inside cwd is also excluded if a pattern matches its whole path relative to cwd. Both paths are
+    compared in Unicode's form NFC. `places` are the paths of the rules, cut before the first part that has a wildcard.
+    They are absolute, or relative to cwd.
     """
 
     patterns: tuple[str, ...] = ()
@@ -203,7 +203,8 @@ class Toolbox(Protocol):
     """All tools of one session. The session's task opens and closes the toolbox."""
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that the model can use now, in a stable order: built-in ones, then those of the servers."""
+        """The tools that the model can use now, in a stable order: first the built-in tools, then the tools of the
+        servers."""
 
     def servers(self) -> tuple[ServerStatus, ...]:
         """The session's MCP servers."""
@@ -339,7 +340,7 @@ class Workspace(Protocol):
         """
 
     async def restore(self, path: Path, content: bytes | None) -> None:
-        """Restore a file to this content, or remove the file if `content` is None. Keep the file's mode, and create
+        """Give a file this content again, or remove the file if `content` is None. Keep the file's mode, and create
         missing parent directories. :raises OSError: the file cannot be written or removed."""
 
     @property
@@ -396,8 +397,9 @@ class Workspace(Protocol):
         the program is looked up on PATH, but not in the workspace.
 
         At most `max_bytes` of the program's output and `max_bytes` of its errors are kept. Processes that the program
-        leaves running are ended. If the call is cancelled, the program is ended in the same way as a command. :raises
-        OSError: the program cannot be started.
+        leaves running are ended. If the call is cancelled, the program is ended in the same way as a command.
+
+        :raises OSError: the program cannot be started.
         """
 
     async def start_confined(

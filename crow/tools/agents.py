@@ -1,9 +1,9 @@
 """Finds and reads agent files: Markdown files that describe kinds of sub-agents.
 
 The user's folders are searched first, then the folders of the workspace. Files of the workspace are untrusted until the
-user allows them, as with skills. A file in a folder of the workspace is ignored if a link leads out of the workspace.
-Only the beginning of each file is read in advance. Files that cannot be used are returned too, with the reason, so that
-crow can report them.
+user allows them, as with skills. They are ignored if they are outside the workspace after links are resolved. Only the
+beginning of each file is read in advance. Files that cannot be used are returned too, with the reason, so that crow can
+report them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 The time is always proportional to the size of the input. The scanner looks at each character once, and no regular
 expression can backtrack. In many releases of Python, `html.parser` may look at the same character many times.
 
-Large documents are converted by running this file as a program, because a process can be killed. The command is `python
--I -S html.py MEDIA CHARSET`. It reads bytes from standard input, writes text to standard output, and uses only the
-standard library. The file is started by its path and never with `-m`, which would import modules from the current
-directory. That directory may be a hostile workspace.
+Large documents are converted by running this file as a program, because a process can be killed. The program reads
+bytes from standard input, writes text to standard output, and uses only the standard library. It is started by its
+path, with `python -I -S html.py MEDIA CHARSET`. It is never started with `-m`, which would import modules from the
+current directory. That directory may be a hostile workspace.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class Reader:
         self._links: list[str] = []
 
     def read(self, html: str) -> None:
-        """Read a page. If a tag or comment never ends, everything from its start on is left out, as in a browser."""
+        """Read a page. If a tag or comment never ends, leave out its text and everything after it, as a browser
+        does."""
         at = 0
         while markup := MARKUP.search(html, at):
             if markup.start() > at:

@@ -43,8 +43,7 @@ which command the orphan belongs to."""
 
 DRAIN_S = 0.2
 KEY_CHARS = 8
-"""Crow does not search other texts for keys with fewer characters, because any text may contain a short key by
-chance."""
+"""Crow does not search texts for keys with fewer characters, because any text may contain a short key by chance."""
 
 PLACEHOLDERS = frozenset(
     (
@@ -52,7 +51,8 @@ PLACEHOLDERS = frozenset(
         *("anything", "dummy-key", "placeholder", "undefined", "localhost", "llama.cpp"),
     )
 )
-"""Texts that users enter as a key if the endpoint needs no key. Crow does not search other texts for them."""
+"""Texts that users enter as a key if the endpoint needs no key. They are no secrets, so crow does not search texts for
+them."""
 
 MARK = "CROW_STARTED"
 """The environment variable by which crow recognises processes that it started. If one crow process
@@ -383,7 +383,7 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relative:
-    """A descendant of this process, and its parent at the time when it was found."""
+    """A descendant of this process. `parent` was its parent when crow found it."""
 
     pid: int
     parent: int

@@ -81,7 +81,8 @@ THE_WORKSPACE = "\0workspace\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginQuestion:
-    """A request to the user to log in to `server` at `page`. `place` is the host of that page.
+    """A request that the user log in to `server`. `page` is the URL of the login page, and `place` is the host of that
+    page.
 
     `wait` returns when the browser has come back. If the browser cannot come back, the user can enter the URL to which
     the browser was sent. `take` accepts this URL, and returns whether it belongs to this login.
@@ -145,8 +146,8 @@ class PromptArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPrompt:
-    """A prompt that an MCP server offers. `name` is `server:prompt`, unique in the session and without spaces; `server`
-    is the server's name for display."""
+    """A prompt that an MCP server offers. `name` has the form `server:prompt`, contains no spaces, and is unique in the
+    session. `server` is the server's name for display."""
 
     name: str
     server: str

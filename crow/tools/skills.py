@@ -1,9 +1,9 @@
 """Finds and reads skills: folders with a SKILL.md that says how to do something.
 
 The user's folders are searched first, then the folders of the workspace. Skills of the workspace are untrusted data
-until the user allows them. Only names and descriptions are read in advance. Each description is reduced to one line
-that cannot close a section of the prompt. A skill in a folder of the workspace is ignored if a link leads its file out
-of the workspace. Devices are ignored, and only the beginning of a very large file is read.
+until the user allows them. They are ignored if their files are outside the workspace after links are resolved. Only
+names and descriptions are read in advance. Each description is reduced to one line that cannot close a section of the
+prompt. Devices are ignored, and only the beginning of a very large file is read.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ END_OF_MARKER = " characters before this ...]\n"
 
 
 class OutputBuffer:
-    """Keeps the beginning and the end of a text that arrives in pieces, `limit_chars` characters in total. Takes linear
-    time."""
+    """Keeps the beginning and the end of a text that arrives in pieces, `limit_chars` characters in total. The time is
+    proportional to the length of the text."""
 
     def __init__(self, limit_chars: int) -> None:
         self._half = limit_chars // 2

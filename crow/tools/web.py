@@ -65,7 +65,7 @@ async def get(url: str, *, allow_private: bool) -> Document:
 
 
 def normalize_url(text: str) -> str:
-    """`text` as a URL with scheme, host and path, without a fragment.
+    """Return `text` as a URL with scheme, host, path and query, but without a fragment.
 
     :raises ~crow.domain.errors.ArgumentError: `text` is not an http or https URL, or contains credentials.
     """

@@ -111,7 +111,7 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 FILE = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)
 FOLDER = getattr(os, "O_DIRECTORY", 0) | NO_LINK | getattr(os, "O_PATH", os.O_RDONLY)
 OPENS_FOLDERS = hasattr(os, "O_DIRECTORY") and os.open in os.supports_dir_fd
-"""Whether this system can keep a directory open and work in it even after the directory's path has changed."""
+"""Whether this system can open a directory, and then work in it even if the directory's path changes."""
 
 
 class DiskWorkspace:
@@ -590,8 +590,10 @@ def fold_name(name: str) -> str:
 
 
 def file_stat(path: Path, head: int = 0) -> FileStat:
-    """Return the state of `path`, which need not exist. The state of a file includes its first `head` bytes. :raises
-    OSError: the path cannot be read."""
+    """Return the state of `path`, which need not exist. The state of a file includes its first `head` bytes.
+
+    :raises OSError: the path cannot be read.
+    """
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -635,7 +637,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write_new_file(name: str, model: str, folder: int | None, data: bytes) -> None:
-    """Write a new file and flush it to disk. Copy the mode and, if possible, the owner of the file `model`."""
+    """Write a new file and flush it to disk. If the file `model` exists, copy its mode and, if possible, its owner."""
     try:
         like = os.stat(model, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -602,7 +602,7 @@ def client_of(login: Login | None) -> OAuthClientInformationFull | None:
 
 
 def registered_port(client: OAuthClientInformationFull | None) -> int:
-    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is none."""
+    """The port on 127.0.0.1 in a registration's redirect addresses; 0 if there is no such port."""
     for uri in (client.redirect_uris if client is not None else None) or ():
         if uri.host == "127.0.0.1" and uri.port:
             return uri.port
@@ -622,7 +622,7 @@ def one_query(page: str) -> str:
 
 def reason_of(response: httpx2.Response) -> str:
     """Return why the authorization server refused a request. If its answer has the standard form, the reason is the
-    text of the answer. Otherwise, the reason is the HTTP status."""
+    error in the answer. Otherwise, the reason is the HTTP status."""
     found: object = None
     with suppress(ValueError, RecursionError):
         found = json.loads(response.content)

@@ -162,7 +162,7 @@ async def open_connections(
     on_change: Callable[[], Awaitable[None]] | None,
     logins: LoginFolder | None,
 ) -> Sequence[ServerConnection]:
-    """One connection for each server. The connection's `serve` starts the server."""
+    """Return one connection for each server. The connection's `serve` starts the server."""
     await anyio.to_thread.run_sync(import_sdk)
     from crow.tools.mcp.connection import ServerConnection
     from crow.tools.mcp.listing import prefixes

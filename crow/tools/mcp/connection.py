@@ -196,7 +196,7 @@ class ServerConnection:
     # The life of the server
 
     async def serve(self) -> None:
-        """Start the server and keep it running until `stop`. Failures of the server are never raised."""
+        """Start the server and keep it running until `stop`. A failure of the server raises no exception."""
         while not self._stopping.is_set():
             self._wanted, self._restarting, self._lost = anyio.Event(), anyio.Event(), anyio.Event()
             self._ready_at, self._is_initialized = math.inf, False
@@ -535,8 +535,8 @@ class ServerConnection:
         return await self._run(running, on_one_line(template), send)
 
     async def _run(self, running: RunningCall, what: str, send: Callable[[Client], Awaitable[Outcome]]) -> Outcome:
-        """Send a request as soon as a slot is free. Error messages call the subject of the request `what`. A failure is
-        returned as an outcome."""
+        """Send a request as soon as a slot is free. `what` is the name of the requested tool or resource for error
+        messages. A failure is returned as an outcome."""
         await self.available()
         async with self._slots.slot():
             if self._client is None:

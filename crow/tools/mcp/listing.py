@@ -92,8 +92,8 @@ async def list_tools(client: Client, prefix: str, options: ServerOptions) -> tup
 
 
 async def list_prompts(client: Client, server: str, prefix: str) -> dict[ServerPrompt, str]:
-    """Map each prompt of a server to the server's own name for it. The result is empty or incomplete if listing
-    fails."""
+    """Map each prompt of a server to the server's own name for the prompt. The result is empty or incomplete if the
+    listing fails."""
     if client.server_capabilities.prompts is None:
         return {}
     found: dict[str, mcp.Prompt] = {}
@@ -293,8 +293,8 @@ def schema_fault(schema: object, where: str = "the schema", depth: int = 0) -> s
     """Return what is wrong with a JSON Schema, or None if nothing is wrong. Checks only for faults that make providers
     refuse the schema.
 
-    The library `jsonschema` would take forty times as long (4 ms for ten properties). It would block the event loop for
-    this time for each tool of a server.
+    The library `jsonschema` would take forty times as long (4 ms for ten properties), and would block the event loop
+    for each tool of a server.
     """
     if isinstance(schema, bool):
         return None

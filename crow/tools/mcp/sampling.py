@@ -27,7 +27,7 @@ SAMPLING = "sampling"
 tool."""
 
 SERVER_WAITS = 16
-"""At most this many of one server's questions to the user and requests to the model may wait at once."""
+"""A server may have at most this many open questions to the user and requests to the model at once."""
 
 MAX_MESSAGES = 200
 MAX_CHARS = 100_000
